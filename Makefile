@@ -1,0 +1,47 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both set everything up in .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+
+.PHONY: install install-all demo test test-all check bench clean
+
+install: $(VENV)/.installed
+install-all: $(VENV)/.installed-all
+
+$(BIN)/python:
+	$(PYTHON) -c "import sys; sys.exit('FedLens needs Python 3.11 or newer') if sys.version_info < (3, 11) else None"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml
+	@echo "Installing FedLens into $(VENV) (PyTorch is large: a few minutes the first time) ..."
+	$(BIN)/pip install --quiet -e .
+	@touch $@
+
+$(VENV)/.installed-all: $(BIN)/python pyproject.toml
+	@echo "Installing FedLens with all extras into $(VENV) (PyTorch is large: a few minutes the first time) ..."
+	$(BIN)/pip install --quiet -e ".[all,dev]"
+	@touch $@ $(VENV)/.installed
+
+demo: install
+	$(BIN)/fedlens run demo --out runs/demo --fresh
+	@echo "Open runs/demo/report.html in a browser."
+
+test: install-all
+	$(BIN)/pytest -n $(WORKERS)
+
+test-all: install-all
+	$(BIN)/pytest -n $(WORKERS) -m "not slow"
+	$(BIN)/pytest -m slow --timeout 1800
+
+check: install-all
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: install-all
+	for f in benchmarks/*.py; do $(BIN)/python $$f || exit 1; done
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

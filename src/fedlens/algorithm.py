@@ -1,0 +1,145 @@
+"""An algorithm is what happens at both ends of a message. A layer is an algorithm around an algorithm."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+from fedlens.client import Client, generator
+from fedlens.message import Message
+from fedlens.replies import Replies
+from fedlens.tree import Tree
+
+Needs = Literal["sums", "replies"]
+Stage = Literal["learn", "share", "merge", "wire"]
+
+
+class StackError(ValueError):
+    """A stack that cannot work, refused when it is built."""
+
+
+class Algorithm(ABC):
+    """Two functions at each end, and a few beside them. `state` lives on the server, `client.memory` on the clients."""
+
+    needs: Needs = "sums"  # does server_step look at single replies, or only at their weighted sums?
+    trains: ClassVar[bool] = False  # does client_step run the training loop, so that terms can be added to its objective?
+
+    @abstractmethod
+    def init(self) -> Message:
+        """The state before the first round."""
+
+    @abstractmethod
+    def broadcast(self, state: Message) -> Message:
+        """What goes down to the clients of this round."""
+
+    @abstractmethod
+    def client_step(self, message: Message, client: Client) -> Message:
+        """What a client makes of it: the reply."""
+
+    @abstractmethod
+    def server_step(self, state: Message, replies: Replies) -> Message:
+        """The next state."""
+
+    def expects(self, message: Message) -> Mapping[str, Tree]:
+        """For every tree of a reply, a tree with the same names and shapes. Whatever does not fit is refused before the sum."""
+        return {}
+
+    def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
+        """Metrics of what was broadcast, on a client's held-out part (with its memory) or on the server's test set (with none)."""
+        return {}
+
+    def result(self, state: Message) -> Any:
+        """What was learned or restored, as the task understands it: a network, an image."""
+        return state
+
+    @property
+    def base(self) -> Algorithm:
+        return self
+
+    def parts(self) -> Iterator[Algorithm]:
+        """The base, then every layer from the inside out."""
+        yield self
+
+
+class Layer(Algorithm):
+    """Override the halves that change; everything else goes to `inner`. Constructor arguments are the configuration."""
+
+    stage: ClassVar[Stage] = "learn"
+    own_needs: ClassVar[Needs] = "sums"
+    hides_replies: ClassVar[bool] = False  # single replies are not visible further in (secure aggregation)
+    inner: Algorithm
+
+    def around(self, inner: Algorithm) -> Layer:
+        """This layer around `inner`, or a StackError that says why not."""
+        name = type(self).__name__
+        if self.stage == "learn" and not inner.trains:
+            raise StackError(f"{name} changes how clients train, but {type(inner.base).__name__} does not train")
+        for part in inner.parts():
+            if isinstance(part, Layer) and part.stage == "wire" and self.stage != "wire":
+                raise StackError(
+                    f"{name} stands outside {type(part).__name__}, which decides what goes on the wire: put {name} before it in the stack"
+                )
+        if self.hides_replies and inner.needs == "replies":
+            who = next(type(p).__name__ for p in inner.parts() if getattr(p, "own_needs", p.needs) == "replies")
+            raise StackError(f"{name} hides single replies, but {who} needs them")
+        layer = copy.copy(self)
+        layer.inner = inner
+        layer.needs = "replies" if "replies" in (self.own_needs, inner.needs) else "sums"
+        layer.check(inner)
+        return layer
+
+    def check(self, inner: Algorithm) -> None:
+        """Refuse an inner algorithm this layer cannot work on: raise a StackError."""
+
+    @property
+    def trains(self) -> bool:  # type: ignore[override]
+        return self.inner.trains
+
+    def init(self) -> Message:
+        return self.inner.init()
+
+    def broadcast(self, state: Message) -> Message:
+        return self.inner.broadcast(state)
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        return self.inner.client_step(message, client)
+
+    def server_step(self, state: Message, replies: Replies) -> Message:
+        return self.inner.server_step(state, replies)
+
+    def expects(self, message: Message) -> Mapping[str, Tree]:
+        return self.inner.expects(message)
+
+    def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
+        return self.inner.evaluate(message, data, memory)
+
+    def result(self, state: Message) -> Any:
+        return self.inner.result(state)
+
+    @property
+    def base(self) -> Algorithm:
+        return self.inner.base
+
+    def parts(self) -> Iterator[Algorithm]:
+        yield from self.inner.parts()
+        yield self
+
+
+def stack(base: Algorithm, *layers: Layer) -> Algorithm:
+    """Base first, wire last: what is learned, what is shared, how replies are merged, what goes on the wire."""
+    if isinstance(base, Layer):
+        raise StackError(f"{type(base).__name__} is a layer: a stack begins with a base such as FedAvg")
+    algorithm = base
+    for layer in layers:
+        if not isinstance(layer, Layer):
+            raise StackError(f"{type(layer).__name__} is a base of its own: it cannot stand on {type(base).__name__}")
+        algorithm = layer.around(algorithm)
+    return algorithm
+
+
+def server_rng(state: Message, layer: str) -> Any:
+    """Server randomness depends on the seed, the round and the layer's name, never on what ran before."""
+    seed, turn = int(state.scalars.get("seed", 0)), state.round
+    return generator(seed, turn, *layer.encode())

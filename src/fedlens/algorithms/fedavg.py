@@ -1,0 +1,271 @@
+"""FedAvg (McMahan et al., 2017) and the one training loop.
+
+State and broadcast: "model". Reply: "delta" = local - global, weighted by samples or uniformly, with the scalars "loss" (mean of the
+total loss over all batches), "examples", "steps" and "lr_sum". Buffers (BatchNorm) are part of the model and are averaged like weights.
+
+The server step is x + server_lr * mean(delta). With server_lr = 1 this is the weighted mean of the local models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Generator, Tensor, nn
+
+from fedlens import tree
+from fedlens.algorithm import Algorithm
+from fedlens.client import Batch, Client, Data, generator, seeded
+from fedlens.message import Message
+from fedlens.replies import Replies
+from fedlens.tasks.task import LearningTask
+from fedlens.tree import Tree
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a stretch of training was like."""
+
+    loss: float
+    steps: int
+    lr_sum: float
+
+
+def train(
+    parameters: list[nn.Parameter],
+    batches: Iterable[Batch],
+    objective: Callable[[Batch], tuple[Tensor, Tensor | None]],
+    optimizer: torch.optim.Optimizer,
+    *,
+    clip: float | None = None,
+    amp: AbstractContextManager[Any] | None = None,
+) -> Trained:
+    """The loop. `objective` gives the loss that is reported and what else steers the weights (or None)."""
+    losses: list[Tensor] = []
+    lr_sum = 0.0
+    for batch in batches:
+        optimizer.zero_grad(set_to_none=True)
+        with amp or nullcontext():
+            loss, pull = objective(batch)
+        (loss if pull is None else loss + pull.to(loss.dtype)).backward()  # type: ignore[no-untyped-call]
+        if clip:
+            nn.utils.clip_grad_norm_(parameters, clip)
+        optimizer.step()
+        losses.append(loss.detach())
+        lr_sum += optimizer.param_groups[0]["lr"]
+    if not losses:
+        raise ValueError("nothing to train on")
+    return Trained(float(torch.stack(losses).double().mean()), len(losses), lr_sum)
+
+
+def draw(data: Data, size: int, rng: Generator, *, epochs: int = 1, steps: int | None = None) -> Iterator[Batch]:
+    """Shuffled batches: `epochs` passes, or exactly `steps` of them."""
+    if not len(data):
+        return
+    done, passes = 0, 0
+    while (done < steps) if steps else (passes < epochs):
+        order = torch.randperm(len(data), generator=rng)
+        for index in _split(order, size):
+            if steps and done == steps:
+                return
+            yield data.batch(index, rng)
+            done += 1
+        passes += 1
+
+
+def _split(order: Tensor, size: int) -> list[Tensor]:
+    """A last batch of one joins the one before it: BatchNorm cannot train on a single sample."""
+    pieces = list(order.split(size))
+    if len(pieces) > 1 and len(pieces[-1]) == 1:
+        pieces[-2:] = [torch.cat(pieces[-2:])]
+    return pieces
+
+
+@dataclass
+class FedAvg(Algorithm):
+    """Local training, averaged. Every other learning method is a layer around this one.
+
+    task: what is learned. lr, optimizer, momentum, weight_decay: the local optimiser, fresh in every round. schedule: of the learning
+    rate over the rounds ("step" multiplies by decay every step_every rounds). epochs or steps: how much local work. clip: gradient norm. weights: how
+    much a client counts. server_lr: 1 is plain averaging. mixed_precision: bfloat16 autocast. channels_last: memory format.
+    init_from: a .safetensors file to start from.
+    """
+
+    task: LearningTask
+    lr: float = 0.1
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    step_every: int = 30
+    decay: float = 0.1
+    epochs: int = 1
+    steps: int | None = None
+    batch: int = 32
+    clip: float | None = None
+    weights: Literal["examples", "uniform"] = "examples"
+    server_lr: float = 1.0
+    mixed_precision: bool = False
+    channels_last: bool = False
+    device: str = "auto"
+    seed: int = 0
+    init_from: str | None = None
+    _resident: nn.Module | None = field(default=None, init=False, repr=False, compare=False)
+
+    trains: ClassVar[bool] = True
+
+    def init(self) -> Message:
+        model = self._fresh()
+        if self.init_from:
+            from fedlens.models.weights import load_weights
+
+            load_weights(model, self.init_from)
+        return Message({"model": tree.clone(model.state_dict())})
+
+    def broadcast(self, state: Message) -> Message:
+        return Message({"model": state.trees["model"]})
+
+    def expects(self, message: Message) -> Mapping[str, Tree]:
+        return {"delta": message.trees["model"]}
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        received = message.trees["model"]
+        model = self.load(received).train()
+        adapters = self._adapters(client)
+        parameters = [p for m in (model, *adapters) for p in m.parameters() if p.requires_grad]
+        optimizer = self.make_optimizer(parameters, self.lr_at(message))
+
+        def objective(batch: Batch) -> tuple[Tensor, Tensor | None]:
+            output = self.task.forward(model, batch, _chain(adapters) if adapters else None)
+            loss = self.task.loss(output, batch)
+            for term in client.terms:
+                loss = loss + term(model, batch, output)
+            pulls = [pull(model) for pull in client.pulls]
+            return loss, torch.stack(pulls).sum() if pulls else None
+
+        batches = draw(client.data, self.batch, client.rng, epochs=self.epochs, steps=self.steps)
+        trained = train(parameters, map(self._place, batches), objective, optimizer, clip=self.clip, amp=self._autocast())
+        for name, module in client.adapters.items():
+            client.memory[name] = tree.map_tree(lambda t: t.detach().cpu().clone(), module.state_dict())
+        local = model.state_dict()
+        delta = {n: (local[n].to("cpu") - t) for n, t in received.items()}
+        examples = float(len(client.data))
+        reply = Message({"delta": delta}).note(loss=trained.loss, examples=examples, steps=float(trained.steps), lr_sum=trained.lr_sum)
+        return reply.weigh("delta", examples if self.weights == "examples" else 1.0)
+
+    def server_step(self, state: Message, replies: Replies) -> Message:
+        model, delta = state.trees["model"], replies.mean("delta")
+        step = delta if self.server_lr == 1 else tree.scale(delta, self.server_lr)
+        return state.put(model=tree.cast({n: t + step[n] for n, t in model.items()}, like=model))
+
+    def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
+        with torch.no_grad():
+            return self.task.evaluate(self.result(message), data)
+
+    def result(self, state: Message) -> nn.Module:
+        return self.load(state.trees["model"]).eval()
+
+    # -- the resident model ------------------------------------------------------------------------------------------------------
+
+    @property
+    def resident(self) -> nn.Module:
+        """One network per process, filled anew for every client: building it would cost more than training a small one."""
+        if self._resident is None:
+            model = self._fresh()
+            if self.channels_last:
+                model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self._resident = model.to(self.place)
+        return self._resident
+
+    def load(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        current = self.resident.state_dict()
+        with torch.no_grad():
+            for name, t in weights.items():
+                current[name].copy_(t)
+        return self.resident
+
+    def _fresh(self) -> nn.Module:
+        with seeded(generator(self.seed, 0x1417)):
+            return self.task.model()
+
+    @property
+    def parameter_names(self) -> set[str]:
+        """What is trained, as opposed to buffers, which are only averaged."""
+        return {n for n, p in self.resident.named_parameters() if p.requires_grad}
+
+    def gradient(self, message: Message, client: Client) -> Tree:
+        """Mean gradient of the local objective (loss and terms, no pulls) at the received model, over all local data."""
+        model = self.load(message.trees["model"]).train()
+        named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        total = {n: torch.zeros_like(p) for n, p in named.items()}
+        for low in range(0, len(client.data), self.batch):
+            index = torch.arange(low, min(low + self.batch, len(client.data)))
+            batch = self._place(client.data.batch(index))
+            output = self.task.forward(model, batch)
+            loss = self.task.loss(output, batch) + sum(term(model, batch, output) for term in client.terms)
+            share = len(index) / len(client.data)
+            for (n, _), g in zip(named.items(), torch.autograd.grad(loss, list(named.values()), allow_unused=True), strict=True):
+                if g is not None:
+                    total[n] += share * g
+        return tree.map_tree(lambda t: t.to("cpu"), total)
+
+    @property
+    def place(self) -> torch.device:
+        if self.device != "auto":
+            return torch.device(self.device)
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+    def _place(self, batch: Batch) -> Batch:
+        place = self.place
+        moved = {k: v if v.device == place else v.to(place, non_blocking=True) for k, v in batch.items()}
+        if self.channels_last and moved["x"].dim() == 4:
+            moved["x"] = moved["x"].contiguous(memory_format=torch.channels_last)
+        return moved
+
+    def _autocast(self) -> AbstractContextManager[Any] | None:
+        return torch.autocast(self.place.type, dtype=torch.bfloat16) if self.mixed_precision else None
+
+    def _adapters(self, client: Client) -> list[nn.Module]:
+        for name, module in client.adapters.items():
+            if name in client.memory:
+                module.load_state_dict(client.memory[name])
+            module.to(self.place).train()
+        return list(client.adapters.values())
+
+    # -- the local optimiser -----------------------------------------------------------------------------------------------------
+
+    def lr_at(self, message: Message) -> float:
+        return self.lr * lr_factor(self.schedule, message.round, int(message.scalars.get("rounds", 1)), self.step_every, self.decay)
+
+    def make_optimizer(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(parameters, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
+        return kind(parameters, lr=lr, betas=self.betas, weight_decay=self.weight_decay)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_resident": None}
+
+
+def lr_factor(schedule: str, number: int, rounds: int, step_every: int, decay: float) -> float:
+    if schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * number / max(1, rounds)))
+    if schedule == "step":
+        return float(decay ** (number // step_every))
+    return 1.0
+
+
+def _chain(adapters: list[nn.Module]) -> Callable[[Tensor, Batch], Tensor]:
+    def adapt(features: Tensor, batch: Batch) -> Tensor:
+        for module in adapters:
+            features = module(features, batch)
+        return features
+
+    return adapt

@@ -1,0 +1,62 @@
+"""Flaky: any engine, with a bad network in front of it. Seeded, so that a bad day can be repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlens.client import generator
+from fedlens.message import Message
+from fedlens.replies import Lost, Nodes
+
+
+class Flaky:
+    """before: share of clients that never get the message. after: share whose reply is lost once they have worked, when their memory
+    has already changed. delay: share whose reply arrives `by` rounds late; nobody is asked again while a reply is on its way."""
+
+    def __init__(self, engine: Any, *, before: float = 0.0, after: float = 0.0, delay: float = 0.0, by: int = 1, seed: int = 0) -> None:
+        if not all(0 <= p <= 1 for p in (before, after, delay)):
+            raise ValueError("before, after and delay are shares between 0 and 1")
+        self.engine, self.before, self.after, self.delay, self.by, self.seed = engine, before, after, delay, by, seed
+        self.travelling: dict[int, tuple[int, Message]] = {}  # sender -> (arrives in round, reply)
+        if after or delay:
+            engine.keep_singles = True  # a reply that was already summed cannot get lost any more
+
+    def ids(self) -> Sequence[int]:
+        ids: Sequence[int] = self.engine.ids()
+        return ids
+
+    def exchange(self, message: Message, ids: Sequence[int], heard: Mapping[int, int]) -> Iterator[Message | Lost | Nodes]:
+        if message.scalars.get("evaluate"):
+            yield from self.engine.exchange(message, ids, heard)
+            return
+        arriving = sorted(s for s, (when, _) in self.travelling.items() if when <= message.round)
+        late = [self.travelling.pop(s)[1] for s in arriving]
+        luck = {i: torch.rand(3, generator=generator(self.seed, message.round, i, 0xF1)) for i in ids}
+        unreachable = [i for i in ids if luck[i][0] < self.before]
+        busy = [i for i in ids if i in self.travelling or i in arriving]
+        yield from (Lost(i, "unreachable") for i in unreachable)
+        yield from (Lost(i, "still busy with an earlier round") for i in busy if i not in unreachable)
+        asked = [i for i in ids if i not in unreachable and i not in busy]
+        for item in self.engine.exchange(message, asked, heard):
+            if isinstance(item, Message) and luck[item.sender][1] < self.after:
+                yield Lost(item.sender, "reply lost on the way")
+            elif isinstance(item, Message) and luck[item.sender][2] < self.delay:
+                self.travelling[item.sender] = (message.round + self.by, item)
+                yield Lost(item.sender, f"reply delayed by {self.by}")
+            else:
+                yield item
+        yield from late
+
+    def snapshot(self) -> Mapping[int, Path]:
+        records: Mapping[int, Path] = self.engine.snapshot()
+        return records
+
+    def restore(self, records: Mapping[int, Path]) -> None:
+        self.engine.restore(records)
+
+    def close(self) -> None:
+        self.engine.close()

@@ -1,0 +1,47 @@
+"""Loopback: every client in this process, every message through its byte form. The reference that other engines are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from fedlens.algorithm import Algorithm
+from fedlens.engines.worker import Worker, threads
+from fedlens.federation import Federation
+from fedlens.memory import NEVER, Memory
+from fedlens.message import Message
+from fedlens.replies import Lost, Nodes
+
+
+class Loopback:
+    """`traffic` keeps the bytes of the last round, down first: what an observer of the network would have seen."""
+
+    def __init__(self, algorithm: Algorithm, federation: Federation, *, threads: int = 1, folder: Path | None = None) -> None:
+        self.worker = Worker(algorithm, federation, Memory(folder))
+        self.threads = threads
+        self.traffic: list[bytes] = []
+
+    def ids(self) -> Sequence[int]:
+        return range(len(self.worker.federation))
+
+    def exchange(self, message: Message, ids: Sequence[int], heard: Mapping[int, int]) -> Iterator[Message | Lost | Nodes]:
+        down = bytes(message.to_bytes())
+        self.traffic = [down]
+        for position, id in enumerate(sorted(ids)):
+            self.worker.begin(Message.from_bytes(down, copy=True), sums=False)
+            with threads(self.threads):
+                reply = self.worker.work(position, id, heard.get(id, NEVER))
+            if isinstance(reply, Message):
+                self.traffic.append(bytes(reply.to_bytes()))
+                reply = Message.from_bytes(self.traffic[-1], copy=True)
+            yield reply
+
+    def snapshot(self) -> Mapping[int, Path]:
+        memory = self.worker.memory
+        return {i: memory.path(i) for i in memory.flush()} if memory.folder else {}
+
+    def restore(self, records: Mapping[int, Path]) -> None:
+        self.worker.memory.restore(records)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,34 @@
+"""FedProx (Li et al., 2020): mu / 2 ||w - w_global||^2 keeps local training near the received model.
+
+The term pulls, it does not count in the reported loss. Only named parameters are held, not buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedlens.algorithm import Layer
+from fedlens.client import Client
+from fedlens.message import Message
+
+
+@dataclass
+class FedProx(Layer):
+    """mu: strength; 0.001 to 1 in the literature."""
+
+    mu: float = 0.01
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        received = message.trees["model"]
+        return self.inner.client_step(message, client.pull(lambda model: self.mu / 2 * squared_distance(model, received)))
+
+
+def squared_distance(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
+    """||w - anchor||^2 over the parameters that the anchor names."""
+    pairs = [(p, anchor[n].to(p.device)) for n, p in model.named_parameters() if n in anchor and p.requires_grad]
+    gaps = torch._foreach_sub([p for p, _ in pairs], [a for _, a in pairs])
+    return torch.stack([g.square().sum() for g in gaps]).sum()

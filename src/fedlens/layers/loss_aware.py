@@ -1,0 +1,72 @@
+r"""LossAware (FedVSR, Eqs. 16-21): clients with a small loss count more, gated by how unequal the losses are.
+
+With I_i = L_i^-a, u = 1/n and l_i = I_i / sum I: the Hellinger distance H between u and l gives m = 0 below tau and
+(H - tau) / (1 - tau) above it, and the new model is (1 - m) sum u_i W_i + m sum l_i W_i. All of it follows from sums,
+H^2 = 1 - sum(sqrt I) / sqrt(n sum I), so no single reply is needed: it works behind secure aggregation.
+
+Where paper and code disagree: the exponent decays as a = 1 - t/T in the public code (t from 1, so the last round is uniform), which is
+the default. The paper's alpha <- alpha^(1 - t/T) with alpha_0 = 1 stays 1: decay="paper". The number of examples is ignored, as in the code.
+`greedy` is the ablation F-GLA: a = 1 in every round and no gate, m = 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from fedlens.algorithm import Layer, Stage
+from fedlens.client import Client
+from fedlens.message import Message
+from fedlens.replies import Replies
+from fedlens.tree import Tree
+
+
+@dataclass
+class LossAware(Layer):
+    """tau: gate. decay: "linear" (public code) or "paper". greedy: inverse-loss weights in every round, no gate."""
+
+    tau: float = 0.05
+    decay: Literal["linear", "paper"] = "linear"
+    greedy: bool = False
+    stage: ClassVar[Stage] = "merge"
+
+    def exponent(self, message: Message) -> float:
+        if self.greedy or self.decay == "paper":
+            return 1.0
+        return 1 - (message.round + 1) / max(1.0, message.scalars.get("rounds", 1.0))
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        reply = self.inner.client_step(message, client)
+        importance = max(reply.scalars["loss"], 1e-12) ** -self.exponent(message)
+        sums = {"value": torch.tensor(importance, dtype=torch.float64), "root": torch.tensor(math.sqrt(importance), dtype=torch.float64)}
+        return reply.weigh("delta", uniform=1.0, loss=importance).put(importance=sums)
+
+    def expects(self, message: Message) -> Mapping[str, Tree]:
+        scalar = torch.zeros((), dtype=torch.float64)
+        return {**self.inner.expects(message), "importance": {"value": scalar, "root": scalar}}
+
+    def server_step(self, state: Message, replies: Replies) -> Message:
+        mean = replies.mean("importance")
+        m = 1.0 if self.greedy else gate(float(mean["root"]), float(mean["value"]), self.tau)
+        return self.inner.server_step(state.note(mix=m), replies.put(delta=mixed(replies, "delta", {"uniform": 1 - m, "loss": m})))
+
+
+def gate(mean_root: float, mean_value: float, tau: float) -> float:
+    """m from mean sqrt(I) and mean I: H^2 = 1 - mean sqrt(I) / sqrt(mean I)."""
+    hellinger = math.sqrt(max(0.0, 1 - mean_root / math.sqrt(mean_value)))
+    return 0.0 if hellinger < tau else (hellinger - tau) / (1 - tau)
+
+
+def mixed(replies: Replies, tree: str, shares: Mapping[str, float]) -> Tree:
+    """sum over named weights of share * mean; a share of zero costs nothing."""
+    out: Tree = {}
+    for name, share in shares.items():
+        if share == 0:
+            continue
+        for key, t in replies.mean(tree, name).items():
+            out[key] = t * share if key not in out else out[key] + t * share
+    return out

@@ -1,0 +1,33 @@
+r"""MixedWeights (FedVSSL, Eq. 3): W = alpha * mean weighted by exp(-L_m) + (1 - alpha) * mean weighted by samples.
+
+As both weightings sum to one this is theta + Delta with Delta = mean(theta_m - theta): the paper's minus sign is a slip, the public code
+averages weights. alpha = 0 is FedAvg, alpha = 1 the paper's "Loss" row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedlens.algorithm import Layer, Stage
+from fedlens.client import Client
+from fedlens.layers.loss_aware import mixed
+from fedlens.message import Message
+from fedlens.replies import Replies
+
+
+@dataclass
+class MixedWeights(Layer):
+    """alpha: share of the loss-based weights."""
+
+    alpha: float = 0.9
+    stage: ClassVar[Stage] = "merge"
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        reply = self.inner.client_step(message, client)
+        return reply.weigh("delta", loss=math.exp(-reply.scalars["loss"]), examples=reply.scalars["examples"])
+
+    def server_step(self, state: Message, replies: Replies) -> Message:
+        merged = mixed(replies, "delta", {"loss": self.alpha, "examples": 1 - self.alpha})
+        return self.inner.server_step(state, replies.put(delta=merged))

@@ -1,0 +1,90 @@
+"""Parts of the model that stay on the client: BackboneOnly (FedVSSL, FedPer) and FedBN (Li et al., 2021).
+
+The layer owns `init`, so that nothing outside it ever sees a private array and private arrays really do not travel. A client keeps
+its own in memory from round to round; one that is asked for the first time starts from the common initialisation, which it builds
+itself from the recipe's seed.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import nn
+
+from fedlens.algorithm import Algorithm, Layer, StackError, Stage
+from fedlens.algorithms.fedavg import FedAvg
+from fedlens.client import Client
+from fedlens.message import Message
+from fedlens.tree import Tree
+
+
+class Private(Layer):
+    """Abstract: which names stay at home."""
+
+    stage: ClassVar[Stage] = "share"
+    _start: Tree | None = None
+
+    @abstractmethod
+    def is_private(self, name: str) -> bool: ...
+
+    def check(self, inner: Algorithm) -> None:
+        if not isinstance(inner.base, FedAvg):
+            raise StackError(f"{type(self).__name__} splits a model, {type(inner.base).__name__} has none")
+
+    def init(self) -> Message:
+        state = self.inner.init()
+        whole = state.trees["model"]
+        self._start = {n: t for n, t in whole.items() if self.is_private(n)}
+        if not self._start or len(self._start) == len(whole):
+            what = "nothing" if not self._start else "everything"
+            raise StackError(
+                f"{type(self).__name__} would keep {what} private: the model has {', '.join(sorted({n.split('.')[0] for n in whole}))}"
+            )
+        return state.put(model={n: t for n, t in whole.items() if n not in self._start})
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        own = client.memory.get("private") or self._first()
+        reply = self.inner.client_step(message.put(model={**message.trees["model"], **own}), client)
+        delta = reply.trees["delta"]
+        client.memory["private"] = {n: t + delta[n] for n, t in own.items()}
+        return reply.put(delta={n: t for n, t in delta.items() if n not in own})
+
+    def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
+        """With a client's own part. The server has none, so it cannot evaluate on its own: personal metrics are what there is."""
+        if "private" not in memory:
+            return {}
+        return self.inner.evaluate(message.put(model={**message.trees["model"], **memory["private"]}), data, memory)
+
+    def _first(self) -> Tree:
+        if self._start is None:
+            self.init()
+        assert self._start is not None
+        return self._start
+
+
+@dataclass
+class BackboneOnly(Private):
+    """Only what is named `backbone.` (or another first token) travels."""
+
+    backbone: str = "backbone"
+
+    def is_private(self, name: str) -> bool:
+        return name.split(".")[0] != self.backbone
+
+
+@dataclass
+class FedBN(Private):
+    """Normalisation layers stay at home: weights, biases and running statistics of every BatchNorm."""
+
+    _names: set[str] | None = field(default=None, init=False, repr=False)
+
+    def is_private(self, name: str) -> bool:
+        if self._names is None:
+            base = self.inner.base
+            assert isinstance(base, FedAvg)
+            norms = [m for m, module in base.resident.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+            self._names = {f"{m}.{p}" for m in norms for p in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+        return name in self._names

@@ -1,0 +1,93 @@
+r"""SCAFFOLD (Karimireddy et al., 2020): control variates c (server) and c_i (client) correct the drift of local training.
+
+Client, Eq. 3: y <- y - lr (g_i(y) - c_i + c), which is the gradient of the linear term <c - c_i, y>; it pulls, it is not loss.
+Option II, Eq. 4: c_i+ = c_i - c + (x - y) / sum(lr). Option I: c_i+ = g_i(x), the gradient at the received model over all local data.
+Server, Eq. 5: x += mean dx (by samples, as FedAvg), c += |S|/N mean dc (every client alike).
+
+Deviations: the sum of the learning rates that were used replaces K lr, so that schedules and unequal local steps stay right.
+Option II identifies (x - y) / sum(lr) with a mean gradient, which holds for plain SGD only. With momentum, Adam, clipping, weight decay
+or another pull in the objective it does not: option "auto" then takes option I. Control variates start at zero and exist for named
+parameters only (buffers go by FedAvg); the usual public implementations start from network weights, which is a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedlens import tree
+from fedlens.algorithm import Algorithm, Layer, StackError
+from fedlens.algorithms.fedavg import FedAvg
+from fedlens.client import Client
+from fedlens.message import Message
+from fedlens.replies import Replies
+from fedlens.tree import Tree
+
+
+@dataclass
+class Scaffold(Layer):
+    """option: "I", "II" or "auto" (II where it is valid). c_i lives in the client's memory, c in the state."""
+
+    option: Literal["auto", "I", "II"] = "auto"
+
+    def check(self, inner: Algorithm) -> None:
+        if not isinstance(inner.base, FedAvg):
+            raise StackError(f"Scaffold needs FedAvg's local gradients, {type(inner.base).__name__} has none")
+        if self.option == "II" and not plain_sgd(inner.base):
+            raise StackError("Scaffold option II holds for plain SGD only (no momentum, Adam, clipping or weight decay): use option I")
+
+    def init(self) -> Message:
+        state = self.inner.init()
+        names = self._fedavg.parameter_names
+        return state.put(control={n: torch.zeros_like(t) for n, t in state.trees["model"].items() if n in names})
+
+    def broadcast(self, state: Message) -> Message:
+        return self.inner.broadcast(state).put(control=state.trees["control"])
+
+    def expects(self, message: Message) -> Mapping[str, Tree]:
+        return {**self.inner.expects(message), "control": message.trees["control"]}
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        c = message.trees["control"]
+        c_i = client.memory.get("control") or tree.zeros_like(c)
+        correction = tree.subtract(c, c_i)
+        gradient = None if self._second else self._fedavg.gradient(message, client)
+        reply = self.inner.client_step(message, client.pull(lambda model: linear(model, correction)))
+        if gradient is None:
+            by = 1 / reply.scalars["lr_sum"]
+            delta = reply.trees["delta"]
+            new = {n: c_i[n] - c[n] - by * delta[n] for n in c}  # delta = y - x, so x - y = -delta
+        else:
+            new = {n: gradient[n] for n in c}
+        client.memory["control"] = new
+        return reply.put(control=tree.subtract(new, c_i)).weigh("control", 1.0)
+
+    def server_step(self, state: Message, replies: Replies) -> Message:
+        state = self.inner.server_step(state, replies)
+        share = replies.weight("control") / state.scalars["population"]
+        moved = tree.add(state.trees["control"], tree.scale(replies.mean("control"), share))
+        return state.put(control=moved)
+
+    @property
+    def _fedavg(self) -> FedAvg:
+        base = self.inner.base
+        assert isinstance(base, FedAvg)
+        return base
+
+    @property
+    def _second(self) -> bool:
+        return self.option == "II" or (self.option == "auto" and plain_sgd(self._fedavg))
+
+
+def plain_sgd(base: FedAvg) -> bool:
+    return base.optimizer == "sgd" and not base.momentum and not base.weight_decay and not base.clip
+
+
+def linear(model: nn.Module, direction: Mapping[str, Tensor]) -> Tensor:
+    """<direction, w>, whose gradient is the direction itself."""
+    named = [(p, direction[n].to(p.device)) for n, p in model.named_parameters() if n in direction and p.requires_grad]
+    return torch.stack([(p * d).sum() for p, d in named]).sum()

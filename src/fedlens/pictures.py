@@ -1,0 +1,61 @@
+"""Pictures: what a task has to show. Plain data, so that a run folder keeps them and the report needs no task to draw them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+Kind = Literal["image", "compare", "strip", "sheet", "map"]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """image: one or more, each on its own. compare: same size, shown under a slider, the reference last. strip: frames of a video.
+    sheet: a grid with a label under each. map: one channel, drawn with a colour scale (residuals, heat maps).
+    Pixels are (C, H, W) in [0, 1]; a map's may be any range. `facts` are numbers for the caption, by label."""
+
+    caption: str
+    images: Sequence[Tensor]
+    labels: Sequence[str] = ()
+    kind: Kind = "image"
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def save_pictures(pictures: Sequence[Picture], folder: Path) -> None:
+    """PNG files and `index.json`; the index is written last, so that a reader never sees it without its files."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    index = []
+    for k, picture in enumerate(pictures):
+        files = []
+        for j, pixels in enumerate(picture.images):
+            name = f"{k:02d}-{j:02d}.png"
+            Image.fromarray(to_uint8(pixels, stretch=picture.kind == "map")).save(folder / name)
+            files.append(name)
+        entry = {
+            "caption": picture.caption,
+            "kind": picture.kind,
+            "files": files,
+            "labels": list(picture.labels),
+            "facts": dict(picture.facts),
+        }
+        index.append(entry)
+    part = folder / "index.json.part"
+    part.write_text(json.dumps(index, indent=1))
+    part.replace(folder / "index.json")
+
+
+def to_uint8(pixels: Tensor, stretch: bool = False) -> np.ndarray[Any, Any]:
+    x = pixels.detach().float().cpu()
+    x = x[None] if x.dim() == 2 else x
+    if stretch:
+        x = (x - x.min()) / (x.max() - x.min()).clamp_min(1e-12)
+    array = (x.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+    return array[..., 0] if array.shape[2] == 1 else array

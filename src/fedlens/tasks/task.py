@@ -1,0 +1,71 @@
+"""A task: what is wanted, how well it was done, how that is shown and used. Algorithms know nothing of it beyond this."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlens.client import Batch, Data, Output
+from fedlens.federation import Federation
+from fedlens.message import Message
+from fedlens.pictures import Picture
+
+Adapt = Callable[[Tensor, Batch], Tensor]
+
+
+class Task(ABC):
+    """Constructor arguments are the `[task]` table of a recipe. `result` is what `Algorithm.result` gives: a network, an image."""
+
+    @abstractmethod
+    def evaluate(self, result: Any, data: Any) -> dict[str, float]:
+        """Metrics; the first one is the headline. A name that ends in "loss" is better when smaller."""
+
+    def pictures(self, result: Any, federation: Federation) -> Sequence[Picture]:
+        return ()
+
+    @abstractmethod
+    def save(self, state: Message, folder: Path) -> None:
+        """Write what users take away: model.safetensors, restored.png."""
+
+    def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
+        """Use a run's result on a user's file or folder; returns one sentence about what was written."""
+        raise ValueError(f"{type(self).__name__} has nothing to apply to a file")
+
+
+class LearningTask(Task):
+    """A task with a model and a loss: what FedAvg and its layers train."""
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """A fresh network; the caller has seeded torch."""
+
+    def forward(self, model: nn.Module, batch: Batch, adapt: Adapt | None = None) -> Output:
+        """Prediction, and the features in front of the head where the model is split into `features(x)` and `head`."""
+        if not (hasattr(model, "features") and hasattr(model, "head")):
+            if adapt is not None:
+                raise ValueError(f"{type(model).__name__} has no split into features and head, so nothing can stand between them")
+            return Output(model(batch["x"]))
+        features = model.features(batch["x"])
+        features = adapt(features, batch) if adapt else features
+        return Output(model.head(features), features)
+
+    @abstractmethod
+    def loss(self, output: Output, batch: Batch) -> Tensor:
+        """Mean loss of a batch."""
+
+    def save(self, state: Message, folder: Path) -> None:
+        from safetensors.torch import save_file
+
+        save_file({n: t.contiguous() for n, t in state.trees["model"].items()}, folder / "model.safetensors")
+
+
+def in_batches(data: Data, size: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
+    """Evaluation batches: in order, without augmentation."""
+    for low in range(0, len(data), size):
+        batch = data.batch(torch.arange(low, min(low + size, len(data))))
+        yield {k: v.to(device) for k, v in batch.items()}
