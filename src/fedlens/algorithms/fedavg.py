@@ -79,7 +79,7 @@ def draw(data: Data, size: int, rng: Generator, *, epochs: int = 1, steps: int |
 
 def _split(order: Tensor, size: int) -> list[Tensor]:
     """A last batch of one joins the one before it: BatchNorm cannot train on a single sample."""
-    pieces = list(order.split(size))
+    pieces = list(torch.split(order, size))
     if len(pieces) > 1 and len(pieces[-1]) == 1:
         pieces[-2:] = [torch.cat(pieces[-2:])]
     return pieces
@@ -90,8 +90,8 @@ class FedAvg(Algorithm):
     """Local training, averaged. Every other learning method is a layer around this one.
 
     task: what is learned. lr, optimizer, momentum, weight_decay: the local optimiser, fresh in every round. schedule: of the learning
-    rate over the rounds ("step" multiplies by decay every step_every rounds). epochs or steps: how much local work. clip: gradient norm. weights: how
-    much a client counts. server_lr: 1 is plain averaging. mixed_precision: bfloat16 autocast. channels_last: memory format.
+    rate over the rounds ("step" multiplies by decay every step_every rounds). epochs or steps: how much local work. clip: gradient
+    norm. weights: how much a client counts. server_lr: 1 is plain averaging. mixed_precision: bfloat16 autocast. channels_last: memory format.
     init_from: a .safetensors file to start from.
     """
 

@@ -19,6 +19,7 @@ import multiprocessing as mp
 import os
 import shutil
 import signal
+import struct
 import tempfile
 import threading
 import time
@@ -36,12 +37,13 @@ from fedlens.federation import Federation
 from fedlens.memory import NEVER, Memory
 from fedlens.message import Message
 from fedlens.replies import Lost, Nodes, Sum
+from fedlens.tree import Tree
 
 IDLE = -1.0
 
 
 class Simulator:
-    """workers: processes (default: cores); 0 works in this process, which is quickest for rounds of a few milliseconds and easiest to debug.
+    """workers: processes (default: cores); 0 works in this process: quickest for rounds of a few milliseconds, easiest to debug.
     threads: of torch, per worker. timeout: seconds a client may take. budget: bytes of client memory a worker keeps resident.
     folder: where client memory goes; a temporary one if not given."""
 
@@ -267,11 +269,13 @@ class _Process:
     """The parent's handle on a worker process."""
 
     def __init__(self, owner: Simulator, number: int) -> None:
-        context = mp.get_context("fork" if "fork" in mp.get_all_start_methods() and not torch.cuda.is_initialized() else "spawn")
+        # A fork shares the data that is already loaded; CUDA does not survive one.
+        fork = "fork" in mp.get_all_start_methods() and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        context: Any = mp.get_context("fork" if fork else "spawn")
         self.number = number
         self.outbox = Shared(owner.scratch / f"outbox-{number}-{time.monotonic_ns()}")
         clock = owner.scratch / f"clock-{number}"
-        clock.write_bytes(memoryview(torch.tensor([IDLE, 0.0], dtype=torch.float64).numpy()).tobytes())
+        clock.write_bytes(struct.pack("dd", IDLE, 0.0))
         self._clock = map_clock(clock)
         self.pipe, theirs = context.Pipe()
         setup = (owner.algorithm, owner.federation, owner.folder, owner.budget, owner.threads, owner.scratch, clock, self.outbox.path)
@@ -358,7 +362,8 @@ def _work(worker: Worker, jobs: list[tuple[int, int, int, bool]], clock: Any, si
 
 
 def _hand_in(worker: Worker, outbox: Shared, singles: list[tuple[int, Message]]) -> dict[str, Any]:
-    index, trees = [], {}
+    index: list[list[Any]] = []
+    trees: dict[str, Tree] = {}
     for (level, place), sums in worker.finish().items():
         for (tree, name), total in sums.items():
             trees[str(len(index))] = total.tree

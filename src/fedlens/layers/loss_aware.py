@@ -4,8 +4,9 @@ With I_i = L_i^-a, u = 1/n and l_i = I_i / sum I: the Hellinger distance H betwe
 (H - tau) / (1 - tau) above it, and the new model is (1 - m) sum u_i W_i + m sum l_i W_i. All of it follows from sums,
 H^2 = 1 - sum(sqrt I) / sqrt(n sum I), so no single reply is needed: it works behind secure aggregation.
 
-Where paper and code disagree: the exponent decays as a = 1 - t/T in the public code (t from 1, so the last round is uniform), which is
-the default. The paper's alpha <- alpha^(1 - t/T) with alpha_0 = 1 stays 1: decay="paper". The number of examples is ignored, as in the code.
+Where paper and code disagree: the exponent decays as a = 1 - t/T in the public code (t from 1, so the last round is uniform), which
+is the default. The paper's alpha <- alpha^(1 - t/T) with alpha_0 = 1 stays 1: decay="paper". The number of examples is ignored, as in
+the code.
 `greedy` is the ablation F-GLA: a = 1 in every round and no gate, m = 1.
 """
 

@@ -40,9 +40,8 @@ class Private(Layer):
         self._start = {n: t for n, t in whole.items() if self.is_private(n)}
         if not self._start or len(self._start) == len(whole):
             what = "nothing" if not self._start else "everything"
-            raise StackError(
-                f"{type(self).__name__} would keep {what} private: the model has {', '.join(sorted({n.split('.')[0] for n in whole}))}"
-            )
+            parts = ", ".join(sorted({n.split(".")[0] for n in whole}))
+            raise StackError(f"{type(self).__name__} would keep {what} private: the model consists of {parts}")
         return state.put(model={n: t for n, t in whole.items() if n not in self._start})
 
     def client_step(self, message: Message, client: Client) -> Message:

@@ -17,7 +17,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
         from safetensors.torch import load_file
 
-        return load_file(file)
+        weights: dict[str, Tensor] = load_file(file)
+        return weights
     found: Any = torch.load(file, map_location="cpu", weights_only=True)
     for key in ("params_ema", "params", "state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):

@@ -46,13 +46,15 @@ class LearningTask(Task):
 
     def forward(self, model: nn.Module, batch: Batch, adapt: Adapt | None = None) -> Output:
         """Prediction, and the features in front of the head where the model is split into `features(x)` and `head`."""
-        if not (hasattr(model, "features") and hasattr(model, "head")):
+        extract: Any = getattr(model, "features", None)
+        head: Any = getattr(model, "head", None)
+        if extract is None or head is None:
             if adapt is not None:
                 raise ValueError(f"{type(model).__name__} has no split into features and head, so nothing can stand between them")
             return Output(model(batch["x"]))
-        features = model.features(batch["x"])
+        features: Tensor = extract(batch["x"])
         features = adapt(features, batch) if adapt else features
-        return Output(model.head(features), features)
+        return Output(head(features), features)
 
     @abstractmethod
     def loss(self, output: Output, batch: Batch) -> Tensor:
