@@ -56,7 +56,8 @@ def _dirichlet_once(labels: Array, clients: int, alpha: float, rng: Generator) -
 
 
 def _cuts(shares: Array, n: int) -> Array:
-    return np.minimum((np.cumsum(shares)[:-1] * n).astype(int), n)
+    cuts: Array = np.minimum((np.cumsum(shares)[:-1] * n).astype(int), n)
+    return cuts
 
 
 def shards(labels: Array, clients: int, per_client: int, rng: Generator) -> Parts:

@@ -30,8 +30,8 @@ class Synthetic(LabelledSource):
     images: int = 4000
     test_images: int = 1000
     size: int = 32
-    noise: float = 0.15
-    clutter: float = 0.5
+    noise: float = 0.06
+    clutter: float = 0.3
 
     def read(self, seed: int) -> Collection:
         if not 2 <= self.classes <= len(SHAPES) * len(TEXTURES):
@@ -54,7 +54,7 @@ class Synthetic(LabelledSource):
     def _draw(self, labels: Tensor, rng: Generator) -> Tensor:
         n, k = len(labels), len(SHAPES)
         colours = _colours(n, rng)
-        mask = _figures(labels % k, labels // k, self.size, (0.45, 0.8), 0.35, rng)
+        mask = _figures(labels % k, labels // k, self.size, (0.6, 0.9), 0.2, rng)
         image = colours[0] + mask * (colours[1] - colours[0])
         other = torch.randint(k, (n,), generator=rng), torch.randint(len(TEXTURES), (n,), generator=rng)
         small = _figures(*other, self.size, (0.15, 0.3), 0.8, rng) * (torch.rand(n, 1, 1, 1, generator=rng) < self.clutter)
@@ -79,7 +79,7 @@ def _figures(shape: Tensor, texture: Tensor, size: int, radius: tuple[float, flo
     line = torch.linspace(-1, 1, size)
     r = radius[0] + (radius[1] - radius[0]) * draw[0]
     x, y = line[None, None, :] - reach * (2 * draw[1] - 1), line[None, :, None] - reach * (2 * draw[2] - 1)
-    angle = 2 * math.pi * draw[3]
+    angle = math.pi / 3 * (draw[3] - 0.5)
     u, v = (x * angle.cos() + y * angle.sin()) / r, (y * angle.cos() - x * angle.sin()) / r
     inside = torch.stack(_shapes(u, v)).gather(0, shape.view(1, n, 1, 1).expand(1, n, size, size))[0]
     filled = torch.stack(_textures(u * r, v * r, 2 * math.pi * draw[4], 10 + 4 * draw[5]))

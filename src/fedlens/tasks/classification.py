@@ -23,9 +23,9 @@ LISTED = 20  # up to this many classes, each one's accuracy is a metric of its o
 
 
 class Classification(LearningTask):
-    """model: cnn, niid, resnet8, resnet18 or timm:NAME. classes, channels, size: of the images. stem: resnet18's first layers. norm: batch or
-    group normalisation in the resnets. mean, std: of the pixels in [0, 1], one number or one per channel. smoothing: of the labels.
-    evaluation_batch: images at a time. names: of the classes, for `apply`, where the data does not name them."""
+    """model: cnn, niid, resnet8, resnet18 or timm:NAME. classes, channels, size: of the images. stem: resnet18's first layers.
+    norm: batch or group normalisation in the resnets. mean, std: of the pixels in [0, 1], one number or one per channel. smoothing: of
+    the labels. evaluation_batch: images at a time. names: of the classes, for `apply`, where the data does not name them."""
 
     def __init__(
         self,
