@@ -5,7 +5,18 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_WHERE = {"Listed": "tensors", "Tensors": "tensors"}
+_WHERE = {
+    "Cifar10": "cifar",
+    "Cifar100": "cifar",
+    "Csv": "folders",
+    "HuggingFace": "folders",
+    "ImageFolder": "folders",
+    "Listed": "tensors",
+    "Npz": "folders",
+    "Synthetic": "synthetic",
+    "Tensors": "tensors",
+    "TinyImageNet": "folders",
+}
 __all__ = list(_WHERE)
 
 
