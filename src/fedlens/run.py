@@ -57,7 +57,9 @@ def answer(algorithm: Algorithm, message: Message, id: int, federation: Federati
             return Message(scalars={**metrics, "examples": float(len(held_out) if held_out is not None else 0)}, sender=id)
         reply = algorithm.client_step(message, client)
     memory.save(id, Record(kept, draft.written, message.round))
-    return reply.note(round=message.round, bytes_up=reply.count_bytes()).sent_by(id)
+    # How much a client counts is worth knowing, and where trees are summed on the way nobody else could tell.
+    counts = {f"weight:{name}": float(w) for name, w in next(iter(reply.weights.values()), {}).items()}
+    return reply.note(round=message.round, bytes_up=reply.count_bytes(), **counts).sent_by(id)
 
 
 @dataclass

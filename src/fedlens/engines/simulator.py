@@ -71,6 +71,9 @@ class Simulator:
         self.inbox = Shared(self.scratch / "inbox")
         self.home: dict[int, int] = {}  # which worker last held a client's memory
         self.touched: set[int] = set()
+        if algorithm.trains and wanted:
+            # The first optimiser loads another thousand modules. Before the fork that happens once, and workers share the memory.
+            import torch._dynamo  # noqa: F401
         self.crew = [_Process(self, k) for k in range(min(wanted, len(federation)))]
 
     def ids(self) -> Sequence[int]:
