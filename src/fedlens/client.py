@@ -81,9 +81,9 @@ _SCRATCH = np.random.MT19937(0)  # numpy's hidden stream while a client works: s
 def seeded(rng: Generator) -> Iterator[None]:
     """Hidden random state (dropout, a user's numpy call) follows the client's stream too, and is put back afterwards."""
     seed = int(torch.randint(2**31 - 1, (), generator=rng))
-    before = torch.default_generator.get_state(), np.random.get_bit_generator(), random.getstate()
+    before = torch.default_generator.get_state(), np.random.get_bit_generator(), random.getstate()  # type: ignore[attr-defined]
     mine = _SCRATCH if before[1] is not _SCRATCH else np.random.MT19937(0)  # nested: the outer one is in use
-    np.random.set_bit_generator(mine)
+    np.random.set_bit_generator(mine)  # type: ignore[attr-defined]
     np.random.seed(seed)
     random.seed(seed)
     # torch.manual_seed looks for every kind of accelerator, which takes longer than a small client's work.
@@ -96,5 +96,5 @@ def seeded(rng: Generator) -> Iterator[None]:
         yield
     finally:
         torch.default_generator.set_state(before[0])
-        np.random.set_bit_generator(before[1])
+        np.random.set_bit_generator(before[1])  # type: ignore[attr-defined]
         random.setstate(before[2])

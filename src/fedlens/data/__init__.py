@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_WHERE = {"Listed": "tensors", "Tensors": "tensors"}
+_WHERE = {"Listed": "tensors", "Scene": "scene", "Tensors": "tensors"}
 __all__ = list(_WHERE)
 
 
