@@ -24,6 +24,7 @@ class Algorithm(ABC):
     """Two functions at each end, and a few beside them. `state` lives on the server, `client.memory` on the clients."""
 
     needs: Needs = "sums"  # does server_step look at single replies, or only at their weighted sums?
+    draws: ClassVar[bool] = True  # does client_step use random numbers, `client.rng` or hidden ones? Making them takes 100 us a client
     trains: ClassVar[bool] = False  # does client_step run the training loop, so that terms can be added to its objective?
 
     @abstractmethod

@@ -40,6 +40,10 @@ class Prior(ABC):
     @abstractmethod
     def prox(self, a: Tensor, t: float) -> Tensor: ...
 
+    def add_rest(self, d: Tensor, a: Tensor, t: float) -> Tensor:
+        """d + (a - prox(a, t)): what the prox takes away, a projection onto the dual ball. May overwrite both."""
+        return d.add_(a).sub_(self.prox(a, t))
+
     def value(self, x: Tensor) -> float | None:
         """R(W x), or None where nobody knows it (a denoiser)."""
         return None
@@ -76,15 +80,20 @@ class TotalVariation(Prior):
         return (rows[:, None] + columns[None, :]).to(dtype)
 
     def prox(self, a: Tensor, t: float) -> Tensor:
-        """a (1 - t / max(|a|, t)), as a - t a rsqrt(max(|a|^2, t^2)): no division, no mask, one square root a pixel."""
+        return self._scaled(a, a, t, -t)
+
+    def add_rest(self, d: Tensor, a: Tensor, t: float) -> Tensor:
+        return self._scaled(d, a, t, t)
+
+    def _scaled(self, d: Tensor, a: Tensor, t: float, by: float) -> Tensor:
+        """d + by a / max(|a|, t), with 1 / max(|a|, t) as rsqrt(max(|a|^2, t^2)): no division and no mask."""
         if t <= 0:
-            return a
-        flat = a.flatten(0, 1)
-        square = flat[0] * flat[0]
-        for part in flat[1:]:
+            return d
+        parts = a.flatten(0, 1)
+        square = parts[0] * parts[0]
+        for part in parts[1:]:
             square.addcmul_(part, part)
-        scale = square.clamp_min_(t * t).rsqrt_()
-        return a.addcmul_(a, scale, value=-t)
+        return d.addcmul_(a, square.clamp_min_(t * t).rsqrt_(), value=by)
 
     def value(self, x: Tensor) -> float:
         return float(self.transform(x).double().square().sum((0, 1)).sqrt().sum())
@@ -219,7 +228,9 @@ def load_denoiser(name: DenoiserName, weights: str | None, channels: int) -> Any
     if name == "ffdnet":
         path = Path(weights) if weights else find_ffdnet(channels)
         if path is None or not path.is_file():
-            raise ValueError(f"FFDNet's weights are not here: give weights=PATH to ffdnet_ipol_net_{'gray' if channels == 1 else 'rgb'}.pth")
+            raise ValueError(
+                f"FFDNet's weights are not here: give weights=PATH to ffdnet_ipol_net_{'gray' if channels == 1 else 'rgb'}.pth"
+            )
         net = FFDNet(torch.load(path, map_location="cpu", weights_only=True))
         if net.channels != channels:
             raise ValueError(f"{path.name} denoises images of {net.channels} channel(s), this scene has {channels}")

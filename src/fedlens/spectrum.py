@@ -17,7 +17,8 @@ def forward(x: Tensor) -> Tensor:
 
 
 def backward(s: Tensor, width: int) -> Tensor:
-    return torch.fft.irfft2(torch.view_as_complex(s), s=(s.shape[-3], width))
+    image: Tensor = torch.fft.irfft2(torch.view_as_complex(s), s=(s.shape[-3], width))
+    return image
 
 
 def otf(kernel: Tensor, height: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -25,13 +26,15 @@ def otf(kernel: Tensor, height: int, width: int, dtype: torch.dtype = torch.floa
     rows, columns = kernel.shape
     padded = torch.zeros(height, width, dtype=torch.float64)
     padded[:rows, :columns] = kernel
-    spectrum = torch.fft.rfft2(padded.roll((-(rows // 2), -(columns // 2)), (0, 1)))
+    spectrum: Tensor = torch.fft.rfft2(padded.roll((-(rows // 2), -(columns // 2)), (0, 1)))
     return spectrum.to(torch.complex128 if dtype == torch.float64 else torch.complex64)
 
 
 def blur(x: Tensor, kernel: Tensor) -> Tensor:
     """Circular convolution, in float64."""
-    return torch.fft.irfft2(torch.fft.rfft2(x.double()) * otf(kernel, *x.shape[-2:], torch.float64), s=x.shape[-2:])
+    height, width = x.shape[-2:]
+    out: Tensor = torch.fft.irfft2(torch.fft.rfft2(x.double()) * otf(kernel, height, width, torch.float64), s=(height, width))
+    return out
 
 
 def norm(s: Tensor, width: int) -> float:

@@ -11,7 +11,8 @@ Partial (lines 17-19): r_k and, outside the view, beta_k follow from the rest, s
     d = (1 - c) (y + b - h * x_k) on the view, 0 outside, c = rho / (2/n + rho):    r + y + b = h * x_k + d,
     x_k' = x_k + (v - x_k + conj(H) F d) / (|H|^2 + 1),   b' = h * x_k + d - h * x_k':  one transform each way; y stays a patch.
 Server, split priors (Eqs. 7-9): with q = z + mu / rho made ready in the round before,
-    x = (n w + W^T q) / (n + W^T W),   a = 2 W x - q,   q' = prox_{eta/rho}(a) + q - W x:   mu and z need no arrays of their own.
+    x = (n w + W^T q) / (n + W^T W),   z' = prox(2 W x - q),   q' = z' + q - W x = W x + (1 - prox)(q - 2 W x),   prox of eta/rho R,
+which holds because R is even; mu and z need no arrays of their own.
 Server, others (Eq. 5): x = prox_{eta/(n rho)}(w).
 
 Deviations: clients begin at the broadcast x^0, not at y_k, since otherwise the first w_k is the observation itself; the first server
@@ -26,7 +27,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from itertools import pairwise
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -156,9 +158,13 @@ class FedDeblur(Algorithm):
     double: bool = False
     _scenes: dict[str, tuple[int, int, int]] = field(default_factory=dict, init=False, repr=False)
     _pad: int = field(default=0, init=False, repr=False)
-    _halves: dict[tuple[int, str], tuple[Observation, float, float, Half]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _halves: dict[tuple[int, str], tuple[Observation, float, float, Half]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     _prior: Prior | None = field(default=None, init=False, repr=False, compare=False)
     _gram: dict[tuple[int, int, float], Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    draws: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("eta", "rho", "sigma"):
@@ -247,8 +253,7 @@ class FedDeblur(Algorithm):
                 s = spectrum.forward(prior.adjoint(q)).add_(w, alpha=n).mul_(self._inverse(prior, n, old.shape[-2:]))
                 x = spectrum.backward(s, width)
                 d = prior.transform(x)
-                e = torch.sub(d, q, alpha=0.5)  # half of a = 2 W x - q; a prox with half the step gives half of z
-                ready[name] = torch.sub(q, d).add_(prior.prox(e, eta / rho / 2), alpha=2)
+                ready[name] = prior.add_rest(d, torch.sub(q, d, alpha=2), eta / rho)
             else:
                 x = prior.prox(spectrum.backward(w, width), eta / (n * rho))
                 s = spectrum.forward(x)
@@ -367,7 +372,7 @@ def _nearest(table: Mapping[int, tuple[float, float]], n: int) -> tuple[float, f
 
 def _between(table: tuple[tuple[float, float], ...], at: float) -> float:
     """Linear between the published points, proportional beyond the last."""
-    for (low, a), (high, b) in zip(table, table[1:], strict=False):
+    for (low, a), (high, b) in pairwise(table):
         if at <= high:
             return a + (b - a) * max(0.0, at - low) / (high - low)
     return table[-1][1] * at / table[-1][0]

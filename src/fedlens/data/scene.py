@@ -7,10 +7,10 @@ Own (`scene=DIR`): one sub-folder per client with observation.png|npy, kernel.np
 ({"top": .., "left": ..}, in pixels of the scene); at the top scene.json ({"height": .., "width": ..}; without it every view is complete)
 and, where it is known, truth.png. All pixels become [0, 255]; a 16-bit file is scaled to that.
 
-boundary: what lies beyond the edge of the scene. "circular" is the paper's model, for simulated views only: the far side. A real photo is blurred from
-pixels it does not show: "unknown" lets the scene go on for half a kernel beyond the photo and treats the photo as a partial
-view of that, which leaves no ringing; "taper" blends the photo's edges into one another; "ignore" does nothing about it. With an
-`image`, these three simulate real photos: the outermost half kernel of the sharp image is seen only through the blur, and scores
+boundary: what lies beyond the edge of the scene. "circular" is the paper's model, for simulated views only: the far side. A real photo
+is blurred from pixels it does not show: "unknown" lets the scene go on for half a kernel beyond the photo and treats the photo as a
+partial view of that, which leaves no ringing; "taper" blends the photo's edges into one another; "ignore" does nothing about it. With
+an `image`, these three simulate real photos: the outermost half kernel of the sharp image is seen only through the blur, and scores
 count the rest.
 """
 
@@ -38,12 +38,12 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".npy")
 
 @dataclass
 class Scene(Source):
-    """image: file, folder or name (camera, astronaut, coffee, chelsea, ...). scene: a folder of the user's own observations. size: square to resize
-    to (antialiased bicubic); None is 256 for folders and names, and as it is for a file; 0 is always as it is. colour: what becomes of it.
-    limit: how many images of a folder. observe: the whole scene, or one field of a grid each. blur: Table 3 (mixed) or 4 (motion) of the paper, or camera shake;
-    None is mixed for complete and motion for partial views. kernels: MATLAB's definitions or the authors'. kernel_size: of camera shake.
-    noise: standard deviation in grey levels. patch: height and width of a partial view. align: bring the user's views into register
-    with the first one (ECC) and match their histograms first.
+    """image: file, folder or name (camera, astronaut, coffee, chelsea, ...). scene: a folder of the user's own observations. size: square
+    to resize to (antialiased bicubic); None is 256 for folders and names, and as it is for a file; 0 is always as it is. colour: what
+    becomes of it. limit: how many images of a folder. observe: the whole scene, or one field of a grid each. blur: Table 3 (mixed) or 4
+    (motion) of the paper, or camera shake; None is mixed for complete and motion for partial views. kernels: MATLAB's definitions or the
+    authors'. kernel_size: of camera shake. noise: standard deviation in grey levels. patch: height and width of a partial view. align:
+    bring the user's views into register with the first one (ECC) and match their histograms first.
     """
 
     image: str = "camera"
@@ -178,7 +178,9 @@ class OwnView:
     place: tuple[int, int] | None
 
 
-def _federation(holdings: Sequence[dict[str, Observation]], truth: Mapping[str, Tensor], pad: int, observe: str, blur: str, noise: float) -> Federation:
+def _federation(
+    holdings: Sequence[dict[str, Observation]], truth: Mapping[str, Tensor], pad: int, observe: str, blur: str, noise: float
+) -> Federation:
     scenes = {name: (seen.pixels.shape[0], seen.height, seen.width) for name, seen in holdings[0].items()}
     facts = {"scenes": scenes, "clients": len(holdings), "observe": observe, "blur": blur, "noise": noise, "pad": pad}
     return Federation(holdings, test=dict(truth) or None, facts=facts)
@@ -210,7 +212,7 @@ def _start(length: int, span: int, k: int, parts: int) -> int:
 
 
 def taper(pixels: Tensor, kernel: Tensor) -> Tensor:
-    """Near the edges, blend into the circularly blurred photo, so that opposite edges meet. The weights are the kernel's autocorrelation."""
+    """Near the edges, blend into the circularly blurred photo, so that opposite edges meet. Weights: the kernel's autocorrelation."""
     weight = torch.ones(1, dtype=torch.float64)
     for axis in (0, 1):
         line, length = kernel.double().sum(1 - axis), pixels.shape[-2 + axis]
@@ -231,7 +233,22 @@ def shipped(name: str, colour: str) -> Tensor:
         from skimage import data
     except ImportError as e:
         raise DataError("the shipped images come with scikit-image: pip install scikit-image, or give image=PATH") from e
-    known = ("astronaut", "brick", "camera", "cat", "chelsea", "clock", "coffee", "coins", "grass", "gravel", "moon", "page", "rocket", "text")
+    known = (
+        "astronaut",
+        "brick",
+        "camera",
+        "cat",
+        "chelsea",
+        "clock",
+        "coffee",
+        "coins",
+        "grass",
+        "gravel",
+        "moon",
+        "page",
+        "rocket",
+        "text",
+    )
     if name not in known:
         raise DataError(f"there is no image {name!r}: give a path, or one of {', '.join(known)}")
     try:

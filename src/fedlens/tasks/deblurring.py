@@ -51,10 +51,14 @@ class Deblurring(Task):
         clients = [f"client {k}" for k in range(len(views))]
         pictures = []
         if federation.facts.get("observe") == "partial":
-            pictures.append(Picture("Fields of view: who sees what of the scene. The server never learns this.", [fields_of_view(views, pad)]))
+            pictures.append(
+                Picture("Fields of view: who sees what of the scene. The server never learns this.", [fields_of_view(views, pad)])
+            )
         kernels = [enlarge(v.kernel.float()[None] / v.kernel.max().float()) for v in views]
         pictures.append(Picture("Blur kernels. They stay with the clients.", kernels, clients, "sheet"))
-        pictures.append(Picture("Observations. They stay with the clients.", [v.pixels.clamp(0, 255) / 255 for v in views], clients, "sheet"))
+        pictures.append(
+            Picture("Observations. They stay with the clients.", [v.pixels.clamp(0, 255) / 255 for v in views], clients, "sheet")
+        )
         for name in list(result)[: self.shown]:
             pictures += self._scene(name, result[name], [held[name] for held in federation.holdings], truth.get(name), pad)
         return pictures
