@@ -13,6 +13,7 @@ _WHERE = {
     "ImageFolder": "folders",
     "Listed": "tensors",
     "Npz": "folders",
+    "Scene": "scene",
     "Synthetic": "synthetic",
     "Tensors": "tensors",
     "TinyImageNet": "folders",

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_WHERE: dict[str, str] = {"Classification": "classification"}
+_WHERE = {
+    "Classification": "classification",
+    "Deblurring": "deblurring",
+}
 __all__ = list(_WHERE)
 
 
