@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_WHERE = {"Listed": "tensors", "Tensors": "tensors"}
+_WHERE = {"Clips": "clips", "MovingTextures": "clips", "Listed": "tensors", "Tensors": "tensors"}
 __all__ = list(_WHERE)
 
 
