@@ -8,10 +8,12 @@ from typing import Any
 _WHERE = {
     "Cifar10": "cifar",
     "Cifar100": "cifar",
+    "Clips": "clips",
     "Csv": "folders",
     "HuggingFace": "folders",
     "ImageFolder": "folders",
     "Listed": "tensors",
+    "MovingTextures": "clips",
     "Npz": "folders",
     "Scene": "scene",
     "Synthetic": "synthetic",

@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_WHERE: dict[str, str] = {"Classifier": "classification"}
+_WHERE = {
+    "BidirectionalVSR": "vsr",
+    "Classifier": "classification",
+    "LightVSR": "vsr",
+}
 __all__ = list(_WHERE)
 
 
