@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_WHERE = {"Listed": "tensors", "Tensors": "tensors"}
+_WHERE = {
+    "CocoPose": "pose", "Listed": "tensors", "Lspet": "pose", "Mpii": "pose", "People": "pose", "StickFigures": "pose",
+    "Tensors": "tensors",
+}  # fmt: skip
 __all__ = list(_WHERE)
 
 

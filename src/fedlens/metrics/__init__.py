@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_WHERE: dict[str, str] = {}
+_WHERE: dict[str, str] = {"coco_ap": "pose", "oks": "pose", "pck": "pose", "pckh": "pose"}
 __all__ = list(_WHERE)
 
 
