@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from toy import same_bits
 
 from fedlens import Batch, Data, Federation, Output, StackError, run, stack
 from fedlens.algorithms import FedAvg
@@ -16,7 +17,6 @@ from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import FedProx, MultiResolution, Scaffold
 from fedlens.tasks.task import LearningTask
-from tests.toy import same_bits
 
 
 class Times(nn.Module):
@@ -51,9 +51,9 @@ def layer(task: LearningTask, *layers: Any, **options: Any) -> MultiResolution:
 
 
 def test_distance_and_gradient_by_hand() -> None:
-    """Rows (0, 0, 1, 1), w = 2. The lower view has rows (0, 1); bilinear doubling gives w (0, 1/4, 3/4, 1). Against w (0, 0, 1, 1) the differences are
-    w (0, 1/4, -1/4, 0), mean square w^2 / 32 = 1/8. The gradient through the student alone is the mean of 2 u (w u - t) with u = (0, 1/4, 3/4, 1): it is
-    2 (1/4 * 1/2 - 3/4 * 1/2) / 4 = -1/8. Without the stop it would be 2 w / 32 = +1/8."""
+    """Rows (0, 0, 1, 1), w = 2. The lower view has rows (0, 1); bilinear doubling gives w (0, 1/4, 3/4, 1). Against w (0, 0, 1, 1) the
+    differences are w (0, 1/4, -1/4, 0), mean square w^2 / 32 = 1/8. The gradient through the student alone is the mean of 2 u (w u - t)
+    with u = (0, 1/4, 3/4, 1): it is 2 (1/4 * 1/2 - 3/4 * 1/2) / 4 = -1/8. Without the stop it would be 2 w / 32 = +1/8."""
     x = torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(1, 1, 4, 4)
     model = Times()
     raf = layer(Scaled(), sizes=((4, 4), (2, 2)))
@@ -66,8 +66,8 @@ def test_distance_and_gradient_by_hand() -> None:
 
 
 def test_every_level_learns_from_the_one_above() -> None:
-    """Three levels: the second distance is taken against the middle level, not against the native one; corners aligned, doubling (0, 1) gives
-    (0, 1/3, 2/3, 1)."""
+    """Three levels: the second distance is taken against the middle level, not against the native one; corners aligned, doubling (0, 1)
+    gives (0, 1/3, 2/3, 1)."""
     rng = torch.Generator().manual_seed(0)
     x, model = torch.rand(2, 3, 8, 8, generator=rng), Times()
     raf = layer(Scaled(), sizes=((2, 2), (8, 8), (4, 4)))
@@ -204,8 +204,8 @@ def test_refusals() -> None:
 
 
 def test_segmentation_stays_right_at_resolutions_nobody_holds() -> None:
-    """All clients hold high resolution only (the paper's Figure 6, as segmentation). Distillation makes the lower answers follow the native ones:
-    the distance between them is several times smaller than after plain training."""
+    """All clients hold high resolution only (the paper's Figure 6, as segmentation). Distillation makes the lower answers follow the
+    native ones: the distance between them is several times smaller than after plain training."""
     whole = cameras(4)
     high = Federation([whole.holdings[0], whole.holdings[3]])
     gaps = []

@@ -107,7 +107,7 @@ class Transformer(nn.Module):
             self.pos_embed = nn.Parameter(torch.zeros(1, self.grid[0] * self.grid[1] + 1, dim))
         else:
             self.gpe = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
-        rates = torch.linspace(0, drop, depth).tolist()
+        rates = [drop * k / max(1, depth - 1) for k in range(depth)]
         self.blocks = nn.ModuleList(Block(dim, heads, positions == "conv", rate) for rate in rates)
         self.last_norm = nn.LayerNorm(dim, eps=1e-6)
         self._start()

@@ -331,19 +331,19 @@ class _Plan:
         self.size = parse_size(size) if size else max(task.sizes, default=task.size)
         task.check_size(self.size)
         self.capture, self.how = parse_size(capture) if capture else None, how
+        self.skeleton = task.skeleton
         self.boxes = Path(boxes) if boxes else None
 
     def people(self, files: Sequence[Path], root: Path) -> tuple[list[Person], list[str]]:
         names = [str(f.relative_to(root)) for f in files]
         known = read_boxes(self.boxes) if self.boxes else None
-        people = []
+        people, blank = [], np.zeros((len(self.skeleton.joints), 3))
         for number, file in enumerate(files):
             width, height = read_image(file).size
             given = [(0.0, 0.0, float(width), float(height))] if known is None else known.get(file.name, [])
             for left, top, w, h in given:
                 box = fit((w, h), self.size, 1.0 if known is None else 1.25)
                 centre = (left + (w - 1) / 2, top + (h - 1) / 2)
-                blank = np.zeros((0, 3))
                 people.append(Person(file, blank, centre, box, 1.0, w * h, number))
         if not people:
             raise ValueError(f"{self.boxes} has no box for any of the images")
