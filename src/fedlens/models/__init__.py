@@ -9,6 +9,8 @@ _WHERE = {
     "BidirectionalVSR": "vsr",
     "Classifier": "classification",
     "LightVSR": "vsr",
+    "SimpleBaseline": "vitpose",
+    "ViTPose": "vitpose",
 }
 __all__ = list(_WHERE)
 

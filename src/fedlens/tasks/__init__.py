@@ -8,6 +8,7 @@ from typing import Any
 _WHERE = {
     "Classification": "classification",
     "Deblurring": "deblurring",
+    "Pose": "pose",
     "SuperResolution": "super_resolution",
 }
 __all__ = list(_WHERE)
