@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,30 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
     """Strict: names and shapes must agree, and the error says where they do not."""
-    weights, own = read_weights(path), model.state_dict()
-    if odd := sorted(weights.keys() ^ own.keys()):
-        side = "missing in the file" if odd[0] in own else "unknown to the model"
-        raise ValueError(f"{path} does not fit {type(model).__name__}: {odd[0]} is {side} ({len(odd)} names differ)")
-    for name, t in weights.items():
-        if t.shape != own[name].shape:
-            raise ValueError(f"{path} does not fit {type(model).__name__}: {name} is {tuple(t.shape)}, expected {tuple(own[name].shape)}")
-    model.load_state_dict(weights)
+    model.load_state_dict(fit(read_weights(path), model, path))
     return model
+
+
+def fit(weights: dict[str, Tensor], model: nn.Module, source: str | Path) -> dict[str, Tensor]:
+    """The weights, or an error that says what they are (where we know) and in which names and shapes they differ."""
+    own = model.state_dict()
+    odd = sorted(weights.keys() ^ own.keys())
+    shapes = [n for n, t in weights.items() if n in own and t.shape != own[n].shape]
+    if not odd and not shapes:
+        return weights
+    reasons = [f"{n} is {tuple(weights[n].shape)}, expected {tuple(own[n].shape)}" for n in shapes[:3]]
+    reasons += [f"{len(shapes) - 3} more shapes differ"] if len(shapes) > 3 else []
+    if odd:
+        side = "missing in the file" if odd[0] in own else "unknown to the model"
+        reasons.append(f"{odd[0]} is {side} ({len(odd)} names differ)")
+    theirs, ours = recognise(weights), recognise(own)
+    if theirs and ours and theirs != ours:
+        reasons.insert(0, f"the file holds {theirs}; the model is {ours}")
+    raise ValueError(f"{source} does not fit {type(model).__name__}: " + "; ".join(reasons))
+
+
+def recognise(weights: Mapping[str, Tensor]) -> str | None:
+    """Which of the clip networks, in which configuration, these weights belong to."""
+    from fedlens.models.vrt import VRT
+
+    return next((words for kind in (VRT,) if (words := kind.configuration(weights))), None)

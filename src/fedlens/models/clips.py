@@ -1,0 +1,130 @@
+"""Networks that turn a clip (B, T, 3, h, w) into one that is `scale` times as large: what VRT, RVRT and IART have in common.
+
+`ClipModel` refuses what the network cannot take, pads what it can only nearly take and crops the result, and, outside training, works in
+tiles when a clip is larger than `tile`. Tiles overlap; each pixel comes from the tile in which it lies farther from the edge.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SCALES = (2, 3, 4)
+Size = tuple[int, int, int]
+
+
+class ClipModel(nn.Module):
+    """Abstract: `restore` does the work. tile, overlap: frames, height and width in input pixels; tile None takes every clip whole."""
+
+    least_frames: ClassVar[int] = 2
+
+    def __init__(self, scale: int, multiple: Size, tile: Size | None = (40, 128, 128), overlap: Size = (2, 20, 20)) -> None:
+        super().__init__()
+        if scale not in SCALES:
+            raise ValueError(f"{type(self).__name__} enlarges by 2, 3 or 4, not by {scale}")
+        if tile and any(o >= t for o, t in zip(overlap, tile)):
+            raise ValueError(f"tiles of {tile} cannot overlap by {overlap}")
+        self.scale, self.multiple, self.tile, self.overlap = scale, multiple, tile, overlap
+
+    @abstractmethod
+    def restore(self, clip: Tensor) -> Tensor:
+        """The work, for a clip whose frames, height and width are multiples of `multiple`."""
+
+    @staticmethod
+    @abstractmethod
+    def configuration(weights: Mapping[str, Tensor]) -> str | None:
+        """Which configuration of this network the weights belong to, in words; None if to none."""
+
+    @property
+    def fewest(self) -> int:
+        return self.least_frames
+
+    def forward(self, clip: Tensor) -> Tensor:
+        name = type(self).__name__
+        if clip.dim() != 5 or clip.shape[2] != 3:
+            raise ValueError(f"{name} takes clips of shape (batch, frames, 3, height, width), not {tuple(clip.shape)}")
+        if clip.shape[1] < self.fewest:
+            raise ValueError(f"{name} needs clips of at least {self.fewest} frames, this one has {clip.shape[1]}")
+        if self.tile is None or self.training or torch.is_grad_enabled() or all(n <= t for n, t in zip(_size(clip), self.tile)):
+            return self._whole(clip)
+        return self._tiled(clip, self.tile)
+
+    def _whole(self, clip: Tensor) -> Tensor:
+        t, h, w = _size(clip)
+        out = self.restore(pad(clip, self.multiple))
+        return out[:, :t, :, : h * self.scale, : w * self.scale]
+
+    def _tiled(self, clip: Tensor, tile: Size) -> Tensor:
+        s = self.scale
+        b, (t, h, w) = clip.shape[0], _size(clip)
+        out = clip.new_empty(b, t, 3, h * s, w * s)
+        for t0, t1, a0, a1 in spans(t, tile[0], self.overlap[0]):
+            for y0, y1, b0, b1 in spans(h, tile[1], self.overlap[1]):
+                for x0, x1, c0, c1 in spans(w, tile[2], self.overlap[2]):
+                    part = self._whole(clip[:, t0:t1, :, y0:y1, x0:x1])
+                    inner = part[:, a0 - t0 : a1 - t0, :, (b0 - y0) * s : (b1 - y0) * s, (c0 - x0) * s : (c1 - x0) * s]
+                    out[:, a0:a1, :, b0 * s : b1 * s, c0 * s : c1 * s] = inner
+        return out
+
+
+def _size(clip: Tensor) -> Size:
+    return clip.shape[1], clip.shape[3], clip.shape[4]
+
+
+def spans(n: int, tile: int, overlap: int) -> Iterator[tuple[int, int, int, int]]:
+    """Tiles along one axis: what each sees (from, to) and what of its result is used (from, to). All see `tile`, or all there is."""
+    if n <= tile:
+        yield 0, n, 0, n
+        return
+    step = tile - overlap
+    starts = [*range(0, n - tile, step), n - tile]
+    used = 0
+    for start, after in zip(starts, [*starts[1:], None]):
+        end = n if after is None else (start + tile + after + 1) // 2
+        yield start, start + tile, used, end
+        used = end
+
+
+def pad(clip: Tensor, multiple: Size) -> Tensor:
+    """The last frame, row and column repeated, up to a multiple."""
+    t, h, w = (-n % m for n, m in zip(_size(clip), multiple))
+    if t:
+        clip = torch.cat([clip, clip[:, -1:].expand(-1, t, -1, -1, -1)], 1)
+    if h or w:
+        clip = F.pad(clip.flatten(0, 1), (0, w, 0, h), mode="replicate").unflatten(0, clip.shape[:2])
+    return clip
+
+
+def enlarged(frames: Tensor, scale: int) -> Tensor:
+    """The picture that the network only has to correct."""
+    return F.interpolate(frames, scale_factor=scale, mode="bilinear", align_corners=False)
+
+
+class FrameConv(nn.Conv3d):
+    """A convolution inside each frame, on frames (N, C, H, W); checkpoints hold it as one over a clip with a kernel of one frame."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int = 3, groups: int = 1) -> None:
+        super().__init__(inputs, outputs, (1, kernel, kernel), padding=(0, kernel // 2, kernel // 2), groups=groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight[:, :, 0], self.bias, padding=self.kernel_size[-1] // 2, groups=self.groups)
+
+
+class Upsample(nn.Sequential):
+    """Pixel shuffles up to the scale and a last convolution. Two places per shuffle are empty so that the names fit the checkpoints."""
+
+    def __init__(self, scale: int, width: int) -> None:
+        layers: list[nn.Module] = []
+        for by in {2: (2,), 3: (3,), 4: (2, 2)}[scale]:
+            layers += [FrameConv(width, by * by * width), nn.Identity(), nn.PixelShuffle(by), nn.Identity(), nn.LeakyReLU(0.1)]
+        super().__init__(*layers, FrameConv(width, width))
+
+
+def by_frames(f: nn.Module, frames: Tensor, few: int = 4) -> Tensor:
+    """f over a few frames at a time: large pictures exist only briefly."""
+    return torch.cat([f(part) for part in frames.split(few)])
