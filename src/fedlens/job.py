@@ -28,7 +28,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,13 +124,15 @@ def prepare(config: Config) -> Setup:
     """Build everything, and refuse what cannot work, before any work starts."""
     settings = config.settings
     task = config.build_task()
-    algorithm = config.build_algorithm(task)
-    federation = config.build_source().federation(settings.clients, settings.seed)
+    algorithm, source = config.build_algorithm(task), config.build_source()
+    if "clients" not in config.federation.given and (usual := source.default_clients()) is not None:
+        settings = replace(settings, clients=usual)
+    federation = source.federation(settings.clients, settings.seed)
     if not len(federation):
         raise ConfigError(f"{config.data.name} found no clients")
     if settings.cohort is not None and settings.cohort > len(federation):
         raise ConfigError(f"federation.cohort is {settings.cohort}, but {config.data.name} has only {len(federation)} clients")
-    return Setup(config, settings, task, federation, algorithm)
+    return Setup(config, settings, task, federation, algorithm.given(federation.facts))
 
 
 def make_engine(name: str, setup: Setup, folder: Path, log: Any) -> Engine:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from stacks import STACKS
-from toy import Toy, same_bits, toy_federation
+from stacks import STACKS, VECTORS, Case
+from toy import Toy, same_bits
 
-from fedlens import Algorithm, Client, Lost, Message, Round, run, stack
+from fedlens import Algorithm, Client, Federation, Lost, Message, Round, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.engines.flaky import Flaky
 from fedlens.engines.loopback import Loopback
@@ -19,18 +19,18 @@ from fedlens.engines.simulator import Simulator
 from fedlens.layers import Scaffold
 from fedlens.run import Engine
 
-FEDERATION = toy_federation(7)
-Make = Callable[[Algorithm], Engine]
+Make = Callable[[Algorithm, Federation], Engine]
 ENGINES: dict[str, Make] = {
-    "in process": lambda a: Simulator(a, FEDERATION, workers=0),
-    "one worker": lambda a: Simulator(a, FEDERATION, workers=1),
-    "two workers": lambda a: Simulator(a, FEDERATION, workers=2),
-    "three workers": lambda a: Simulator(a, FEDERATION, workers=3),
+    "in process": lambda a, f: Simulator(a, f, workers=0),
+    "one worker": lambda a, f: Simulator(a, f, workers=1),
+    "two workers": lambda a, f: Simulator(a, f, workers=2),
+    "three workers": lambda a, f: Simulator(a, f, workers=3),
 }
 
 
-def final(algorithm: Algorithm, make: Make, rounds: int = 4, cohort: int = 5) -> Message:
-    engine = make(algorithm)
+def final(case: Case, make: Make, rounds: int = 4, cohort: int = 5) -> Message:
+    algorithm = case.make()
+    engine = make(algorithm, case.federation)
     try:
         return run(algorithm, engine, rounds, cohort=cohort, seed=3)
     finally:
@@ -39,9 +39,9 @@ def final(algorithm: Algorithm, make: Make, rounds: int = 4, cohort: int = 5) ->
 
 @pytest.mark.parametrize("name", STACKS)
 def test_all_engines_end_in_the_same_bits(name: str) -> None:
-    expected = final(STACKS[name](), lambda a: Loopback(a, FEDERATION))
+    expected = final(STACKS[name], Loopback)
     for engine, make in ENGINES.items():
-        assert same_bits(final(STACKS[name](), make), expected), engine
+        assert same_bits(final(STACKS[name], make), expected), engine
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
@@ -52,7 +52,7 @@ def test_a_flaky_network_is_survived_and_repeats_itself(when: str, share: float)
 
     def once() -> tuple[Message, list[Round], Simulator]:
         algorithm = stack(FedAvg(Toy(), batch=8, lr=0.05), Scaffold())
-        engine = Simulator(algorithm, FEDERATION, workers=0)
+        engine = Simulator(algorithm, VECTORS, workers=0)
         rounds: list[Round] = []
         flaky = Flaky(engine, **{when: share}, seed=1)
         state = run(algorithm, flaky, 12, seed=0, after_round=lambda p, r: rounds.append(r))
@@ -76,7 +76,7 @@ def test_late_replies_are_used_up_to_the_limit() -> None:
     algorithm = FedAvg(Toy(), batch=8)
     for late, expected in ((2, True), (1, False)):
         rounds: list[Round] = []
-        engine = Flaky(Simulator(algorithm, FEDERATION, workers=0), delay=0.5, by=2, seed=2)
+        engine = Flaky(Simulator(algorithm, VECTORS, workers=0), delay=0.5, by=2, seed=2)
         run(algorithm, engine, 6, late=late, after_round=lambda p, r, rounds=rounds: rounds.append(r))  # type: ignore[misc]
         used = [s["round"] for r in rounds for s in r.scalars.values() if s["round"] < r.number]
         assert bool(used) is expected
@@ -107,7 +107,7 @@ def test_one_bad_client_costs_its_own_reply_only() -> None:
     said: list[str] = []
     rounds: list[Round] = []
     algorithm = stack(Trouble(Toy(), batch=8), Scaffold())
-    with Simulator(algorithm, FEDERATION, workers=2, timeout=1.5, log=said.append) as engine:
+    with Simulator(algorithm, VECTORS, workers=2, timeout=1.5, log=said.append) as engine:
         state = run(algorithm, engine, 2, after_round=lambda p, r: rounds.append(r))
     for r in rounds:
         assert list(r.scalars) == [0, 1, 6]
@@ -118,7 +118,7 @@ def test_one_bad_client_costs_its_own_reply_only() -> None:
     assert all(any(f"client {i}:" in line for line in said) for i in (2, 3, 4, 5))
     # The others' work is what a federation of just them would have done.
     healthy = stack(FedAvg(Toy(), batch=8), Scaffold())
-    only = Only(Simulator(healthy, FEDERATION, workers=0), [0, 1, 6])
+    only = Only(Simulator(healthy, VECTORS, workers=0), [0, 1, 6])
     assert same_bits(run(healthy, only, 2), state)
 
 
@@ -143,13 +143,13 @@ class Only:
 def test_a_round_without_replies_is_skipped() -> None:
     algorithm = FedAvg(Toy(), batch=8)
     rounds: list[Round] = []
-    engine = Flaky(Simulator(algorithm, FEDERATION, workers=0), before=1.0)
+    engine = Flaky(Simulator(algorithm, VECTORS, workers=0), before=1.0)
     state = run(algorithm, engine, 2, after_round=lambda p, r: rounds.append(r))
     assert same_bits(state, algorithm.init()) and [len(r.scalars) for r in rounds] == [0, 0] and rounds[0].loss is None
 
 
 def test_memory_beyond_the_budget_changes_nothing(tmp_path: Path) -> None:
-    expected = final(STACKS["scaffold"](), lambda a: Loopback(a, FEDERATION))
+    expected = final(STACKS["scaffold"], Loopback)
     for workers in (0, 2):
-        make: Make = lambda a, w=workers: Simulator(a, FEDERATION, workers=w, budget=100, folder=tmp_path / str(w))  # noqa: E731
-        assert same_bits(final(STACKS["scaffold"](), make), expected)
+        make: Make = lambda a, f, w=workers: Simulator(a, f, workers=w, budget=100, folder=tmp_path / str(w))  # noqa: E731
+        assert same_bits(final(STACKS["scaffold"], make), expected)
