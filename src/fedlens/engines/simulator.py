@@ -193,8 +193,8 @@ class _Round:
         else:
             payload = process.outbox.read(told["size"], copy=not self.sums)
             nodes: Nodes = {}
-            for k, (level, index, tree, name, weight) in enumerate(told["nodes"]):
-                nodes.setdefault((level, index), {})[tree, name] = Sum(payload.trees[str(k)], weight)
+            for k, (level, index, tree, name, weight, pending) in enumerate(told["nodes"]):
+                nodes.setdefault((level, index), {})[tree, name] = Sum(payload.trees[str(k)], weight, pending)
             for position, weights, names in told["singles"]:
                 old = self.results[position]
                 assert isinstance(old, Message)
@@ -372,7 +372,7 @@ def _hand_in(worker: Worker, outbox: Shared, singles: list[tuple[int, Message]])
     for (level, place), sums in worker.finish().items():
         for (tree, name), total in sums.items():
             trees[str(len(index))] = total.tree
-            index.append([level, place, tree, name, total.weight])
+            index.append([level, place, tree, name, total.weight, total.pending])
     for position, reply in singles:
         trees |= {f"{position}:{n}": t for n, t in reply.trees.items()}
     told = [[position, {t: dict(w) for t, w in reply.weights.items()}, list(reply.trees)] for position, reply in singles]
