@@ -5,8 +5,8 @@ Others (Algorithm 2 of FedOpt):  m <- beta_1 m + (1 - beta_1) d;  x += lr m / (s
     Adagrad  v <- v + d^2        Adam  v <- beta_2 v + (1 - beta_2) d^2        Yogi  v <- v - (1 - beta_2) d^2 sign(v - d^2)
 
 Two readings differ between paper and Flower. bias="fedopt": v starts at tau^2 and nothing is corrected. bias="flower": v starts at zero
-and Adam's step is multiplied by sqrt(1 - beta_2^(t+1)) / (1 - beta_1^(t+1)) with Flower's t, which counts rounds from 1; Yogi and Adagrad are not
-corrected there either. Only trained parameters are adapted; buffers take the plain mean, which would otherwise leave their range.
+and Adam's step is multiplied by sqrt(1 - beta_2^(t+1)) / (1 - beta_1^(t+1)) with Flower's t, which counts rounds from 1; Yogi and Adagrad
+are not corrected there either. Only trained parameters are adapted; buffers take the plain mean, which would otherwise leave their range.
 """
 
 from __future__ import annotations
