@@ -11,17 +11,10 @@ from toy import Denoise, Toy, dense_federation, toy_federation
 from fedlens import Algorithm, Federation, Layer, stack
 from fedlens.algorithms import FedAvg
 from fedlens.layers import (
-    BackboneOnly,
-    FedBN,
-    FedProx,
-    HighFrequency,
-    LossAware,
-    Median,
-    MixedWeights,
-    MovingMean,
-    MultiResolution,
-    Scaffold,
-)
+    BackboneOnly, Bulyan, FedAdagrad, FedAdam, FedAvgM, FedBN, FedCDA, FedDyn, FedGen, FedNova, FedNTD, FedProx, FedYogi,
+    GeometricMedian, HighFrequency, Krum, LossAware, Median, MixedWeights, Moon, MovingMean, MultiKrum, MultiResolution, NormClip,
+    Scaffold, TrimmedMean,
+)  # fmt: skip
 from fedlens.tasks.task import LearningTask
 
 
@@ -53,4 +46,22 @@ STACKS: dict[str, Case] = {
     "median": over(Median()),
     "fedvsr": over(HighFrequency(), LossAware(tau=0.0), task=Denoise, on=CLIPS, optimizer="adam", lr=0.01),
     "raf with fedprox": over(FedProx(0.1), MultiResolution(((8, 8), (4, 4))), task=Denoise, on=IMAGES),
+    "fednova": over(FedNova()),
+    "fedprox in fednova, momentum": over(FedProx(0.1), FedNova(), momentum=0.9, lr=0.02),
+    "feddyn": over(FedDyn(0.1)),
+    "moon": over(Moon()),
+    "fedntd": over(FedNTD()),
+    "fedgen": over(FedGen(noise=4, hidden=8, steps=4)),
+    "fedcda": over(FedCDA()),
+    "fedavgm": over(FedAvgM()),
+    "fedadagrad": over(FedAdagrad()),
+    "fedadam": over(FedAdam()),
+    "fedyogi, as Flower": over(FedYogi(bias="flower")),
+    "trimmed mean": over(TrimmedMean()),
+    "krum": over(Krum()),
+    "multi-krum": over(MultiKrum()),
+    "geometric median": over(GeometricMedian()),
+    "bulyan": over(Bulyan(liars=0)),
+    "norm clip, then median": over(Median(), NormClip()),
+    "norm clip on clients": over(NormClip(0.1, where="client")),
 }
