@@ -86,7 +86,9 @@ class Regression(LearningTask):
 def test_against_the_equations_written_out() -> None:
     """Five rounds, 2 of 4 clients of unequal size, three full-batch steps: Algorithm 1 of the paper, line by line, with autograd's gradients."""
     rng = torch.Generator().manual_seed(0)
-    data = [Tensors({"x": torch.randn(n, 3, generator=rng).double(), "y": torch.randn(n, 1, generator=rng).double()}) for n in (5, 9, 7, 12)]
+    data = [
+        Tensors({"x": torch.randn(n, 3, generator=rng).double(), "y": torch.randn(n, 1, generator=rng).double()}) for n in (5, 9, 7, 12)
+    ]
     lr, steps, rounds = 0.2, 3, 5
     algorithm = stack(FedAvg(Regression(), lr=lr, batch=100, epochs=steps, device="cpu"), Scaffold("II"))
     start = algorithm.init().trees["model"]
