@@ -11,9 +11,32 @@ from toy import Denoise, Toy, dense_federation, toy_federation
 from fedlens import Algorithm, Federation, Layer, stack
 from fedlens.algorithms import FedAvg
 from fedlens.layers import (
-    BackboneOnly, Bulyan, FedAdagrad, FedAdam, FedAvgM, FedBN, FedCDA, FedDyn, FedGen, FedNova, FedNTD, FedProx, FedYogi,
-    GeometricMedian, HighFrequency, Krum, LossAware, Median, MixedWeights, Moon, MovingMean, MultiKrum, MultiResolution, NormClip,
-    Scaffold, TrimmedMean,
+    BackboneOnly,
+    Bulyan,
+    FedAdagrad,
+    FedAdam,
+    FedAvgM,
+    FedBN,
+    FedCDA,
+    FedDyn,
+    FedGen,
+    FedNova,
+    FedNTD,
+    FedProx,
+    FedYogi,
+    GeometricMedian,
+    HighFrequency,
+    Krum,
+    LossAware,
+    Median,
+    MixedWeights,
+    Moon,
+    MovingMean,
+    MultiKrum,
+    MultiResolution,
+    NormClip,
+    Scaffold,
+    TrimmedMean,
 )  # fmt: skip
 from fedlens.tasks.task import LearningTask
 
@@ -61,7 +84,7 @@ STACKS: dict[str, Case] = {
     "krum": over(Krum()),
     "multi-krum": over(MultiKrum()),
     "geometric median": over(GeometricMedian()),
-    "bulyan": over(Bulyan(liars=0)),
+    "bulyan": over(Bulyan(liars=1)),
     "norm clip, then median": over(Median(), NormClip()),
     "norm clip on clients": over(NormClip(0.1, where="client")),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -12,7 +13,17 @@ from by_hand import Rounds, fedavg, federation, targets
 
 from fedlens import Layer, StackError, stack
 from fedlens.layers import (
-    Bulyan, FedAvgM, FedCDA, FedNova, GeometricMedian, Krum, LossAware, Median, MultiKrum, NormClip, TrimmedMean,
+    Bulyan,
+    FedAvgM,
+    FedCDA,
+    FedNova,
+    GeometricMedian,
+    Krum,
+    LossAware,
+    Median,
+    MultiKrum,
+    NormClip,
+    TrimmedMean,
 )  # fmt: skip
 from fedlens.layers.median import comparators, median
 
@@ -119,7 +130,7 @@ def test_the_sorting_network_sorts(n: int) -> None:
     rows = [torch.tensor([(k >> i) & 1 for k in range(2**n)]) for i in range(n)]
     for i, j in comparators(n):
         rows[i], rows[j] = torch.minimum(rows[i], rows[j]), torch.maximum(rows[i], rows[j])
-    assert all(bool((a <= b).all()) for a, b in zip(rows, rows[1:]))
+    assert all(bool((a <= b).all()) for a, b in itertools.pairwise(rows))
 
 
 def flower(results: list[tuple[np.ndarray, int]], strategy: Any, rounds: int = 1) -> np.ndarray:

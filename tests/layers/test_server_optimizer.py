@@ -30,13 +30,15 @@ def test_fedavgm_by_hand() -> None:
 
 
 def test_fedadam_by_hand() -> None:
-    """d = 1, beta_1 = 0.5, beta_2 = 0.75, tau = 0.5, lr = 1. Round 1: m = 0.5, v = 0.75 * 0.25 + 0.25 = 0.4375, step 0.5 / (0.66144 + 0.5) = 0.43050.
+    """d = 1, beta_1 = 0.5, beta_2 = 0.75, tau = 0.5, lr = 1. Round 1: m = 0.5, v = 0.75 * 0.25 + 0.25 = 0.4375, step 0.5 / (0.66144 +
+    0.5) = 0.43050.
     Round 2: m = 0.75, v = 0.75 * 0.4375 + 0.25 = 0.578125, step 0.75 / (0.76035 + 0.5) = 0.59507; x = 1.02557."""
     assert path(FedAdam(1.0, 0.5, 0.75, 0.5), 2) == pytest.approx([0.43050, 1.02557], abs=2e-5)
 
 
 def test_fedadam_as_flower_by_hand() -> None:
-    """v starts at 0: v = 0.25, sqrt 0.5, step 0.5 / (0.5 + 0.5) = 0.5, times sqrt(1 - 0.75^2) / (1 - 0.5^2) = 0.66144 / 0.75 = 0.88192: x = 0.44096."""
+    """v starts at 0: v = 0.25, sqrt 0.5, step 0.5 / (0.5 + 0.5) = 0.5, times sqrt(1 - 0.75^2) / (1 - 0.5^2) = 0.66144 / 0.75 =
+    0.88192: x = 0.44096."""
     assert path(FedAdam(1.0, 0.5, 0.75, 0.5, bias="flower"), 1) == pytest.approx([0.44096], abs=1e-5)
 
 

@@ -84,7 +84,8 @@ def test_moon_adds_its_term_to_the_loss() -> None:
 
 
 def test_not_true_by_hand() -> None:
-    """Class 0 is true. Local logits of the others (0, ln 3): 1/4 and 3/4. Global (0, 0): 1/2 each. KL = 1/2 ln 2 + 1/2 ln 2/3 = 1/2 ln 4/3 = 0.14384.
+    """Class 0 is true. Local logits of the others (0, ln 3): 1/4 and 3/4. Global (0, 0): 1/2 each. KL = 1/2 ln 2 + 1/2 ln 2/3 = 1/2
+    ln 4/3 = 0.14384.
     The true class's logit does not matter. With tau = 2 and doubled logits it is 4 times that."""
     local, known, y = torch.tensor([[9.0, 0.0, math.log(3)]]), torch.tensor([[-5.0, 1.0, 1.0]]), torch.tensor([0])
     assert not_true(local, known, y, 1.0).item() == pytest.approx(0.5 * math.log(4 / 3), rel=1e-5)
