@@ -16,33 +16,38 @@ The run folder is the contract between all tools:
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import importlib.metadata
 import json
 import math
 import os
 import platform
+import shlex
 import shutil
 import signal
 import threading
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedlens import config as recipes
 from fedlens.algorithm import Algorithm
 from fedlens.algorithms.fedavg import FedAvg
 from fedlens.checkpoint import Checkpoint, write
+from fedlens.client import generator, seeded
 from fedlens.config import Config, ConfigError, Settings
 from fedlens.engines.worker import threads
 from fedlens.federation import Federation
 from fedlens.message import Message
 from fedlens.pictures import save_pictures
 from fedlens.run import Engine, Progress, Round, run
-from fedlens.tasks.task import Task
+from fedlens.tasks.task import LearningTask, Task
 
 ENGINES = ("simulator", "ray", "flower")
 OWN = (
@@ -106,8 +111,8 @@ class Interrupted(Exception):
     """The user stopped the job; what was done is saved."""
 
     def __init__(self, folder: Path, done: int, rounds: int) -> None:
-        super().__init__(f"stopped after round {done} of {rounds}")
-        self.folder, self.done, self.rounds = folder, done, rounds
+        super().__init__(f"stopped after round {done} of {rounds}" if done else "stopped before the first round was complete")
+        self.folder, self.again = folder, f"fedlens run {shlex.quote(str(folder))} --resume"
 
 
 def experiment(
@@ -120,19 +125,39 @@ def experiment(
     return start(config, folder, engine=engine, resume=resume, fresh=fresh, watch=watch)
 
 
-def prepare(config: Config) -> Setup:
+def load_federation(config: Config) -> Federation:
+    return config.build_source().federation(config.settings.clients, config.settings.seed)
+
+
+def prepare(config: Config, federation: Federation | None = None) -> Setup:
     """Build everything, and refuse what cannot work, before any work starts."""
     settings = config.settings
     task = config.build_task()
-    algorithm, source = config.build_algorithm(task), config.build_source()
-    if "clients" not in config.federation.given and (usual := source.default_clients()) is not None:
-        settings = replace(settings, clients=usual)
-    federation = source.federation(settings.clients, settings.seed)
+    algorithm = config.build_algorithm(task)
+    federation = federation or load_federation(config)
     if not len(federation):
         raise ConfigError(f"{config.data.name} found no clients")
     if settings.cohort is not None and settings.cohort > len(federation):
         raise ConfigError(f"federation.cohort is {settings.cohort}, but {config.data.name} has only {len(federation)} clients")
-    return Setup(config, settings, task, federation, algorithm.given(federation.facts))
+    setup = Setup(config, settings, task, federation, algorithm.given(federation.facts))
+    rehearse(setup)
+    return setup
+
+
+def rehearse(setup: Setup) -> None:
+    """Two examples through a fresh model: sizes and labels that do not fit are found out here, not by every client on its own."""
+    if not isinstance(setup.algorithm.base, FedAvg) or not isinstance(setup.task, LearningTask):
+        return
+    data = next((h for h in setup.federation.holdings if len(h)), None)
+    if data is None:
+        raise ConfigError(f"{setup.config.data.name}: no client has any data")
+    with seeded(generator(setup.settings.seed)), torch.no_grad():
+        batch = data.batch(torch.arange(min(2, len(data))))
+        try:
+            setup.task.loss(setup.task.forward(setup.task.model().eval(), batch), batch)
+        except (RuntimeError, IndexError, KeyError, ValueError) as e:
+            why = str(e).strip().splitlines()[0]
+            raise ConfigError(f"{setup.config.data.name} does not fit {setup.config.task.name} as it is set up here: {why}") from e
 
 
 def make_engine(name: str, setup: Setup, folder: Path, log: Any) -> Engine:
@@ -155,9 +180,10 @@ def make_engine(name: str, setup: Setup, folder: Path, log: Any) -> Engine:
 
 
 def start(
-    config: Config, folder: Path, *, engine: str = "simulator", resume: bool = False, fresh: bool = False, watch: Watch | None = None
-) -> Outcome:
-    """Run a config into a folder, from the beginning or from its newest checkpoint."""
+    config: Config, folder: Path, *, engine: str = "simulator", resume: bool = False, fresh: bool = False, watch: Watch | None = None,
+    federation: Federation | None = None,
+) -> Outcome:  # fmt: skip
+    """Run a config into a folder, from the beginning or from its newest checkpoint. `federation` saves loading what is already here."""
     watch = watch or Watch()
     with claim(folder):
         if fresh:
@@ -165,8 +191,10 @@ def start(
         if resume:
             _same_run(config, folder)
         elif holds_run(folder):
-            raise ConfigError(f"{folder} already holds a run: --resume goes on with it, --fresh starts over, --out DIR puts the new one elsewhere")
-        setup = prepare(config)
+            raise ConfigError(
+                f"{folder} already holds a run: --resume goes on with it, --fresh starts over, --out DIR puts the new one elsewhere"
+            )
+        setup = prepare(config, federation)
         checkpoint = Checkpoint(folder / "checkpoint", watch.log)
         found = checkpoint.load() if resume else None
         write(folder / "config.toml", config.to_toml().encode())
@@ -216,6 +244,9 @@ class _Job:
         )  # fmt: skip
 
     def _after_round(self, here: Progress, finished: Round) -> None:
+        full = next((x for x in finished.lost if os.strerror(errno.ENOSPC) in x.reason), None)
+        if full:  # a client that cannot keep its memory would fall out of every round from now on
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / "memory"))
         with undisturbed():
             record = describe(finished)
             with (self.folder / "metrics.jsonl").open("a") as f:
@@ -255,7 +286,7 @@ class _Job:
             "rounds": self.safe.done,
             "interrupted": interrupted,
             "seconds": sum(r["seconds"] for r in records),
-            "peak_memory": self.peak.bytes,
+            "peak_memory": self.peak.look(),
             "bytes_down": sum(r["bytes_down"] for r in records),
             "bytes_up": sum(r["bytes_up"] for r in records),
             "asked": sum(r["asked"] for r in records),
@@ -407,11 +438,14 @@ class Peak:
 
     def __exit__(self, *_: object) -> None:
         self.done.set()
+
+    def look(self) -> int:
         self.bytes = max(self.bytes, memory_in_use())
+        return self.bytes
 
     def _watch(self) -> None:
         while not self.done.wait(0.5):
-            self.bytes = max(self.bytes, memory_in_use())
+            self.look()
 
 
 def memory_in_use() -> int:
