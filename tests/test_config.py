@@ -149,9 +149,9 @@ def test_broken_recipes(tmp_path: Path, text: str, words: str) -> None:
 
 
 def test_unknown_recipes_are_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="there is no recipe 'dem': did you mean demo?"):
+    with pytest.raises(ConfigError, match=r"there is no recipe 'dem': did you mean demo\?"):
         config.read("dem")
-    with pytest.raises(ConfigError, match="there is no recipe file no/such.toml"):
+    with pytest.raises(ConfigError, match=r"there is no recipe file no/such\.toml"):
         config.read("no/such.toml")
 
 

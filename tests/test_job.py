@@ -170,18 +170,18 @@ def test_a_cut_line_in_metrics_is_dropped(recipe: Path, tmp_path: Path) -> None:
 
 def test_refusals(recipe: Path, tmp_path: Path) -> None:
     run_folder = tmp_path / "run"
-    with pytest.raises(ConfigError, match="there is no run in .* to resume"):
+    with pytest.raises(ConfigError, match=r"there is no run in .* to resume"):
         go(recipe, run_folder, resume=True)
     go(recipe, run_folder)
     with pytest.raises(ConfigError, match="already holds a run: --resume goes on with it, --fresh starts over"):
         go(recipe, run_folder)
     with pytest.raises(ConfigError, match=r"other settings \(algorithm.FedAvg.lr was 0.1, now it is 0.2\)"):
         go(recipe, run_folder, resume=True, lr=0.2)
-    with pytest.raises(ConfigError, match="there is no engine 'simulater': did you mean simulator?"):
+    with pytest.raises(ConfigError, match=r"there is no engine 'simulater': did you mean simulator\?"):
         go(recipe, tmp_path / "b", engine="simulater")
     with pytest.raises(ConfigError, match="is a file, not a folder"):
         go(recipe, recipe)
-    with pytest.raises(ConfigError, match="does not fit Slow as it is set up here: .*shapes cannot be multiplied"):
+    with pytest.raises(ConfigError, match=r"does not fit Slow as it is set up here: .*shapes cannot be multiplied"):
         go(recipe, tmp_path / "c", **{"data.name": "test_job:Wide"})
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from toy import Toy, toy_federation
+
 from fedlens import Federation
 from fedlens.data.source import DataError, Source
-from toy import Toy, toy_federation
 
 RECIPE = """
 about = "toy"

@@ -19,6 +19,8 @@ import click
 import typer
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from fedlens.config import Config
 
 USER, STOPPED = 2, 130
@@ -82,19 +84,22 @@ def run(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over in a folder that already holds a run.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done, and what it would take.")] = False,
 ) -> None:
-    """Run a recipe and leave a run folder with curves, model and report."""
-    from fedlens import show
+    """Run a recipe and leave a run folder with curves, model and report.
 
+    RECIPE is the name of a shipped recipe, a TOML file of yours, or a run folder. KEY=VALUE sets one of its keys: rounds=6, data.alpha=0.1,
+    FedProx.mu=0.01; where a key occurs once, its own name will do.
+    """
     if resume and fresh:
         raise click.UsageError("--resume goes on, --fresh starts over: choose one")
-    config = load(recipe, overrides, algorithm, workers)
-    if dry_run:
-        show.dry_run(config, engine)
-        return
-    from fedlens import job
+    with waiting() as spinner:
+        from fedlens import job, show
 
-    folder = out or default_folder(recipe, config, resume, fresh)
-    job.start(config, folder, engine=engine, resume=resume, fresh=fresh, watch=show.live())
+        config = load(recipe, overrides, algorithm, workers)
+        if dry_run:
+            show.dry_run(config, engine, spinner)
+            return
+        folder = out or default_folder(recipe, config, resume, fresh)
+        job.start(config, folder, engine=engine, resume=resume, fresh=fresh, watch=show.live(spinner))
 
 
 @app.command(
@@ -197,6 +202,14 @@ def apply(
     if not source.exists():
         raise click.UsageError(f"there is no {source}")
     show.apply(folder, source, target, options or [])
+
+
+def waiting() -> Status:
+    """A sign of life on a terminal while torch and the data are loaded; nothing in a pipe."""
+    from rich.console import Console
+    from rich.status import Status
+
+    return Status("[dim]loading[/]", console=Console(stderr=True), spinner_style="cyan")
 
 
 # -- how a command line becomes a config ---------------------------------------------------------------------------------------------------

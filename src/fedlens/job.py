@@ -85,6 +85,8 @@ class Watch:
     def round(self, record: Mapping[str, Any]) -> None: ...
     def log(self, text: str) -> None: ...
     def end(self, summary: Mapping[str, Any]) -> None: ...
+    def close(self) -> None:
+        """Whatever happened, it is over."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ def start(
 ) -> Outcome:  # fmt: skip
     """Run a config into a folder, from the beginning or from its newest checkpoint. `federation` saves loading what is already here."""
     watch = watch or Watch()
-    with claim(folder):
+    with contextlib.closing(watch), claim(folder):
         if fresh:
             clear(folder)
         if resume:

@@ -36,8 +36,8 @@ def console() -> Console:
 # -- a job, live ---------------------------------------------------------------------------------------------------------------------
 
 
-def live() -> Watch:
-    return Live() if console().is_terminal else Plain()
+def live(spinner: Any = None) -> Watch:
+    return Live(spinner) if console().is_terminal else Plain()
 
 
 class Plain(Watch):
@@ -47,7 +47,7 @@ class Plain(Watch):
         self.console = console()
 
     def begin(self, setup: Setup, folder: Path, done: int) -> None:
-        self.rounds = setup.settings.rounds
+        self.rounds, self.folder = setup.settings.rounds, folder
         for line in headline(setup, folder, done):
             self.print(line)
 
@@ -60,7 +60,7 @@ class Plain(Watch):
         pass  # whoever got lost is in the round's own lines
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        for line in ending(summary):
+        for line in [*ending(summary), whereabouts(self.folder)]:
             self.print(line)
 
     def print(self, text: str) -> None:
@@ -70,8 +70,8 @@ class Plain(Watch):
 class Live(Watch):
     """A bar that shows round, loss, metric, clients heard and time left, with what went wrong above it."""
 
-    def __init__(self) -> None:
-        self.console = console()
+    def __init__(self, spinner: Any = None) -> None:
+        self.console, self.spinner = console(), spinner
         self.bar = Progress(
             SpinnerColumn(style=ACCENT),
             TextColumn("[bold]{task.completed:.0f}[/][dim]/{task.total:.0f}[/]"),
@@ -84,6 +84,7 @@ class Live(Watch):
         self.values: list[float] = []
 
     def begin(self, setup: Setup, folder: Path, done: int) -> None:
+        self.close()
         first, *rest = headline(setup, folder, done)
         self.console.print(f"[bold {ACCENT}]{escape(first)}[/]", soft_wrap=True)
         for line in rest:
@@ -110,13 +111,15 @@ class Live(Watch):
 
     def end(self, summary: Mapping[str, Any]) -> None:
         self.close()
-        first, *rest = ending(summary)
+        first, *rest = [*ending(summary), whereabouts(self.folder)]
         self.console.print(f"[bold green]✓[/] [bold]{escape(first)}[/]", soft_wrap=True)
         for line in rest:
             self.console.print(f"  [dim]{escape(line)}[/]", soft_wrap=True)
 
     def close(self) -> None:
         self.bar.stop()
+        if self.spinner:
+            self.spinner.stop()
 
 
 class Cells(Live):
@@ -195,6 +198,10 @@ def losses(record: Mapping[str, Any]) -> list[str]:
     return lines if record["heard"] else [*lines, f"round {record['round'] + 1}: nobody was heard, so it is skipped"]
 
 
+def whereabouts(folder: Path) -> str:
+    return str(folder / "report.html") if (folder / "report.html").exists() else str(folder)
+
+
 def ending(summary: Mapping[str, Any]) -> list[str]:
     metrics = [f"{k} {number(v)}" for k, v in summary["metrics"].items() if v is not None and k != "loss"][:3]
     loss = [f"training loss {summary['loss']:.4f}"] if summary["loss"] is not None else []
@@ -209,7 +216,7 @@ def ending(summary: Mapping[str, Any]) -> list[str]:
 # -- before a job ----------------------------------------------------------------------------------------------------------------------
 
 
-def dry_run(config: Config, engine: str) -> None:
+def dry_run(config: Config, engine: str, spinner: Any = None) -> None:
     """What would be done, with estimates from a little of it."""
     if engine not in ENGINES:
         raise ConfigError(f"there is no engine {engine!r}{recipes.nearest(engine, ENGINES)}")
@@ -219,6 +226,8 @@ def dry_run(config: Config, engine: str) -> None:
     s = setup.settings
     sizes = [len(h) for h in setup.federation.holdings if hasattr(h, "__len__")]
     found = estimate(setup)
+    if spinner:
+        spinner.stop()
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()
