@@ -96,7 +96,8 @@ def compare(
         if shared is None or shared[0] != key:
             shared = key, job.load_federation(cell.config)
         resume = job.holds_run(cell.folder) and (cell.folder / "config.toml").is_file()
-        job.start(cell.config, cell.folder, engine=engine, resume=resume, watch=watch(cell), federation=shared[1])
+        setup = job.prepare(cell.config, shared[1])
+        job.start(cell.config, cell.folder, engine=engine, resume=resume, watch=watch(cell), setup=setup)
     table = summarise(todo)
     write(folder / "table.json", json.dumps(table, indent=1).encode())
     write(folder / "table.md", markdown(table).encode())

@@ -236,6 +236,8 @@ def from_tables(
         federation=config.federation.checked(),
         algorithm=tuple(p.checked() for p in config.algorithm),
     )
+    if "clients" not in config.federation.given and (usual := config.data.build().default_clients()) is not None:
+        config = replace(config, federation=config.federation.with_value("clients", usual))
     config.settings  # noqa: B018  refuses impossible numbers now
     return config
 
