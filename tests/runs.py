@@ -64,9 +64,10 @@ def write_run(
     if finished:
         last = next((line["metrics"] for line in reversed(lines) if line["metrics"]), {})
         (folder / "summary.json").write_text(json.dumps({
-            "metrics": last, "seconds": sum(line["seconds"] for line in lines), "peak_memory": 1_234_567_890, "rounds": rounds, "seed": seed,
-            "bytes_down": sum(line["bytes_down"] for line in lines), "bytes_up": sum(line["bytes_up"] for line in lines), "device": "cpu",
-            "versions": {"fedlens": "0.1.0", "torch": "2.9.0", "python": "3.11"}, "command": f"fedlens run classify --algorithm {layer} seed={seed}",
+            "metrics": last, "seconds": sum(line["seconds"] for line in lines), "peak_memory": 1_234_567_890, "rounds": rounds,
+            "bytes_down": sum(line["bytes_down"] for line in lines), "bytes_up": sum(line["bytes_up"] for line in lines), "device": "cpu", "seed": seed,
+            "versions": {"fedlens": "0.1.0", "torch": "2.9.0", "python": "3.11"},
+            "command": f"fedlens run classify --algorithm {layer} seed={seed}",
         }))  # fmt: skip
     return folder
 
@@ -107,7 +108,11 @@ def scene(size: int = 256, shift: float = 0.0) -> np.ndarray[Any, Any]:
     y, x = np.mgrid[0:size, 0:size] / size
     x = x - shift
     image = np.stack([0.55 + 0.35 * np.sin(3 * x + y), 0.5 + 0.3 * np.cos(4 * y - x), 0.62 - 0.25 * y], -1)
-    for cx, cy, r, tone in [(0.3, 0.36, 0.17, (0.93, 0.55, 0.2)), (0.68, 0.62, 0.22, (0.12, 0.3, 0.5)), (0.74, 0.2, 0.08, (0.95, 0.92, 0.8))]:
+    for cx, cy, r, tone in [
+        (0.3, 0.36, 0.17, (0.93, 0.55, 0.2)),
+        (0.68, 0.62, 0.22, (0.12, 0.3, 0.5)),
+        (0.74, 0.2, 0.08, (0.95, 0.92, 0.8)),
+    ]:
         image[((x - cx) ** 2 + (y - cy) ** 2) < r * r] = tone
     bars = ((np.floor(x * 46) % 2) == 0) & (y > 0.78) & (y < 0.92)
     image[bars] = 0.08
@@ -136,7 +141,8 @@ def write_pictures(folder: Path, quality: float = 1.0) -> None:
         ("Restored scene", "compare", [blurred, restored, sharp], ["client 0, blurred", "restored", "sharp"],
          {"psnr": psnr(restored, sharp), "psnr_blurred": psnr(blurred, sharp)}, None),
         ("Video, four times finer", "strip", frames, [f"frame {k}" for k in range(12)], {"psnr": 29.4}, None),
-        ("Nearest neighbours", "sheet", tiles, ["query: climb"] + [f"{k}. {'climb' if k % 3 else 'run'}" for k in range(1, 12)], {"recall_at_5": 0.61}, None),
+        ("Nearest neighbours", "sheet", tiles,
+         ["query: climb"] + [f"{k}. {'climb' if k % 3 else 'run'}" for k in range(1, 12)], {"recall_at_5": 0.61}, None),
         ("Field of view of client 2", "map", [(signed - signed.min()) / (signed.max() - signed.min())], ["weight"], {},
          [[float(signed.min()), float(signed.max())]]),
         ("Attention", "map", [x * y], [], {}, None),

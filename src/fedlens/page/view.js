@@ -83,6 +83,10 @@ const View = (() => {
       const shown = many ? names.slice(0, 1) : names;
       charts.push({ id: root, title: words(shown[0] === "loss" ? "test_loss" : shown[0]), unit: unit(root), log: !higherIsBetter(root), until, series: views.flatMap((v, k) => shown.map((name, j) => series(many ? v.name : shown.length > 1 ? { 0: "server", 1: "mean of clients", 2: "worst client" }[["", "c", "w"].indexOf(name.endsWith("_worst") ? "w" : name.startsWith("client_") ? "c" : "")] : "", ...fromPoints(points(v, name)), many ? k : j))) });
     }
+    const varies = (name) => views.some((v) => new Set((v.curves.state[name] || []).map((p) => p[1])).size > 1);
+    for (const name of [...new Set(views.flatMap((v) => Object.keys(v.curves.state)))].filter(varies).slice(0, 8)) {
+      charts.push({ id: `state-${name}`, title: `${words(name)} (server state)`, log: true, until, series: views.map((v, k) => series(many ? v.name : "", ...fromPoints(v.curves.state[name] || []), k)) });
+    }
     return charts;
   }
   function costData(views) {
@@ -103,17 +107,16 @@ const View = (() => {
   }
 
   // ---- the federation
-  const clientName = (view, id) => { const names = view.federation.names; return Array.isArray(names) && names[id] !== undefined ? String(names[id]) : `client ${id}`; };
-  const short = (view, id) => { const names = view.federation.names; return Array.isArray(names) && names[id] !== undefined ? String(names[id]) : String(id); };
+  const clientName = (view, id) => { const names = view.federation.names; return names[id] !== undefined ? String(names[id]) : `client ${id}`; };
+  const short = (view, id) => { const names = view.federation.names; return names[id] !== undefined ? String(names[id]) : String(id); };
 
   function holdings(view) {
-    const f = view.federation, counts = Array.isArray(f.labels) && Array.isArray(f.labels[0]) ? f.labels : null;
-    const sizes = Array.isArray(f.sizes) ? f.sizes : counts ? counts.map(total) : null;
-    if (!sizes || !sizes.length) return null;
+    const f = view.federation, counts = f.labels.length ? f.labels : null, sizes = f.sizes;
+    if (!sizes.length) return null;
     const clients = sizes.map((_, k) => k), all = total(sizes), out = [];
     const summary = `${plural(sizes.length, "client")} hold ${number(all)} examples: ${number(Math.min(...sizes))} to ${number(Math.max(...sizes))} each.`;
     if (counts && counts[0].length > 1) {
-      const classes = counts[0].map((_, c) => (Array.isArray(f.classes) && f.classes[c] !== undefined ? String(f.classes[c]) : String(c)));
+      const classes = counts[0].map((_, c) => (f.classes[c] !== undefined ? String(f.classes[c]) : String(c)));
       const top = Math.max(1, ...counts.map((row) => Math.max(...row)));
       out.push(matrix({ label: "Examples of each class held by each client", rows: classes, columns: clients, dots: true, rest: "Each dot's area is a number of examples; columns are clients.",
         cell: (r, c) => ({ t: (counts[c]?.[r] || 0) / top }), say: (r, c) => `${clientName(view, c)} holds ${number(counts[c]?.[r] || 0)} of ${classes[r]}, of ${number(sizes[c])} in all` }).node);
@@ -174,7 +177,7 @@ const View = (() => {
     const put = (name, value) => value !== undefined && value !== null && value !== "" && facts.push(h("dt", { text: name }), h("dd", { class: "num", text: value }));
     put("Device", s.device); put("Seed", s.seed ?? view.title.seed); put("Time", Number.isFinite(s.seconds) ? seconds(s.seconds) : null); put("Peak memory", Number.isFinite(s.peak_memory) ? bytes(s.peak_memory) : null);
     put("Down to clients", Number.isFinite(s.bytes_down) ? bytes(s.bytes_down) : null); put("Up to the server", Number.isFinite(s.bytes_up) ? bytes(s.bytes_up) : null); put("Versions", versions);
-    const command = Array.isArray(s.command) ? s.command.join(" ") : s.command;
+    const command = (Array.isArray(s.command) ? s.command.join(" ") : s.command) || (view.config && "fedlens run config.toml --out AGAIN");
     return [facts.length ? h("dl", { class: "facts" }, facts) : "", command && h("pre", { tabindex: 0, class: "command", text: command }), view.config && h("details", { open: view.config.length < 4000 }, h("summary", { text: "Resolved configuration (config.toml)" }), h("pre", { tabindex: 0, text: view.config }))];
   }
   function roundsTable(view) {
@@ -197,7 +200,7 @@ const View = (() => {
     let heldBy = null;
     function update(view) {
       const any = (list) => list.some((v) => v !== null && v !== undefined);
-      const shown = [view.pictures.length > 0, any(view.curves.loss) || Object.keys(view.curves.metrics).length > 0, view.clients.ids.length > 0 || Boolean(view.federation.sizes || view.federation.labels), any(view.curves.seconds), Boolean(view.config || view.summary.command)];
+      const shown = [view.pictures.length > 0, any(view.curves.loss) || Object.keys(view.curves.metrics).length > 0, view.clients.ids.length > 0 || view.federation.sizes.length > 0, any(view.curves.seconds), Boolean(view.config || view.summary.seconds)];
       parts.forEach((part, k) => { part.hidden = !shown[k]; });
       const nav = h("nav", { class: "parts", "aria-label": "Parts of this page" }, parts.filter((p) => !p.hidden).map((p) => h("a", { href: `#${p.id}`, text: p.querySelector("h2").textContent, onclick: (e) => { e.preventDefault(); p.scrollIntoView(); p.querySelector("a, button, [tabindex], input, summary")?.focus({ preventScroll: true }); } })));
       head.replaceChildren(masthead(brand, view.name, view.status, h("div", { class: "what" }, what(view)), problems(view), nav.children.length ? nav : ""));
@@ -272,5 +275,5 @@ const View = (() => {
     update(first);
     return { node, update };
   }
-  return { run, comparison, number };
+  return { run, comparison, chief };
 })();
