@@ -1,4 +1,4 @@
-"""Figures and tables for papers, from run folders alone: vector or bitmap, as wide as a column, in colours that everybody can tell apart."""
+"""Figures and tables for papers, from run folders alone: vector or bitmap, a column wide, in colours that everybody can tell apart."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def names(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def groups(runs: Sequence[RunFolder]) -> list[list[int]]:
-    """Runs that differ only in their seed belong together."""
+    """Finished runs that differ only in their seed belong together."""
     found: dict[str, list[int]] = {}
     for k, run in enumerate(runs):
         rest = {**run.config, "federation": {**table(run.config.get("federation")), "seed": None}}
-        found.setdefault(repr(rest) if run.config else str(k), []).append(k)
+        found.setdefault(repr(rest) if run.config and run.status == "finished" else str(k), []).append(k)
     return list(found.values())
 
 

@@ -62,9 +62,8 @@ def read(path: Path) -> RunFolder:
     """Everything a page shows about one run."""
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder.")
-    status = _kind(path)
-    if status is not None:
-        return RunFolder(path, status)
+    if (kind := _kind(path)) is not None:
+        return RunFolder(path, kind)
     problems: list[str] = []
     text = _text(path / "config.toml", problems, wanted=True)
     config = _toml(text, problems)
@@ -348,7 +347,7 @@ def _clients(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     lost = [[_id(table(x).get("client")) for x in sequence(r.get("lost"))] for r in shown]
     ids = {row[0] for rows in heard for row in rows} | {i for row in lost for i in row}
     return {
-        "ids": sorted(ids, key=lambda i: (isinstance(i, str), i)),
+        "ids": sorted(ids, key=_order),
         "rounds": [r["round"] for r in shown],
         "heard": heard,
         "lost": lost,
@@ -363,8 +362,8 @@ def _reasons(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for item in sequence(r.get("lost")):
             entry = table(item)
             who.setdefault(_reason(entry.get("reason")), Counter())[_id(entry.get("client"))] += 1
-    rows = [{"reason": k, "times": sum(v.values()), "clients": sorted(v, key=str)[:50]} for k, v in who.items()]
-    return sorted(rows, key=lambda row: -row["times"])[:20]
+    often = sorted(who.items(), key=lambda item: -item[1].total())[:20]
+    return [{"reason": k, "times": v.total(), "clients": sorted(v, key=_order)[:50]} for k, v in often]
 
 
 def _reason(value: Any) -> str:
@@ -377,6 +376,10 @@ def _id(value: Any) -> int | str:
         return int(value)
     except (TypeError, ValueError):
         return str(value)
+
+
+def _order(id: int | str) -> tuple[bool, int | str]:
+    return (isinstance(id, str), id)
 
 
 def _number(value: Any) -> float | int | None:
@@ -466,7 +469,7 @@ def _sampled(path: Path, count: int = 24) -> list[dict[str, Any]]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            chunks = _spread(file, size, count) if size > 1 << 16 else [file.read()]
+            chunks = list(_spread(file, size, count)) if size > 1 << 16 else [file.read()]
     except OSError:
         return []
     return parse_rounds(b"".join(chunks).decode("utf-8", "replace"), [])

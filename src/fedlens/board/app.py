@@ -58,9 +58,10 @@ class Board:
         """The folder of that name, if it lies below the directory."""
         try:
             path = (self.root / name).resolve()
+            allowed = bool(name) and path.is_relative_to(self.root) and path.is_dir()
         except (OSError, ValueError):
-            raise HTTPException(404, "There is no such run.") from None
-        if not name or not path.is_relative_to(self.root) or not path.is_dir():
+            allowed = False
+        if not allowed:
             raise HTTPException(404, "There is no such run.")
         return path
 

@@ -16,12 +16,11 @@
   const home = () => h("a", { href: "#/", text: "FedLens board" });
   function complain(text) { main.replaceChildren(h("header", {}, h("div", { class: "masthead" }, h("div", {}, h("div", { class: "brand" }, home()), h("h1", { text: "Nothing to show" })))), h("ul", { class: "problems" }, h("li", { text }))); }
 
-  /* One connection a page; after a break everything is fetched again, because changes may have been missed. */
+  /* One connection a page. Whenever it opens everything is fetched again: what changed before that would be missed. */
   function listen(url, changed, again) {
     stream = new EventSource(url);
-    let before = false;
     stream.addEventListener("change", (e) => changed(JSON.parse(e.data)));
-    stream.addEventListener("open", () => { if (before) again(); before = true; });
+    stream.addEventListener("open", again);
   }
 
   // ---- one run, or several
@@ -105,7 +104,7 @@
       changed.forEach((card) => put(card, true));
       arrange();
       ready();
-    }, () => get("/api/runs").then(({ runs: all }) => { all.forEach((c) => put(c, false)); arrange(); }).catch(() => {}));
+    }, () => get("/api/runs").then(({ runs: all }) => { all.filter((c) => JSON.stringify(c) !== JSON.stringify(cards.get(c.name))).forEach((c) => put(c, false)); arrange(); }).catch(() => {}));
   }
 
   async function route() {

@@ -180,6 +180,10 @@ const Draw = (() => {
           pen = "L"; start = start ?? X(x); last = X(x);
         });
         if (one.area && !log) svg.append(s("path", { class: "area", d: `${path}L${last} ${Y(Math.max(0, y0))}L${start} ${Y(Math.max(0, y0))}Z`, fill: `var(--c${one.k % 8})` }));
+        if (one.band && !log && one.x.length > 1) {
+          const edge = (sign) => one.x.map((x, i) => `${X(x).toFixed(1)} ${Y(one.y[i] + sign * one.band[i]).toFixed(1)}`);
+          svg.append(s("path", { class: "area", d: `M${[...edge(1), ...edge(-1).reverse()].join("L")}Z`, fill: `var(--c${one.k % 8})` }));
+        }
         svg.append(s("path", { class: "series", d: path, ...look(one.k) }));
         if (one.y.filter((v) => v !== null).length <= 30) one.x.forEach((x, i) => one.y[i] !== null && svg.append(s("circle", { class: "dot", cx: X(x), cy: Y(one.y[i]), r: 3, fill: `var(--c${one.k % 8})` })));
       }
