@@ -131,7 +131,7 @@ def test_a_perfect_network_scores_a_hundred_at_every_resolution() -> None:
         found = task.find(perfect, people.at(size))
         assert task.judge(found) == {"pck": pytest.approx(100)}
         gap = np.abs(found["predicted"] - found["truth"][..., :2])
-        assert gap[found["truth"][..., 2] > 0].max() < 0.5
+        assert gap[found["truth"][..., 2] > 0].max() < 1  # a map pixel of the smallest is 7 image pixels
 
 
 def test_coco_is_judged_by_ap(data_pack: Path) -> None:
