@@ -42,10 +42,10 @@ IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 @dataclass
 class Pose(LearningTask):
-    """joints: the skeleton, which also decides the metric (mpii: PCKh, lsp: PCK@0.2, coco: AP). network: vit-tiny, vit-small, vitpose-s,
-    vitpose-b or resnet-18 ... resnet-152. patch, positions, size, drop_path: see ViTPose. stages: see SimpleBaseline. sizes: resolutions
-    (height, width) to evaluate at; the data's own if none. capture, how: test images have only this resolution and are interpolated to each
-    of `sizes`, in each of these ways. embed: how many people to show in an embedding of the features."""
+    """joints: the skeleton, which also decides the metric (mpii: PCKh, lsp: PCK@0.2, coco: AP). network: vit-nano, vit-tiny, vit-small,
+    vitpose-s, vitpose-b or resnet-18 ... resnet-152. patch, positions, size, drop_path: see ViTPose. stages: see SimpleBaseline. sizes:
+    resolutions (height, width) to evaluate at; the data's own if none. capture, how: test images have only this resolution and are
+    interpolated to each of `sizes`, in each of these ways. embed: how many people to show in an embedding of the features."""
 
     joints: Literal["mpii", "lsp", "coco"] = "lsp"
     network: str = "vit-tiny"
