@@ -35,6 +35,8 @@ NAMED: dict[str, Named] = {
     "fedbn": named("Li et al. 2021: every client keeps its own normalisation layers", "FedAvg", "FedBN"),
     "median": named("Yin et al. 2018: coordinate-wise median, half of the clients may lie", "FedAvg", "Median"),
     "lossaware": named("FedVSR's server half alone: clients with a small loss count more", "FedAvg", "LossAware"),
+    "raf": named("Lim et al. 2025: low resolution learns from high, inside each client", "FedAvg", "MultiResolution"),
+    "raf-fedprox": named("RAF on FedProx", "FedAvg", "FedProx", "MultiResolution"),
     "fedvssl": named(
         "Rehman et al. 2022: only the backbone travels, loss and sample weights mixed, moving mean",
         "FedAvg", "BackboneOnly", ("MixedWeights", {"alpha": 0.9}), ("MovingMean", {"beta": 1}),
