@@ -360,3 +360,33 @@ def _failure(envelope: Envelope) -> str | None:
         return _FAILURES.get(code) or (reason.strip().splitlines() or [f"Flower error {code}"])[0][:300]
     lost = envelope.content["fedlens"].get("lost")
     return str(lost) if lost is not None else None
+
+
+# -- an app -------------------------------------------------------------------------------------------------------------------------
+
+
+def write_app(folder: Path, module: str, config: Mapping[str, bool | int | float | str]) -> None:
+    """A Flower app as `flwr run` wants it. It carries no code: `module` (with a `server` and a `client`) must be installed at every site, because
+    weights and packages do not fit into what Flower ships."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in config.items()]
+    (folder / "app.py").write_text(f"from {module} import client, server\n\n__all__ = ['client', 'server']\n")
+    (folder / "pyproject.toml").write_text(
+        f"""[project]
+name = "fedlens-job"
+version = "{fedlens.__version__}"
+description = "A FedLens run"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedlens"
+
+[tool.flwr.app.components]
+serverapp = "app:server"
+clientapp = "app:client"
+
+[tool.flwr.app.config]
+"""
+        + "\n".join(lines)
+        + "\n"
+    )
