@@ -87,9 +87,12 @@ class Deployment:
         )  # fmt: skip
         trust = ssl.create_default_context(cafile=str(k / "ca.crt"))
         for _ in range(300):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as s:
-                with trust.wrap_socket(s, server_hostname="127.0.0.1"):
-                    return
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", self.port), 1) as s,
+                trust.wrap_socket(s, server_hostname="127.0.0.1"),
+            ):
+                return
             time.sleep(0.1)
         raise AssertionError("the SuperLink did not start:\n" + self.log("superlink"))
 
@@ -105,7 +108,9 @@ class Deployment:
     def supernode(self, client: int, **config: Any) -> None:
         if not (self.keys / f"site-{client}").exists():
             self.register(client)
-        facts: Mapping[str, Any] = {"client": client, "folder": f'"{self.folder / f"memory-{client}"}"', **config}
+        worker = self.folder / f"worker-{client}"
+        self.start(f"worker-{client}", "python", "-m", "fedlens.engines.site", str(worker))
+        facts: Mapping[str, Any] = {"client": client, "folder": f'"{self.folder / f"memory-{client}"}"', "worker": f'"{worker}"', **config}
         self.start(
             f"site-{client}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates", str(self.keys / "ca.crt"),
             "--auth-supernode-private-key", str(self.keys / f"site-{client}"), "--host", "127.0.0.1", "--port", str(free_port()),

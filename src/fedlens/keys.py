@@ -1,5 +1,5 @@
-"""Certificates and node keys: what a SuperLink and its sites need to know each other. Nothing here is secret by itself but `*.key` and a site's
-private key, which are written readable for their owner only.
+"""Certificates and node keys: what a SuperLink and its sites need to know each other. Secret are `*.key` and a site's private key,
+which are written readable for their owner only.
 
 `authority` makes ca.crt and ca.key, `server` a certificate for the names and addresses sites will use, `site` one key pair. The CA
 file goes to every site; its key stays with whoever issues certificates.
