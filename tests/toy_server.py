@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import toy_app
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
 from stacks import STACKS
 
 from fedlens import Message, Progress, Round, run
 from fedlens.engines.flower import Flower
 
 assert toy_app  # one thread
-app = ServerApp()
 
 
-@app.main()  # type: ignore[untyped-decorator]
-def main(grid: Grid, context: Context) -> None:
-    config = context.run_config
+def main(grid: Any, config: Mapping[str, Any]) -> None:
     out = Path(str(config["out"]))
     algorithm = STACKS[str(config["stack"])]()
     engine = Flower(grid, algorithm, int(config["clients"]), recipe=str(config["stack"]), job=str(config["job"]),

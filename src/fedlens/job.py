@@ -27,8 +27,8 @@ import signal
 import threading
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ from fedlens.tasks.task import Task
 ENGINES = ("simulator", "ray", "flower")
 OWN = (
     "config.toml", "federation.json", "metrics.jsonl", "summary.json", "model.safetensors", "restored.png", "report.html",
-    "pictures", "checkpoint", "tensorboard", "memory", ".part",
+    "pictures", "checkpoint", "tensorboard", "memory", "flower.json", ".part",
 )  # fmt: skip
 # What may change when a run goes on: none of these alters what a round computes.
 FREE = tuple(f"federation.{k}" for k in ("rounds", "workers", "timeout", "checkpoint_every", "evaluate_every", "personal"))
@@ -133,9 +133,14 @@ def prepare(config: Config) -> Setup:
     return Setup(config, settings, task, federation, algorithm)
 
 
-def make_engine(name: str, setup: Setup, folder: Path, log: Any) -> Engine:
-    """The only place that knows what engines there are."""
+MakeEngine = Callable[[Setup, Path, Any], Engine]
+
+
+def make_engine(name: str | MakeEngine, setup: Setup, folder: Path, log: Any) -> Engine:
+    """The only place that knows what engines there are; a function makes one that needs more than a config, such as a network."""
     s = setup.settings
+    if not isinstance(name, str):
+        return name(setup, folder, log)
     if name == "simulator":
         from fedlens.engines.simulator import Simulator
 
@@ -153,9 +158,11 @@ def make_engine(name: str, setup: Setup, folder: Path, log: Any) -> Engine:
 
 
 def start(
-    config: Config, folder: Path, *, engine: str = "simulator", resume: bool = False, fresh: bool = False, watch: Watch | None = None
-) -> Outcome:
-    """Run a config into a folder, from the beginning or from its newest checkpoint."""
+    config: Config, folder: Path, *, engine: str | MakeEngine = "simulator", resume: bool = False, fresh: bool = False,
+    watch: Watch | None = None, setup: Setup | None = None,
+) -> Outcome:  # fmt: skip
+    """Run a config into a folder, from the beginning or from its newest checkpoint. `setup`: where it is not simply what the config says,
+    because the clients' data is elsewhere."""
     watch = watch or Watch()
     with claim(folder):
         if fresh:
@@ -164,7 +171,7 @@ def start(
             _same_run(config, folder)
         elif holds_run(folder):
             raise ConfigError(f"{folder} already holds a run: --resume goes on with it, --fresh starts over, --out DIR puts the new one elsewhere")
-        setup = prepare(config)
+        setup = setup or prepare(config)
         checkpoint = Checkpoint(folder / "checkpoint", watch.log)
         found = checkpoint.load() if resume else None
         write(folder / "config.toml", config.to_toml().encode())
@@ -175,15 +182,15 @@ def start(
 class _Job:
     """One run under way: keeps the files of the folder in step with the rounds."""
 
-    def __init__(self, setup: Setup, folder: Path, engine: str, watch: Watch, checkpoint: Checkpoint) -> None:
-        self.setup, self.folder, self.engine_name, self.watch, self.checkpoint = setup, folder, engine, watch, checkpoint
+    def __init__(self, setup: Setup, folder: Path, engine: str | MakeEngine, watch: Watch, checkpoint: Checkpoint) -> None:
+        self.setup, self.folder, self.make_engine, self.watch, self.checkpoint = setup, folder, engine, watch, checkpoint
         self.records: list[dict[str, Any]] = []
         self.peak = Peak()
 
     def run(self, found: tuple[Progress, dict[int, Path]] | None) -> Outcome:
         s = self.setup.settings
         (self.folder / "summary.json").unlink(missing_ok=True)
-        with threads(s.threads), contextlib.closing(make_engine(self.engine_name, self.setup, self.folder, self.watch.log)) as self.engine:
+        with threads(s.threads), contextlib.closing(make_engine(self.make_engine, self.setup, self.folder, self.watch.log)) as self.engine:
             progress = Progress(self.setup.algorithm.init())
             if found:
                 progress, memories = found
@@ -233,7 +240,8 @@ class _Job:
     def _finish(self) -> Outcome:
         state, folder = self.safe.state, self.folder
         _put_in_place(folder, lambda part: self.setup.task.save(state, part))
-        pictures = self.setup.task.pictures(self.setup.algorithm.result(state), self.setup.federation)
+        somebody = any(h is not None for h in self.setup.federation.holdings)
+        pictures = self.setup.task.pictures(self.setup.algorithm.result(state), self.setup.federation) if somebody else ()
         if pictures:
             save_pictures(pictures, folder / "pictures")
         summary = self._summarise(interrupted=False)
@@ -261,7 +269,7 @@ class _Job:
             "refused": sum(r["refused"] for r in records),
             "seed": setup.settings.seed,
             "clients": len(setup.federation),
-            "engine": self.engine_name,
+            "engine": type(self.engine).__name__.lower(),
             "device": setup.device,
             "versions": versions(),
         }

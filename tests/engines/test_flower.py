@@ -24,7 +24,7 @@ def job(here: Deployment, name: str, **config: Any) -> Path:
     out.mkdir(exist_ok=True)
     facts = {"stack": "scaffold", "clients": 2, "rounds": 2, "delay": 0.0, "timeout": 0.0, "patience": 60.0, "personal": False,
              "job": name, "out": str(out), **config}  # fmt: skip
-    flower.write_app(here.folder / f"app-{name}", "toy_server:app", "toy_app:make_site", facts)
+    flower.write_app(here.folder / f"app-{name}", "toy_server:main", "toy_app:make_site", facts)
     return out
 
 

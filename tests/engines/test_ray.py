@@ -32,7 +32,10 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.mark.parametrize("name", ["scaffold", "loss-aware", "median", "fedvssl"])
+QUICK = ("scaffold", "median")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in STACKS])
 def test_the_same_bits_as_the_loopback(name: str) -> None:
     """Sums and singles, with and without memory, on more clients than workers."""
     expected = STACKS[name]()
@@ -59,14 +62,14 @@ def test_a_client_that_kills_its_worker_costs_its_own_reply_only() -> None:
     rounds: list[Round] = []
     said: list[str] = []
     algorithm = stack(Trouble(Toy(), batch=8), Scaffold())
-    with Ray(algorithm, FEDERATION, workers=2, timeout=3, log=said.append) as engine:
-        run(algorithm, engine, 2, after_round=lambda p, r: rounds.append(r))
+    with Ray(algorithm, FEDERATION, workers=2, timeout=5, log=said.append) as engine:
+        run(algorithm, engine, 1, after_round=lambda p, r: rounds.append(r))
     for r in rounds:
         assert list(r.scalars) == [0, 1, 3, 6]
         assert [x.sender for x in r.lost] == [2, 4, 5]
-    reasons = {x.sender: x.reason for x in rounds[1].lost}
+    reasons = {x.sender: x.reason for x in rounds[0].lost}
     assert reasons[2] == "RuntimeError: the disk of this hospital is full"
-    assert reasons[4] == "its worker died" and reasons[5] == "took longer than 3 s"
+    assert reasons[4] == "its worker died" and reasons[5] == "took longer than 5 s"
 
 
 def test_a_lost_worker_changes_no_bits() -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ try:
     from flwr.app import ConfigRecord, Context, RecordDict
     from flwr.app import Message as Envelope
     from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid
+    from flwr.serverapp import Grid, ServerApp
 except ImportError as e:
     raise ImportError('this needs Flower: pip install "fedlens[flower]"') from e
 
@@ -47,6 +47,13 @@ _FAILURES = {
     7: "does not trust the app that was sent",
     8: "its process died while it worked",
 }
+
+
+def server_app(main: Callable[[Grid, Mapping[str, Any]], None]) -> ServerApp:
+    """The ServerApp around a function of a grid and the run's config."""
+    app = ServerApp()
+    app.main()(lambda grid, context: main(grid, dict(context.run_config)))
+    return app
 
 
 def client_app(make_site: MakeSite) -> ClientApp:
@@ -228,11 +235,13 @@ def _failure(envelope: Envelope) -> str | None:
 
 
 def write_app(folder: Path, server: str, site: str, config: Mapping[str, bool | int | float | str]) -> None:
-    """A Flower app as `flwr run` wants it. server: "module:serverapp"; site: "module:make_site". Both must be installed where they
-    run: weights and packages do not fit into what Flower ships."""
+    """A Flower app as `flwr run` wants it. server: "module:main" (see `server_app`); site: "module:make_site". Both must be installed
+    where they run: weights and packages do not fit into what Flower ships."""
     folder.mkdir(parents=True, exist_ok=True)
     module, _, name = server.partition(":")
-    (folder / "server.py").write_text(f"from {module} import {name} as app\n\n__all__ = ['app']\n")
+    (folder / "server.py").write_text(
+        f"from {module} import {name}\n\nfrom fedlens.engines.flower import server_app\n\napp = server_app({name})\n"
+    )
     (folder / "client.py").write_text(Path(flower_client.__file__).read_text())
     lines = [f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in {"site": site, **config}.items()]
     (folder / "pyproject.toml").write_text(_PYPROJECT.format(version=fedlens.__version__) + "".join(lines))

@@ -10,6 +10,7 @@ time, from the memory that was committed: the one a worker dies on alone has los
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ from fedlens.federation import Federation
 from fedlens.memory import NEVER, Memory
 from fedlens.message import Message
 from fedlens.replies import Lost, Nodes, Sum
+
+if TYPE_CHECKING:
+    from fedlens.config import Settings
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # workers without a GPU share keep what the machine shows them
@@ -133,6 +137,13 @@ class Ray:
         self.close()
 
 
+def make(algorithm: Algorithm, federation: Federation, *, settings: Settings, folder: Path, log: Log) -> Ray:
+    """As `fedlens run --engine ray` wants it; the cluster is the one RAY_ADDRESS names, as everywhere with Ray, or a local one."""
+    address, gpus = os.environ.get("RAY_ADDRESS"), float(os.environ.get("FEDLENS_RAY_GPUS", 0))
+    return Ray(algorithm, federation, workers=settings.workers, threads=settings.threads, gpus=gpus, address=address,
+               timeout=settings.timeout, folder=folder, log=log)  # fmt: skip
+
+
 QUIET: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
 
 
@@ -184,6 +195,8 @@ class _Actor:
     def __init__(self, setup: Any) -> None:
         algorithm, holdings, held_out, folder, budget, n = setup
         torch.set_num_threads(n)
+        if algorithm.trains:
+            importlib.import_module("torch._dynamo")  # the first optimiser would load it, at the cost of a client's time
         self.worker = Worker(algorithm, Federation(holdings, held_out), Memory(folder, budget, durable=True))
         self.singles: list[tuple[int, Message]] = []
 
