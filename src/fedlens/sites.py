@@ -97,7 +97,7 @@ class _Log(job.Watch):
         self.log(f"{setup.stack} with {len(setup.federation)} sites into {folder}, {done} of {setup.settings.rounds} rounds done")
 
     def round(self, record: Mapping[str, Any]) -> None:
-        numbers = {"loss": record["loss"], **record["metrics"]}
+        numbers = {"training loss": record["loss"], **dict(list(record["metrics"].items())[:3])}
         text = "  ".join(f"{k} {v:.4g}" for k, v in numbers.items() if v is not None)
         self.log(f"round {record['round']}: {record['heard']} of {record['asked']} heard in {record['seconds']:.1f} s  {text}")
         for lost in record["lost"]:
