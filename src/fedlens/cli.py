@@ -83,6 +83,20 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over in a folder that already holds a run.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done, and what it would take.")] = False,
+    superlink: Annotated[
+        str | None,
+        typer.Option("--superlink", help="With --engine flower: host:port, or a connection of your Flower config.", show_default=False),
+    ] = None,
+    ca: Annotated[Path, typer.Option("--ca", help="With --engine flower: the federation's CA certificate.")] = Path("keys/ca.crt"),
+    patience: Annotated[float, typer.Option("--patience", help="With --engine flower: seconds to wait for sites.")] = 600.0,
+    least: Annotated[int, typer.Option("--least", help="With --engine flower: sites a round needs.")] = 1,
+    forgive: Annotated[bool, typer.Option("--forgive", help="With --engine flower: let sites that lost their memory begin anew.")] = False,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address", help="With --engine ray: a running cluster. [dim]default: one is started here[/]", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Run a recipe and leave a run folder with curves, model and report.
 
@@ -99,6 +113,20 @@ def run(
             show.dry_run(config, engine, spinner)
             return
         folder = out or default_folder(recipe, config, resume, fresh)
+        if engine == "flower":
+            from fedlens import sites
+
+            if not superlink:
+                raise click.UsageError("--engine flower needs --superlink host:port (`fedlens serve` starts one)")
+            spinner.stop()
+            raise typer.Exit(
+                sites.submit(
+                    config, folder, superlink, ca=ca, resume=resume, fresh=fresh, patience=patience, least=least, forgive=forgive,
+                    say=lambda text: click.echo(text, err=True),
+                )
+            )  # fmt: skip
+        if ray_address:
+            os.environ["RAY_ADDRESS"] = ray_address
         job.start(config, folder, engine=engine, resume=resume, fresh=fresh, watch=show.live(spinner))
 
 
