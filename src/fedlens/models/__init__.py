@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_WHERE: dict[str, str] = {}
+_WHERE: dict[str, str] = {
+    "SpyNet": "spynet",
+    "vrt": "vrt", "vrt_small": "vrt", "rvrt": "rvrt", "rvrt_small": "rvrt", "iart": "iart", "iart_small": "iart",
+}  # fmt: skip
 __all__ = list(_WHERE)
 
 
