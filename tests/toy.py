@@ -53,3 +53,39 @@ def flat(message: Message) -> dict[str, Tensor]:
 def same_bits(a: Message, b: Message) -> bool:
     x, y = flat(a), flat(b)
     return x.keys() == y.keys() and all(torch.equal(t, y[n]) and t.dtype == y[n].dtype for n, t in x.items())
+
+
+class Frames(nn.Module):
+    """Clips (B, T, 3, H, W) or pictures (N, 3, H, W) of any size to the same, frame by frame."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.reshape(-1, *x.shape[-3:])).reshape(x.shape)  # type: ignore[no-any-return]
+
+
+class Denoise(LearningTask):
+    """Something dense: a map comes out, not a label."""
+
+    def model(self) -> nn.Module:
+        return Frames()
+
+    def loss(self, output: Output, batch: Batch) -> Tensor:
+        return nn.functional.mse_loss(output.prediction, batch["y"])
+
+    def evaluate(self, result: Any, data: Data) -> dict[str, float]:
+        batch = data.batch(torch.arange(len(data)))
+        return {"loss": float(self.loss(self.forward(result, batch), batch))}
+
+
+def dense_federation(*shape: int, clients: int = 7) -> Federation:
+    """Clean maps of the given shape behind noise."""
+    rng = torch.Generator().manual_seed(1)
+
+    def some(n: int) -> Tensors:
+        y = torch.rand(n, *shape, generator=rng)
+        return Tensors({"x": y + 0.3 * torch.randn(y.shape, generator=rng), "y": y})
+
+    return Federation([some(9 + i) for i in range(clients)], test=some(4))

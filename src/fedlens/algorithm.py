@@ -24,6 +24,7 @@ class Algorithm(ABC):
     """Two functions at each end, and a few beside them. `state` lives on the server, `client.memory` on the clients."""
 
     needs: Needs = "sums"  # does server_step look at single replies, or only at their weighted sums?
+    draws: ClassVar[bool] = True  # does client_step use random numbers, `client.rng` or hidden ones? Making them takes 100 us a client
     trains: ClassVar[bool] = False  # does client_step run the training loop, so that terms can be added to its objective?
 
     @abstractmethod
@@ -41,6 +42,11 @@ class Algorithm(ABC):
     @abstractmethod
     def server_step(self, state: Message, replies: Replies) -> Message:
         """The next state."""
+
+    def given(self, facts: Mapping[str, Any]) -> Algorithm:
+        """This algorithm, told before the first round what is public about the federation (`Federation.facts`: the size of a
+        scene, its noise). For the server's half: what a client must know of it travels in a message."""
+        return self
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
         """For every tree of a reply, a tree with the same names and shapes. Whatever does not fit is refused before the sum."""
@@ -108,6 +114,11 @@ class Layer(Algorithm):
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         return self.inner.server_step(state, replies)
+
+    def given(self, facts: Mapping[str, Any]) -> Algorithm:
+        layer = copy.copy(self)
+        layer.inner = self.inner.given(facts)
+        return layer
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
         return self.inner.expects(message)

@@ -74,17 +74,27 @@ def generator(*words: int) -> Generator:
     return Generator().manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
 
 
+_SCRATCH = np.random.MT19937(0)  # numpy's hidden stream while a client works: swapping a pointer is quicker than copying a state
+
+
 @contextmanager
 def seeded(rng: Generator) -> Iterator[None]:
     """Hidden random state (dropout, a user's numpy call) follows the client's stream too, and is put back afterwards."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     seed = int(torch.randint(2**31 - 1, (), generator=rng))
-    torch.manual_seed(seed)
+    before = torch.default_generator.get_state(), np.random.get_bit_generator(), random.getstate()  # type: ignore[attr-defined]
+    mine = _SCRATCH if before[1] is not _SCRATCH else np.random.MT19937(0)  # nested: the outer one is in use
+    np.random.set_bit_generator(mine)  # type: ignore[attr-defined]
     np.random.seed(seed)
     random.seed(seed)
+    # torch.manual_seed looks for every kind of accelerator, which takes longer than a small client's work.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
     try:
         yield
     finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
+        torch.default_generator.set_state(before[0])
+        np.random.set_bit_generator(before[1])  # type: ignore[attr-defined]
         random.setstate(before[2])

@@ -144,15 +144,17 @@ class Memory:
         return changed
 
     def _keep(self, client: int, record: Record) -> None:
-        if client in self.resident:
-            self.bytes -= self.resident.pop(client).count_bytes()
+        """In an order that Ctrl-C may cut anywhere: a client's record is always here or in its file, old or new."""
+        before = self.resident.get(client)
         self.resident[client] = record
-        self.bytes += record.count_bytes()
+        self.resident.move_to_end(client)
+        self.bytes += record.count_bytes() - (before.count_bytes() if before else 0)
         while self.bytes > self.budget and self.folder is not None and len(self.resident) > 1:
-            old, gone = self.resident.popitem(last=False)
+            oldest, gone = next(iter(self.resident.items()))
+            if not self.durable and oldest in self.changed:
+                self._write(oldest, gone)
+            del self.resident[oldest]
             self.bytes -= gone.count_bytes()
-            if not self.durable and old in self.changed:
-                self._write(old, gone)
 
     def _write(self, client: int, record: Record) -> None:
         part = self.path(client).with_suffix(f".part{os.getpid()}")

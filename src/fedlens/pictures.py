@@ -39,13 +39,15 @@ def save_pictures(pictures: Sequence[Picture], folder: Path) -> None:
             name = f"{k:02d}-{j:02d}.png"
             Image.fromarray(to_uint8(pixels, stretch=picture.kind == "map")).save(folder / name)
             files.append(name)
-        entry = {
+        entry: dict[str, Any] = {
             "caption": picture.caption,
             "kind": picture.kind,
             "files": files,
             "labels": list(picture.labels),
             "facts": dict(picture.facts),
         }
+        if picture.kind == "map":  # the files are stretched to 0..255: a colour bar needs to know from what
+            entry["ranges"] = [[float(x.min()), float(x.max())] for x in picture.images]
         index.append(entry)
     part = folder / "index.json.part"
     part.write_text(json.dumps(index, indent=1))

@@ -56,11 +56,15 @@ class Sum:
 
     tree: Tree
     weight: float
+    borrowed: bool = False  # the arrays are a reply's own, which its client may also remember: not to be written to
 
     def absorb(self, right: Sum) -> Sum:
-        """self + right, in place: both are private to the process that folds."""
-        for name, t in self.tree.items():
-            t.add_(right.tree[name])
+        """self + right, in place where the arrays are private to the process that folds."""
+        if self.borrowed:
+            self.tree, self.borrowed = {n: torch.add(t, right.tree[n]) for n, t in self.tree.items()}, False
+        else:
+            for name, t in self.tree.items():
+                t.add_(right.tree[name])
         self.weight += right.weight
         return self
 
@@ -74,6 +78,13 @@ def _weights(reply: Message, tree: str) -> Mapping[str, float]:
     return reply.weights.get(tree) or {MEAN: 1.0}
 
 
+def _leaf(tree: Tree, weight: float) -> Sum:
+    """A weight of one needs no product, and so no copy: 1.0 x is x, bit for bit."""
+    if weight == 1 and all(t.is_floating_point() or t.is_complex() for t in tree.values()):
+        return Sum(tree, weight, borrowed=True)
+    return Sum(_weighted(tree, weight), weight)
+
+
 def _weighted(tree: Mapping[str, Tensor], weight: float) -> Tree:
     return {n: (t if t.is_floating_point() or t.is_complex() else t.double()) * weight for n, t in tree.items()}
 
@@ -85,9 +96,7 @@ class Fold:
         self.nodes: Nodes = {}
 
     def add(self, position: int, reply: Message) -> None:
-        leaf = {
-            (tree, name): Sum(_weighted(arrays, w), w) for tree, arrays in reply.trees.items() for name, w in _weights(reply, tree).items()
-        }
+        leaf = {(tree, name): _leaf(arrays, w) for tree, arrays in reply.trees.items() for name, w in _weights(reply, tree).items()}
         self.merge((0, position), leaf)
 
     def merge(self, node: Node, sums: dict[Key, Sum]) -> None:

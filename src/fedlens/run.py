@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,22 +43,29 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+_UNUSED = torch.Generator()  # of a client half that draws no random numbers
+
+
 def answer(algorithm: Algorithm, message: Message, id: int, federation: Federation, memory: Memory, heard: int = NEVER) -> Message:
     """The client's end of every engine: settle the memory, work with seeded random numbers, leave a draft, reply."""
     record = memory.load(id)
     kept = record.settle(heard)
-    rng = generator(int(message.scalars.get("seed", 0)), message.round, id)
     evaluating = bool(message.scalars.get("evaluate"))
+    draws = evaluating or algorithm.draws
+    rng = generator(int(message.scalars.get("seed", 0)), message.round, id) if draws else _UNUSED
     draft = Draft(kept, read_only=evaluating)
     client = Client(id, federation.holdings[id], rng, draft, federation.held_out_of(id))
-    with seeded(rng):
+    with seeded(rng) if draws else nullcontext():
         if evaluating:
             held_out = client.held_out
             metrics = algorithm.evaluate(message, held_out, draft) if held_out is not None and len(held_out) else {}
             return Message(scalars={**metrics, "examples": float(len(held_out) if held_out is not None else 0)}, sender=id)
         reply = algorithm.client_step(message, client)
     memory.save(id, Record(kept, draft.written, message.round))
-    return reply.note(round=message.round, bytes_up=reply.count_bytes()).sent_by(id)
+    # How much a client counts is worth knowing, and where trees are summed on the way nobody else could tell.
+    counts = {f"weight:{name}": float(w) for name, w in next(iter(reply.weights.values()), {}).items()}
+    known = {"round": message.round, "bytes_up": reply.count_bytes(), **counts}
+    return replace(reply, scalars={**reply.scalars, **known}, sender=id)
 
 
 @dataclass

@@ -72,8 +72,10 @@ def count_bytes(tree: Mapping[str, Tensor]) -> int:
 def is_finite(tree: Mapping[str, Tensor]) -> bool:
     """A sum is one cheap pass and is finite whenever the entries are, unless it overflows: only then look at each entry."""
     for t in tree.values():
-        if (t.is_floating_point() or t.is_complex()) and not bool(torch.isfinite(t.sum())) and not bool(torch.isfinite(t).all()):
-            return False
+        if t.is_floating_point() or t.is_complex():
+            total = t.sum().item()
+            if total - total != 0 and not bool(torch.isfinite(t).all()):  # Inf - Inf and NaN - NaN are NaN
+                return False
     return True
 
 

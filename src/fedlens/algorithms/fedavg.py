@@ -91,8 +91,8 @@ class FedAvg(Algorithm):
 
     task: what is learned. lr, optimizer, momentum, weight_decay: the local optimiser, fresh in every round. schedule: of the learning
     rate over the rounds ("step" multiplies by decay every step_every rounds). epochs or steps: how much local work. clip: gradient
-    norm. weights: how much a client counts. server_lr: 1 is plain averaging. mixed_precision: bfloat16 autocast. channels_last: memory format.
-    init_from: a .safetensors file to start from.
+    norm. weights: how much a client counts. server_lr: 1 is plain averaging. mixed_precision: bfloat16 autocast. channels_last:
+    memory format. init_from: a .safetensors file to start from.
     """
 
     task: LearningTask

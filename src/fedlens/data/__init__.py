@@ -5,7 +5,26 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_WHERE = {"Listed": "tensors", "Tensors": "tensors"}
+_WHERE = {
+    "Cifar10": "cifar",
+    "Cifar100": "cifar",
+    "Clips": "clips",
+    "CocoPose": "pose",
+    "Csv": "folders",
+    "HuggingFace": "folders",
+    "ImageFolder": "folders",
+    "Listed": "tensors",
+    "Lspet": "pose",
+    "MovingTextures": "clips",
+    "Mpii": "pose",
+    "Npz": "folders",
+    "People": "pose",
+    "Scene": "scene",
+    "StickFigures": "pose",
+    "Synthetic": "synthetic",
+    "Tensors": "tensors",
+    "TinyImageNet": "folders",
+}  # fmt: skip
 __all__ = list(_WHERE)
 
 

@@ -12,6 +12,10 @@ class DataError(ValueError):
 
 
 class Source(ABC):
+    def default_clients(self) -> int | None:
+        """How many clients there are when nobody says: data that comes divided knows it, other data leaves it to the recipe."""
+        return None
+
     @abstractmethod
     def federation(self, clients: int, seed: int) -> Federation:
         """Split among `clients` clients, reproducibly. Raises DataError before any work starts."""

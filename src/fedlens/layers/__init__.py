@@ -1,11 +1,24 @@
 """Layers: one idea per file, both halves in it."""
 
 from fedlens.layers.fedprox import FedProx
+from fedlens.layers.high_frequency import HighFrequency
 from fedlens.layers.loss_aware import LossAware
 from fedlens.layers.median import Median
 from fedlens.layers.mixed_weights import MixedWeights
 from fedlens.layers.moving_mean import MovingMean
+from fedlens.layers.multi_resolution import MultiResolution
 from fedlens.layers.private import BackboneOnly, FedBN
 from fedlens.layers.scaffold import Scaffold
 
-__all__ = ["BackboneOnly", "FedBN", "FedProx", "LossAware", "Median", "MixedWeights", "MovingMean", "Scaffold"]
+__all__ = [
+    "BackboneOnly",
+    "FedBN",
+    "FedProx",
+    "HighFrequency",
+    "LossAware",
+    "Median",
+    "MixedWeights",
+    "MovingMean",
+    "MultiResolution",
+    "Scaffold",
+]

@@ -30,4 +30,4 @@ class MixedWeights(Layer):
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         merged = mixed(replies, "delta", {"loss": self.alpha, "examples": 1 - self.alpha})
-        return self.inner.server_step(state, replies.put(delta=merged))
+        return self.inner.server_step(state.note(mix=self.alpha), replies.put(delta=merged))

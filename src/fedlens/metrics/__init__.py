@@ -5,7 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_WHERE: dict[str, str] = {}
+_WHERE = {
+    "coco_ap": "pose",
+    "oks": "pose",
+    "pck": "pose",
+    "pckh": "pose",
+    "psnr": "image",
+    "ssim": "image",
+}
 __all__ = list(_WHERE)
 
 

@@ -5,10 +5,20 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_WHERE: dict[str, str] = {
+_WHERE = {
+    "BidirectionalVSR": "vsr",
+    "Classifier": "classification",
+    "LightVSR": "vsr",
+    "SimpleBaseline": "vitpose",
     "SpyNet": "spynet",
-    "vrt": "vrt", "vrt_small": "vrt", "rvrt": "rvrt", "rvrt_small": "rvrt", "iart": "iart", "iart_small": "iart",
-}  # fmt: skip
+    "ViTPose": "vitpose",
+    "iart": "iart",
+    "iart_small": "iart",
+    "rvrt": "rvrt",
+    "rvrt_small": "rvrt",
+    "vrt": "vrt",
+    "vrt_small": "vrt",
+}
 __all__ = list(_WHERE)
 
 

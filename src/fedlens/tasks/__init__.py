@@ -5,7 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_WHERE: dict[str, str] = {}
+_WHERE = {
+    "Classification": "classification",
+    "Deblurring": "deblurring",
+    "Pose": "pose",
+    "SuperResolution": "super_resolution",
+}
 __all__ = list(_WHERE)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedlens.client import Batch, Data, Output
 from fedlens.federation import Federation
@@ -38,7 +39,11 @@ class Task(ABC):
 
 
 class LearningTask(Task):
-    """A task with a model and a loss: what FedAvg and its layers train."""
+    """A task with a model and a loss: what FedAvg and its layers train.
+
+    multiple: the sides of an input must be multiples of this, because the model says so (a patch, a stride)."""
+
+    multiple: int = 1
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -59,6 +64,14 @@ class LearningTask(Task):
     @abstractmethod
     def loss(self, output: Output, batch: Batch) -> Tensor:
         """Mean loss of a batch."""
+
+    def lower(self, batch: Batch, size: tuple[int, int]) -> Batch:
+        """The same batch as a camera of fewer pixels would have seen it. Labels stay as they are: nobody compares against them there."""
+        return {**batch, "x": F.interpolate(batch["x"], size=size, mode="bilinear", align_corners=False, antialias=True)}
+
+    def distance(self, prediction: Any, target: Any) -> Tensor:
+        """How far one prediction is from another of the same shape, with the same reduction as `loss`, so that the two may be added."""
+        return F.mse_loss(prediction, target)
 
     def save(self, state: Message, folder: Path) -> None:
         from safetensors.torch import save_file

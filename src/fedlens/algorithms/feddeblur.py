@@ -1,0 +1,378 @@
+r"""FedDeblur: one sharp scene from private, blurred, partial views, by consensus ADMM (Algorithms 1 and 6 of the paper).
+
+    min_x  1/n sum_k |m_k (h_k * x - y_k)|^2 + eta R(W x)                                                            Eqs. 1 and 2
+
+State: "image" (x), "x" (its half-spectrum) and, for split priors, "q". Broadcast: "x", and the scalar rho. Reply: "w" alone.
+
+Clients keep the scaled dual u = lambda_k / rho and never send it, x_k, y_k, h_k or m_k. Everything below is a half-spectrum.
+Complete (Eq. 6): v = x - u, x_k = A + B v, u' = x_k - v, w = x_k + u' with A and B = rho / (2/n |H|^2 + rho) fixed. So
+    u' = A + (B - 1) v,   w = v + 2 u':            three passes over the spectrum and no Fourier transform.
+Partial (lines 17-19): r_k and, outside the view, beta_k follow from the rest, so neither is kept. With b = beta_k / rho on the view and
+    d = (1 - c) (y + b - h * x_k) on the view, 0 outside, c = rho / (2/n + rho):    r + y + b = h * x_k + d,
+    x_k' = x_k + (v - x_k + conj(H) F d) / (|H|^2 + 1),   b' = h * x_k + d - h * x_k':  one transform each way; y stays a patch.
+Server, split priors (Eqs. 7-9): with q = z + mu / rho made ready in the round before,
+    x = (n w + W^T q) / (n + W^T W),   z' = prox(2 W x - q),   q' = z' + q - W x = W x + (1 - prox)(q - 2 W x),   prox of eta/rho R,
+which holds because R is even; mu and z need no arrays of their own.
+Server, others (Eq. 5): x = prox_{eta/(n rho)}(w).
+
+Deviations: clients begin at the broadcast x^0, not at y_k, since otherwise the first w_k is the observation itself; the first server
+step (a prox of the arbitrary x^0) is left out; x^0 is flat grey unless start="random"; n stays the population when only part of it
+takes part (Algorithm 6 says "same as Algorithm 1"). The public code relaxes the duals by 1.05, updates clients first and averages
+with masks when a denoiser meets partial views; none of that is done here. The relative change that stops a run is the largest over
+the scenes. eta, rho and sigma left at None are the published settings nearest to (views, channels, n, noise): `published`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedlens import spectrum
+from fedlens.algorithm import Algorithm
+from fedlens.client import Client, generator
+from fedlens.message import Message
+from fedlens.priors import DenoiserName, Prior, PriorName, make_prior
+from fedlens.replies import Replies
+from fedlens.tasks.task import Task
+from fedlens.tree import Tree
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one client saw of one scene: pixels (C, h, w) in [0, 255], its kernel, the scene's size, and where a partial view lies.
+    A client's data is a dict of these, by the name of the scene."""
+
+    pixels: Tensor
+    kernel: Tensor
+    height: int
+    width: int
+    top: int | None = None
+    left: int | None = None
+
+    @property
+    def partial(self) -> bool:
+        return self.top is not None
+
+    def embed(self, patch: Tensor) -> Tensor:
+        """The patch where it lies in the scene, zeros elsewhere."""
+        if self.top is None or self.left is None:
+            return patch
+        out = torch.zeros((*patch.shape[:-2], self.height, self.width), dtype=patch.dtype)
+        self.cut(out).copy_(patch)
+        return out
+
+    def cut(self, image: Tensor) -> Tensor:
+        if self.top is None or self.left is None:
+            return image
+        return image[..., self.top : self.top + self.pixels.shape[-2], self.left : self.left + self.pixels.shape[-1]]
+
+    def mask(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self.embed(torch.ones(1, *self.pixels.shape[-2:], dtype=dtype))
+
+    def misfit(self, x: Tensor) -> float:
+        """|m (h * x - y)|^2 of a half-spectrum x."""
+        h = spectrum.otf(self.kernel, self.height, self.width, x.dtype)
+        seen = torch.fft.irfft2(torch.view_as_complex(x) * h, s=(self.height, self.width))
+        return float((self.cut(seen) - self.pixels.to(seen.dtype)).double().square().sum())
+
+
+class Half(Protocol):
+    """The client's half for one scene: from the broadcast x and what was kept, w and what to keep."""
+
+    def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]: ...
+
+
+class Complete:
+    """Option A of Algorithm 1. `a` and `c` = B - 1 never change, so a round is two sums and a product."""
+
+    def __init__(self, seen: Observation, n: float, rho: float, dtype: torch.dtype) -> None:
+        h = spectrum.otf(seen.kernel, seen.height, seen.width, torch.float64)
+        y = torch.fft.rfft2(seen.pixels.double())
+        power = 2 / n * h.abs().square()
+        self.a = torch.view_as_real(2 / n * h.conj() * y / (power + rho)).to(dtype)
+        # Twice each entry, beside one another: multiplying two contiguous arrays is quicker than broadcasting one of them.
+        self.c = (-power / (power + rho)).to(dtype).unsqueeze(-1).expand(self.a.shape).contiguous()
+
+    def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]:
+        v = x - kept["u"] if kept else x.clone()
+        u = torch.addcmul(self.a, self.c, v)
+        return v.add_(u, alpha=2), {"u": u}
+
+
+class Partial:
+    """Option B of Algorithm 1."""
+
+    def __init__(self, seen: Observation, n: float, rho: float, dtype: torch.dtype) -> None:
+        self.seen, self.pixels = seen, seen.pixels.to(dtype)
+        self.h = spectrum.otf(seen.kernel, seen.height, seen.width, dtype)
+        self.inverse = (1 / (1 + self.h.abs().square())).unsqueeze(-1).expand(*self.h.shape, 2).contiguous()
+        self.share = 1 - rho / (2 / n + rho)
+        self.canvas = torch.zeros(*seen.pixels.shape[:-2], seen.height, seen.width, dtype=dtype)  # zero outside the view, for ever
+
+    def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]:
+        if kept is None:
+            blurred = self._view(x)
+            kept = {"x": x, "u": torch.zeros_like(x), "b": torch.zeros_like(blurred), "hx": blurred}
+        d = (self.pixels + kept["b"]).sub_(kept["hx"]).mul_(self.share)
+        self.seen.cut(self.canvas).copy_(d)
+        v = x - kept["u"]
+        new = torch.view_as_real(torch.fft.rfft2(self.canvas).mul_(self.h.conj()))
+        new.add_(v).sub_(kept["x"]).mul_(self.inverse).add_(kept["x"])
+        u = new - v
+        blurred = self._view(new)
+        b = d.add_(kept["hx"]).sub_(blurred)
+        return new + u, {"x": new, "u": u, "b": b, "hx": blurred}
+
+    def _view(self, x: Tensor) -> Tensor:
+        """h * x, where it was observed."""
+        blurred = torch.fft.irfft2(torch.view_as_complex(x) * self.h, s=(self.seen.height, self.seen.width))
+        return self.seen.cut(blurred).contiguous()
+
+
+@dataclass
+class FedDeblur(Algorithm):
+    """Consensus ADMM: clients fit their own views, the server holds the prior, only w_k = x_k + lambda_k / rho travels up.
+
+    prior: tv, wavelet, ridge, box or pnp (a denoiser: auto, ffdnet, drunet, dncnn, tv, bm3d, with its weights). eta: strength of the prior.
+    rho: penalty. sigma: noise level given to a denoiser, in grey levels (instead of eta = n rho sigma^2). tol: relative change of the
+    image that ends a run; 0 never does. start: what the server begins with. measure_every: rounds between two measurements of objective,
+    consensus error and change of w (they cost as much as a round, and each client then also sends two scalars). double: float64.
+    """
+
+    task: Task | None = None
+    prior: PriorName = "tv"
+    eta: float | None = None
+    rho: float | None = None
+    sigma: float | None = None
+    denoiser: DenoiserName = "auto"
+    weights: str | None = None
+    tol: float = 1e-5
+    start: Literal["grey", "random"] = "grey"
+    measure_every: int = 0
+    double: bool = False
+    _scenes: dict[str, tuple[int, int, int]] = field(default_factory=dict, init=False, repr=False)
+    _pad: int = field(default=0, init=False, repr=False)
+    _halves: dict[tuple[int, str], tuple[Observation, float, float, Half]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _prior: Prior | None = field(default=None, init=False, repr=False, compare=False)
+    _gram: dict[tuple[int, int, float], Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    draws: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name in ("eta", "rho", "sigma"):
+            value = getattr(self, name)
+            if value is not None and not (0 < value < math.inf or (value == 0 and name == "eta")):
+                raise ValueError(f"{name} is {value}: it must be {'zero or more' if name == 'eta' else 'greater than zero'}")
+        if self.sigma is not None and (self.prior != "pnp" or self.eta is not None):
+            raise ValueError("sigma is the noise level of a denoiser: it needs prior=pnp, and stands in for eta")
+
+    # -- what is known before the first round --------------------------------------------------------------------------------------
+
+    def given(self, facts: Mapping[str, Any]) -> FedDeblur:
+        """The scenes' sizes, and the published eta and rho where none were chosen."""
+        told = replace(self)
+        told._scenes = {name: (int(c), int(h), int(w)) for name, (c, h, w) in facts["scenes"].items()}
+        told._pad = int(facts.get("pad", 0))
+        n = int(facts["clients"])
+        eta, rho = self.suggested(facts, n)
+        told.rho = self.rho if self.rho is not None else rho
+        told.eta = self.eta if self.eta is not None else eta
+        if self.sigma is not None:
+            told.eta, told.sigma = n * told.rho * self.sigma**2, None
+        return told
+
+    def suggested(self, facts: Mapping[str, Any], n: int) -> tuple[float, float]:
+        """(eta, rho) for this federation."""
+        colour = any(c > 1 for c, _, _ in self._scenes.values() or facts["scenes"].values())
+        views = str(facts.get("blur", "mixed")) if facts.get("observe") == "partial" else "complete"
+        return published(self.prior, views, colour, n, facts.get("noise"), self.rho)
+
+    # -- both ends ---------------------------------------------------------------------------------------------------------------------
+
+    def init(self) -> Message:
+        if not self._scenes or self.eta is None or self.rho is None:
+            raise ValueError(f"{type(self).__name__} does not know its scene yet: use algorithm.given(federation.facts)")
+        images: Tree = {}
+        for name, shape in self._scenes.items():
+            if self.start == "random":
+                images[name] = torch.rand(shape, generator=generator(0, *name.encode())).to(self.dtype) * 255
+            else:
+                images[name] = torch.full(shape, 127.5, dtype=self.dtype)
+        return self.begin(images)
+
+    def begin(self, images: Tree) -> Message:
+        assert self.eta is not None and self.rho is not None
+        state = Message({"image": images, "x": {n: spectrum.forward(x) for n, x in images.items()}})
+        state = state.note(eta=self.eta, rho=self.rho, pad=self._pad)
+        prior = self.regulariser
+        if prior.split:
+            state = state.put(q={n: prior.prox(prior.transform(x), self.eta / self.rho) for n, x in images.items()})
+        return state
+
+    def broadcast(self, state: Message) -> Message:
+        return Message({"x": state.trees["x"]}, {"rho": state.scalars["rho"], "measure": float(self._measures(state.round))})
+
+    def expects(self, message: Message) -> Mapping[str, Tree]:
+        return {"w": message.trees["x"]}
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        received, n, rho = message.trees["x"], message.scalars["population"], message.scalars["rho"]
+        sent: Tree = {}
+        misfit = gap = 0.0
+        for name, x in received.items():
+            half = self._half(client, name, n, rho)
+            kept = client.memory.get(name)
+            sent[name], client.memory[name] = half.step(x, kept)
+            if message.scalars["measure"]:
+                seen: Observation = client.data[name]
+                misfit += seen.misfit(x)
+                moved = client.memory[name]["u"] - (kept["u"] if kept else 0)  # u' - u = x_k - x
+                gap += spectrum.norm(moved, seen.width) ** 2
+        reply = Message({"w": sent})
+        return reply.note(loss=misfit, gap=math.sqrt(gap)) if message.scalars["measure"] else reply
+
+    def server_step(self, state: Message, replies: Replies) -> Message:
+        n, rho, eta = state.scalars["population"], state.scalars["rho"], state.scalars["eta"]
+        prior, mean = self.regulariser, replies.mean("w")
+        images: Tree = {}
+        spectra: Tree = {}
+        ready: Tree = {}
+        for name, w in mean.items():
+            old = state.trees["image"][name]
+            width = old.shape[-1]
+            if prior.split:
+                q = state.trees["q"][name]
+                s = spectrum.forward(prior.adjoint(q)).add_(w, alpha=n).mul_(self._inverse(prior, n, old.shape[-2:]))
+                x = spectrum.backward(s, width)
+                d = prior.transform(x)
+                ready[name] = prior.add_rest(d, torch.sub(q, d, alpha=2), eta / rho)
+            else:
+                x = prior.prox(spectrum.backward(w, width), eta / (n * rho))
+                s = spectrum.forward(x)
+            images[name], spectra[name] = x, s
+        trees = {"image": images, "x": spectra, **({"q": ready} if ready else {})}
+        return self.watch(state, trees, replies, mean if self.measure_every else {})
+
+    # -- the server's other duties ---------------------------------------------------------------------------------------------------
+
+    def watch(self, state: Message, trees: dict[str, Tree], replies: Replies, mean: Tree) -> Message:
+        """The new state with what is known about the step: its relative change, whether to stop, the measurements of this round."""
+        change = max(relative_change(x, state.trees["image"][n]) for n, x in trees["image"].items())
+        notes = {"change_x": change}
+        if self.tol and change < self.tol:
+            notes["stop"] = 1.0
+        if mean:  # w itself is kept, to see how far the next one is from it
+            trees["w"] = mean
+            if "w" in state.trees and self._measures(state.round):
+                notes["change_w"] = max(relative_change(w, state.trees["w"][n]) for n, w in mean.items())
+        if gaps := replies.values("gap"):
+            notes["consensus"] = math.sqrt(sum(g * g for g in gaps) / len(gaps))
+        if fits := replies.values("loss"):
+            values = [self.regulariser.value(x) for x in state.trees["image"].values()]  # the image the clients measured
+            if None not in values:
+                notes["objective"] = sum(fits) / len(fits) + state.scalars["eta"] * sum(v for v in values if v is not None)
+        return Message({**state.trees, **trees}, {**state.scalars, **notes})
+
+    def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
+        if self.task is None:
+            return {}
+        images = {n: spectrum.backward(s, self._scenes[n][2]) for n, s in message.trees["x"].items()}
+        return self.task.evaluate({n: inside(x, self._pad) for n, x in images.items()}, data)
+
+    def result(self, state: Message) -> Tree:
+        """The restored scenes, (C, H, W) in [0, 255], neither clamped nor rounded."""
+        return restored(state)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.double else torch.float32
+
+    @property
+    def regulariser(self) -> Prior:
+        if self._prior is None:
+            self._prior = make_prior(self.prior, self.denoiser, self.weights)
+        return self._prior
+
+    def _measures(self, number: int) -> bool:
+        return bool(self.measure_every) and number % self.measure_every == 0
+
+    def _half(self, client: Client, scene: str, n: float, rho: float) -> Half:
+        """What follows from a client's data alone, made once per process. It is as private as the data: never sent, never pickled."""
+        seen: Observation = client.data[scene]
+        found = self._halves.get((client.id, scene))
+        if found is None or found[0] is not seen or found[1:3] != (n, rho):
+            half = (Partial if seen.partial else Complete)(seen, n, rho, self.dtype)
+            found = self._halves[client.id, scene] = (seen, n, rho, half)
+        return found[3]
+
+    def _inverse(self, prior: Prior, n: float, size: torch.Size) -> Tensor:
+        """1 / (n + W^T W), each entry twice."""
+        key = (int(size[0]), int(size[1]), n)
+        if key not in self._gram:
+            inverse = 1 / (n + prior.gram(*key[:2], self.dtype))
+            self._gram[key] = inverse.unsqueeze(-1).expand(*inverse.shape, 2).contiguous()
+        return self._gram[key]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_halves": {}, "_prior": None, "_gram": {}}
+
+
+def restored(state: Message) -> Tree:
+    """The scenes without the rim beyond the photo's edges that was solved for as well (boundary="unknown")."""
+    return {n: inside(x, int(state.scalars.get("pad", 0))) for n, x in state.trees["image"].items()}
+
+
+def inside(x: Tensor, pad: int) -> Tensor:
+    return x[..., pad : x.shape[-2] - pad, pad : x.shape[-1] - pad]
+
+
+def relative_change(new: Tensor, old: Tensor) -> float:
+    return float(torch.dist(new, old) / torch.linalg.vector_norm(old).clamp_min(1e-12))
+
+
+# -- published settings ------------------------------------------------------------------------------------------------------------
+
+# (eta, rho) by number of clients, noise of one grey level; intensities in [0, 255].
+GREY = {1: (0.1, 1e-4), 2: (0.05, 1e-4), 3: (0.05, 0.01), 4: (0.05, 0.03), 5: (0.035, 0.005), 6: (0.03, 0.003), 7: (0.03, 0.005),
+        8: (0.025, 0.003), 9: (0.025, 0.0025), 10: (0.025, 5e-4)}  # fmt: skip
+COLOUR = {3: (0.075, 0.02), 5: (0.05, 0.005), 10: (0.035, 0.001)}
+PARTIAL = {"motion": ((0.015, 0.005), (0.02, 0.005)), "synthesis": ((0.01, 0.002), (0.01, 5e-4))}  # grey, colour
+# How eta follows the noise, from the published values at n = 10: noise -> eta / eta(noise 1).
+NOISE = ((0.0, 0.002), (0.5, 0.3), (1.0, 1.0), (2.0, 3.0), (3.0, 4.0))
+DENOISE = {"complete": {3: (5.0, 0.0075), 5: (10.0, 0.001), 10: (5.0, 0.001)}, "motion": {9: (25.0, 0.02)}, "synthesis": {9: (30.0, 0.015)}}
+
+
+def published(prior: str, views: str, colour: bool, n: int, noise: float | None, rho: float | None = None) -> tuple[float, float]:
+    """(eta, rho). For a denoiser the published pair is (sigma, rho), which is eta = n rho sigma^2."""
+    kind = views if views == "complete" or views in PARTIAL else "motion"
+    level = 1.0 if noise is None else float(noise)
+    if prior == "pnp":
+        sigma, preset = _nearest(DENOISE[kind], n)
+        return n * (rho or preset) * sigma**2, preset
+    if kind != "complete":
+        eta, preset = PARTIAL[kind][1 if colour else 0]
+    elif colour:
+        eta, preset = COLOUR[n] if n in COLOUR else (1.4 * _nearest(GREY, n)[0], _nearest(GREY, n)[1])
+    else:
+        eta, preset = _nearest(GREY, n)
+    return eta * _between(NOISE, level), preset
+
+
+def _nearest(table: Mapping[int, tuple[float, float]], n: int) -> tuple[float, float]:
+    return table[min(table, key=lambda k: (abs(k - n), k))]
+
+
+def _between(table: tuple[tuple[float, float], ...], at: float) -> float:
+    """Linear between the published points, proportional beyond the last."""
+    for (low, a), (high, b) in pairwise(table):
+        if at <= high:
+            return a + (b - a) * max(0.0, at - low) / (high - low)
+    return table[-1][1] * at / table[-1][0]

@@ -1,0 +1,42 @@
+"""The names people know from papers, each a stack of parts. `fedlens run RECIPE --algorithm NAME` puts one in place of the recipe's own.
+
+A part is a class name or (class name, arguments). Whatever is not given here keeps the recipe's value or the class's default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Piece = str | tuple[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Named:
+    """A stack and one line about it."""
+
+    about: str
+    parts: tuple[Piece, ...]
+
+    def tables(self) -> list[dict[str, Any]]:
+        """As a recipe file would have them: one table a part."""
+        return [{"name": p} if isinstance(p, str) else {"name": p[0], **p[1]} for p in self.parts]
+
+
+def named(about: str, *parts: Piece) -> Named:
+    return Named(about, parts)
+
+
+NAMED: dict[str, Named] = {
+    "fedavg": named("McMahan et al. 2017: local training, averaged by samples", "FedAvg"),
+    "fedprox": named("Li et al. 2020: local training stays near the global model", "FedAvg", "FedProx"),
+    "scaffold": named("Karimireddy et al. 2020: control variates against client drift", "FedAvg", "Scaffold"),
+    "fedbn": named("Li et al. 2021: every client keeps its own normalisation layers", "FedAvg", "FedBN"),
+    "median": named("Yin et al. 2018: coordinate-wise median, half of the clients may lie", "FedAvg", "Median"),
+    "lossaware": named("FedVSR's server half alone: clients with a small loss count more", "FedAvg", "LossAware"),
+    "fedvssl": named(
+        "Rehman et al. 2022: only the backbone travels, loss and sample weights mixed, moving mean",
+        "FedAvg", "BackboneOnly", ("MixedWeights", {"alpha": 0.9}), ("MovingMean", {"beta": 1}),
+    ),
+}  # fmt: skip

@@ -1,0 +1,226 @@
+"""The command line. Nothing heavy is imported before a command needs it: `fedlens --help` answers at once.
+
+What a user can get wrong costs one sentence on stderr and exit code 2; Ctrl-C saves and exits with 130. Set FEDLENS_DEBUG=1 to see where
+an error came from.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import click
+import typer
+
+if TYPE_CHECKING:
+    from fedlens.config import Config
+
+USER, STOPPED = 2, 130
+
+app = typer.Typer(
+    name="fedlens",
+    help="Federated vision: train a model or restore a scene together, and no image leaves its owner.",
+    epilog=(
+        "[bold]Start here[/]\n\n"
+        "  fedlens run demo                                  a federated job in half a minute, no data needed\n\n"
+        "  fedlens list recipes                              what else there is to run\n\n"
+        "  fedlens compare demo --algorithms fedavg,fedprox  two methods side by side"
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Recipe = Annotated[str, typer.Argument(help="A shipped recipe, a TOML file, or a run folder.", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides: rounds=6, FedProx.mu=0.01, data.alpha=0.1", show_default=False)]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run folder. [dim]default: runs/RECIPE[/]", show_default=False)]
+EngineName = Annotated[str, typer.Option("--engine", help="simulator, ray or flower.")]
+Workers = Annotated[int | None, typer.Option("--workers", "-w", help="Processes. [dim]default: cores[/]", show_default=False)]
+
+
+def examples(*lines: str) -> str:
+    """An epilog of commands, one a line."""
+    return "[bold]Examples[/]\n\n" + "\n\n".join(f"  {line}" for line in lines)
+
+
+@app.command(
+    epilog=examples(
+        "fedlens run demo",
+        "fedlens run classification --algorithm fedprox FedProx.mu=0.1 rounds=30",
+        "fedlens run my.toml --out runs/first --workers 4",
+        "fedlens run runs/first --resume",
+        "fedlens run cifar10 --dry-run",
+    )
+)
+def run(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    algorithm: Annotated[
+        str | None, typer.Option("--algorithm", "-a", help="Instead of the recipe's own: a name from `list algorithms`, or parts joined by +.", show_default=False)
+    ] = None,
+    out: Out = None,
+    engine: EngineName = "simulator",
+    workers: Workers = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over in a folder that already holds a run.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done, and what it would take.")] = False,
+) -> None:
+    """Run a recipe and leave a run folder with curves, model and report."""
+    from fedlens import show
+
+    if resume and fresh:
+        raise click.UsageError("--resume goes on, --fresh starts over: choose one")
+    config = load(recipe, overrides, algorithm, workers)
+    if dry_run:
+        show.dry_run(config, engine)
+        return
+    from fedlens import job
+
+    folder = out or default_folder(recipe, config, resume, fresh)
+    job.start(config, folder, engine=engine, resume=resume, fresh=fresh, watch=show.live())
+
+
+@app.command("list", epilog=examples("fedlens list", "fedlens list layers", "fedlens list recipes"))
+def list_(
+    kind: Annotated[str, typer.Argument(help="recipes, algorithms, layers, tasks, models, datasets, metrics or engines.", show_default=False)] = "",
+) -> None:
+    """What there is: recipes, algorithms, layers, tasks, models, datasets, metrics."""
+    from fedlens import show
+
+    show.catalogue(kind)
+
+
+@app.command(epilog=examples("fedlens partition classification", "fedlens partition classification data.alpha=0.1 clients=20 --out split.png"))
+def partition(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Picture. [dim]default: RECIPE-partition.png[/]", show_default=False)] = None,
+) -> None:
+    """Who holds what, as a table and a picture."""
+    from fedlens import show
+
+    config = load(recipe, overrides)
+    show.partition(config, out or Path(f"{config.name}-partition.png"))
+
+
+@app.command(epilog=examples("fedlens report runs/demo"))
+def report(folder: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]) -> None:
+    """Write the report of a run (again)."""
+    from fedlens import show
+
+    if not folder.is_dir():
+        raise click.UsageError(f"there is no run folder {folder}")
+    show.report(folder)
+
+
+@app.command(epilog=examples("fedlens apply runs/vsr small.mp4 large.mp4", "fedlens apply runs/demo photos/ labels.csv"))
+def apply(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="A file or folder of yours.", show_default=False)],
+    target: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Where the result goes.", show_default=False)],
+    options: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the task.", show_default=False)] = None,
+) -> None:
+    """Use what was trained: upscale a video, find keypoints, classify, retrieve."""
+    from fedlens import show
+
+    if not (folder / "config.toml").is_file():
+        raise click.UsageError(f"{folder} is not a run folder: it has no config.toml")
+    if not source.exists():
+        raise click.UsageError(f"there is no {source}")
+    show.apply(folder, source, target, options or [])
+
+
+# -- how a command line becomes a config ---------------------------------------------------------------------------------------------------
+
+
+def load(recipe: str, overrides: Sequence[str] | None, algorithm: str | None = None, workers: int | None = None) -> Config:
+    from fedlens import config
+
+    given = list(overrides or [])
+    if workers is not None:
+        given.append(f"federation.workers={workers}")
+    return config.read(recipe, given, algorithm)
+
+
+def default_folder(recipe: str, config: Config, resume: bool, fresh: bool) -> Path:
+    from fedlens import job
+
+    if Path(recipe).is_dir():  # a run folder stands for itself
+        return Path(recipe)
+    if resume:
+        return job.newest_folder(config.name)
+    return Path("runs") / config.name if fresh else job.free_folder(config.name)
+
+
+# -- how it ends ------------------------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    sys.exit(invoke(argv))
+
+
+def invoke(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; the exit code."""
+    register_others()
+    try:
+        code = app(args=list(argv) if argv is not None else None, standalone_mode=False, prog_name="fedlens")
+        return int(code or 0)
+    except click.exceptions.NoArgsIsHelpError as e:
+        click.echo(e.format_message())
+        return 0
+    except click.ClickException as e:
+        return complain(e.format_message(), e)
+    except (click.Abort, KeyboardInterrupt):
+        return complain("stopped before the first round", code=STOPPED)
+    except BrokenPipeError:  # `fedlens list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as e:
+        return complain(about_file(e), e)
+    except ValueError as e:
+        return complain(str(e), e)
+    except Exception as e:
+        from fedlens.job import Interrupted
+
+        if not isinstance(e, Interrupted):
+            raise
+        return complain(f"{e}; everything is saved. Go on with: fedlens run {shlex.quote(str(e.folder))} --resume", code=STOPPED)
+
+
+def complain(sentence: str, error: BaseException | None = None, code: int = USER) -> int:
+    """One sentence on stderr."""
+    if error is not None and os.environ.get("FEDLENS_DEBUG"):
+        raise error
+    text = " ".join(sentence.split())
+    click.echo(f"fedlens: {text}" + ("" if text.endswith((".", "?", "!", "resume")) else "."), err=True)
+    return code
+
+
+def about_file(e: OSError) -> str:
+    name = f" ({e.filename})" if e.filename else ""
+    if e.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full{name}; what was written before is whole: make room and add --resume"
+    return f"{e.strerror or e}{name}" if e.errno else str(e)
+
+
+def register_others() -> None:
+    """Commands that live in files of their own: real sites, the board."""
+    for module in ("fedlens.cli_sites", "fedlens.cli_board"):
+        if importlib.util.find_spec(module) and module not in _registered:
+            _registered.add(module)
+            importlib.import_module(module).register(app)
+
+
+_registered: set[str] = set()
+
+
+if __name__ == "__main__":
+    main()

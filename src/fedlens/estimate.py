@@ -1,0 +1,109 @@
+"""What a job will take, found out by doing a little of it: a typical client works on a few batches, the rest is multiplication."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from fedlens.client import Batch, Data
+from fedlens.engines.worker import threads
+from fedlens.federation import Federation
+from fedlens.job import Setup, memory_in_use
+from fedlens.memory import Memory
+from fedlens.message import Message
+from fedlens.run import answer
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """seconds and bytes for the whole run; `client_seconds` for one client of mean size; memory for all processes together."""
+
+    seconds: float
+    client_seconds: float
+    memory: int
+    bytes_down: int
+    bytes_up: int
+    parameters: int
+    workers: int
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The first `size` examples of somebody's data."""
+
+    data: Data
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def batch(self, index: Tensor, rng: Generator | None = None) -> Batch:
+        return self.data.batch(index, rng)
+
+
+def estimate(setup: Setup) -> Estimate:
+    s, algorithm, federation = setup.settings, setup.algorithm, setup.federation
+    cohort = s.cohort or len(federation)
+    workers = max(1, min(os.cpu_count() or 1 if s.workers is None else s.workers, len(federation)))
+    with threads(s.threads):
+        before = memory_in_use()
+        state = algorithm.init().note(round=0, rounds=s.rounds, seed=s.seed, population=len(federation))
+        message = algorithm.broadcast(state).note(round=0, rounds=s.rounds, seed=s.seed, population=len(federation), cohort=cohort)
+        seconds, reply = time_client(setup, message)
+        growth = max(0, memory_in_use() - before)
+        evaluation = time_evaluation(setup, message)
+    evaluations = (s.rounds + s.evaluate_every - 1) // s.evaluate_every if s.evaluate_every else 0
+    held_out = sum(len(d) for d in federation.held_out if d is not None) if s.personal else 0
+    share = held_out / len(federation.test) if held_out and federation.test is not None and len(federation.test) else 0.0
+    work = cohort * seconds / min(workers, cohort)
+    return Estimate(
+        seconds=s.rounds * work + evaluations * evaluation * (1 + share / workers),
+        client_seconds=seconds,
+        memory=before + growth * (workers + 1),
+        bytes_down=message.count_bytes() * cohort * s.rounds,
+        bytes_up=reply.count_bytes() * cohort * s.rounds,
+        parameters=sum(t.numel() for t in message.trees.get("model", {}).values()),
+        workers=workers,
+    )
+
+
+def time_client(setup: Setup, message: Message) -> tuple[float, Message]:
+    """Seconds a client of mean size takes, and its reply. The first go warms up, the second counts."""
+    holdings = setup.federation.holdings
+    countable = all(isinstance(h, Data) for h in holdings)
+    if not countable:
+        return _timed(setup, message, setup.federation, 0)
+    mean = sum(len(h) for h in holdings) / len(holdings)
+    typical = min(range(len(holdings)), key=lambda i: abs(len(holdings[i]) - mean))
+    few = min(len(holdings[typical]), 4 * int(getattr(setup.algorithm.base, "batch", 32)))
+    small: Any = {typical: Beginning(holdings[typical], few)}
+    seconds, reply = 0.0, Message()
+    for _ in range(2):
+        seconds, reply = _timed(setup, message, Federation(small, setup.federation.held_out), typical)
+    # A fixed number of local steps takes as long on little data as on much.
+    return seconds * (1 if getattr(setup.algorithm.base, "steps", None) else mean / max(1, few)), reply
+
+
+def _timed(setup: Setup, message: Message, federation: Federation, id: int) -> tuple[float, Message]:
+    began = time.perf_counter()
+    reply = answer(setup.algorithm, message, id, federation, Memory())
+    return time.perf_counter() - began, reply
+
+
+def time_evaluation(setup: Setup, message: Message) -> float:
+    """Seconds to evaluate on the server's test set."""
+    test = setup.federation.test
+    if test is None:
+        return 0.0
+    few, scale = test, 1.0
+    if isinstance(test, Data) and len(test) > 256:
+        few, scale = Beginning(test, 256), len(test) / 256
+    began = time.perf_counter()
+    with torch.no_grad():
+        setup.algorithm.evaluate(message.note(evaluate=1), few, {})
+    return (time.perf_counter() - began) * scale

@@ -1,0 +1,431 @@
+"""A run folder, read as it is. Whatever is absent, half-written or broken becomes a sentence in `problems`, never an exception:
+the report and the board show runs that died, and runs that are being written at this moment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+Status = Literal["finished", "running", "stopped", "empty", "not a run"]
+MARKS = ("config.toml", "metrics.jsonl", "summary.json")  # any one of them makes a folder a run
+IMAGES = (".png", ".jpg", ".jpeg", ".webp")
+CELLS = 200_000  # client-rounds a page can hold; longer runs show every k-th round
+POINTS = 2_000  # rounds a curve can hold
+QUIET = 120.0  # seconds without a new line after which a run without summary counts as stopped (longer if its rounds are longer)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+    status: Status
+    config: Mapping[str, Any] = field(default_factory=dict)
+    config_text: str = ""
+    rounds: Sequence[Mapping[str, Any]] = ()
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    federation: Mapping[str, Any] = field(default_factory=dict)
+    pictures: Sequence[Mapping[str, Any]] = ()
+    problems: Sequence[str] = ()
+
+    @property
+    def planned(self) -> int | None:
+        value = table(self.config.get("federation")).get("rounds")
+        return value if isinstance(value, int) else None
+
+    @property
+    def title(self) -> dict[str, Any]:
+        """What was run, in few words, from the resolved recipe."""
+        stack = self.config.get("algorithm")
+        names = [str(table(part).get("name", "?")) for part in stack] if isinstance(stack, list) else []
+        parts = {key: table(self.config.get(key)) for key in ("task", "data", "federation")}
+        return {
+            "task": parts["task"].get("name"),
+            "data": parts["data"].get("name"),
+            "algorithm": names,
+            "clients": parts["federation"].get("clients"),
+            "cohort": parts["federation"].get("cohort"),
+            "seed": parts["federation"].get("seed", self.summary.get("seed")),
+            "rounds": self.planned,
+        }
+
+
+def read(path: Path) -> RunFolder:
+    """Everything a page shows about one run."""
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a folder.")
+    status = _kind(path)
+    if status is not None:
+        return RunFolder(path, status)
+    problems: list[str] = []
+    text = _text(path / "config.toml", problems, wanted=True)
+    config = _toml(text, problems)
+    rounds = parse_rounds(_text(path / "metrics.jsonl", problems, wanted=True), problems)
+    summary = _json(path / "summary.json", problems)
+    federation = _json(path / "federation.json", problems)
+    pictures = read_pictures(path, problems)
+    status = _progress(path, rounds, table(summary), config)
+    if status == "stopped":
+        problems.insert(0, f"The run ended before it was complete: {len(rounds)} rounds are recorded and there is no up-to-date summary.json.")
+    return RunFolder(path, status, config, text, rounds, table(summary), table(federation), pictures, problems)
+
+
+def parse_rounds(text: str, problems: list[str]) -> list[dict[str, Any]]:
+    """One object a line. A last line without its newline is still being written and is left for later; a round written twice
+    (a resumed run) counts as written last."""
+    rounds: dict[int, dict[str, Any]] = {}
+    broken: list[int] = []
+    lines = text.split("\n")
+    for number, line in enumerate(lines[:-1] if text else [], start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            entry = None
+        if isinstance(entry, dict) and isinstance(entry.get("round"), int | float) and math.isfinite(entry["round"]):
+            rounds[int(entry["round"])] = entry
+        else:
+            broken.append(number)
+    if lines[-1].strip():
+        try:  # a complete object whose newline is missing is as good as any
+            entry = json.loads(lines[-1])
+            rounds[int(entry["round"])] = entry
+        except (ValueError, TypeError, KeyError):
+            problems.append("The last line of metrics.jsonl is incomplete: the run was writing it, or died while doing so.")
+    if broken:
+        which = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
+        problems.append(f"metrics.jsonl: {len(broken)} unreadable line{'s' if len(broken) > 1 else ''} skipped (line {which}).")
+    return [rounds[k] for k in sorted(rounds)]
+
+
+def read_pictures(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """The index, with every file checked to be an image inside the folder; `paths` are the files that really are there."""
+    folder = path / "pictures"
+    index = _json(folder / "index.json", problems)
+    if not isinstance(index, list):
+        return []
+    inside, entries = folder.resolve(), []
+    for entry in index:
+        names = table(entry).get("files")
+        files = [str(name) for name in names] if isinstance(names, list) else []
+        paths = [p for name in files if (p := (folder / name).resolve()).parent == inside and p.suffix.lower() in IMAGES and p.is_file()]
+        if len(paths) < len(files):
+            problems.append(f"Picture “{entry.get('caption', '')}”: {len(files) - len(paths)} of {len(files)} files are missing or not allowed.")
+        if paths:
+            entries.append({**entry, "paths": paths})
+    return entries
+
+
+def view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
+    """What the page draws, as plain JSON. `source` turns an image file into what `<img src>` gets: a data URI or an address."""
+    pictures = [
+        {
+            "caption": str(p.get("caption", "")),
+            "kind": p.get("kind", "image"),
+            "images": [source(path) for path in p["paths"]],
+            "ids": [digest(path) for path in p["paths"]],
+            "labels": [str(x) for x in sequence(p.get("labels"))],
+            "facts": table(p.get("facts")),
+            "ranges": sequence(p.get("ranges")),
+        }
+        for p in run.pictures
+    ]
+    seen: dict[str, Any] = {
+        "name": run.path.resolve().name,
+        "status": run.status,
+        "problems": list(run.problems),
+        "title": run.title,
+        "done": done(run.rounds),
+        "final": final_metrics(run),
+        "curves": _curves(run.rounds),
+        "clients": _clients(run.rounds),
+        "lost": _reasons(run.rounds),
+        "federation": run.federation,
+        "pictures": pictures,
+        "config": run.config_text,
+        "settings": flatten(run.config),
+        "summary": run.summary,
+    }
+    cleaned: dict[str, Any] = clean(seen)
+    return cleaned
+
+
+def card(path: Path, name: str) -> dict[str, Any]:
+    """A line in the board's list: cheap even for long runs, because only some lines of metrics.jsonl are read."""
+    status = _kind(path)
+    if status is not None:
+        return {"name": name, "status": status, "title": {}, "metrics": {}, "loss": [], "done": 0, "changed": _changed(path)}
+    config = _toml(_text(path / "config.toml", []), [])
+    summary = table(_json(path / "summary.json", []))
+    some = _sampled(path / "metrics.jsonl")
+    run = RunFolder(path, _progress(path, some, summary, config), config, "", some, summary)
+    return clean(  # type: ignore[no-any-return]
+        {
+            "name": name,
+            "status": run.status,
+            "title": run.title,
+            "metrics": final_metrics(run),
+            "loss": [r.get("loss") for r in some],
+            "done": done(some),
+            "seconds": summary.get("seconds"),
+            "changed": _changed(path),
+        }
+    )
+
+
+def done(rounds: Sequence[Mapping[str, Any]]) -> int:
+    """How many rounds are behind; they are numbered from 0."""
+    return int(rounds[-1]["round"]) + 1 if rounds else 0
+
+
+def final_metrics(run: RunFolder) -> dict[str, float]:
+    """From the summary, or the last evaluation of a run that has none yet."""
+    from_summary = table(run.summary.get("metrics"))
+    last = next((table(r.get("metrics")) for r in reversed(run.rounds) if r.get("metrics")), {})
+    chosen = from_summary if from_summary and run.status != "running" else last
+    return {k: float(v) for k, v in chosen.items() if isinstance(v, int | float)}
+
+
+def higher_is_better(name: str) -> bool:
+    worse = ("loss", "error", "lpips", "niqe", "fid", "kid", "mse", "mae", "rmse", "nll", "distance", "seconds", "bytes", "memory", "spread", "epe")
+    return not any(part in worse for part in name.lower().replace("-", "_").split("_"))
+
+
+def signature(path: Path) -> tuple[tuple[int, int], ...]:
+    """Changes whenever a page about this run would."""
+    return tuple(_stamp(path / name) for name in (*MARKS, "federation.json", "pictures/index.json"))
+
+
+def digest(path: Path) -> str:
+    """Which image this is, so that one that several runs share is shown once."""
+    return _digest(path, *_stamp(path))
+
+
+@lru_cache(maxsize=4096)
+def _digest(path: Path, changed: int, size: int) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return f"{changed}-{size}"
+
+
+def find_runs(root: Path, depth: int = 3) -> dict[str, Path]:
+    """Run folders below `root`, by relative name. Direct children that are no runs are listed too, so that they can be shown as
+    what they are. Links that lead out of `root` are not followed."""
+    base, found = root.resolve(), {}
+
+    def walk(folder: Path, level: int) -> bool:
+        if _is_run(folder):
+            found[folder.relative_to(base).as_posix()] = folder
+            return True
+        here = False
+        try:
+            with os.scandir(folder) as entries:
+                children = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir(follow_symlinks=False))
+        except OSError:
+            children = []
+        for child in children if level < depth else []:
+            here = walk(folder / child, level + 1) or here
+        if level == 1 and not here:
+            found[folder.relative_to(base).as_posix()] = folder
+        return here
+
+    walk(base, 0)
+    return found
+
+
+def table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def sequence(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Dotted settings of a config, the way they are written as overrides; an algorithm's part is named by its `name`."""
+    flat: dict[str, str] = {}
+    for key, item in value.items():
+        where = f"{prefix}{key}"
+        if isinstance(item, dict):
+            flat |= flatten(item, f"{where}.")
+        elif isinstance(item, list) and item and all(isinstance(x, dict) for x in item):
+            flat[where] = " + ".join(str(x.get("name", "?")) for x in item)
+            for part in item:
+                rest = {k: v for k, v in part.items() if k != "name"}
+                flat |= flatten(rest, f"{where}.{part.get('name', '?')}.")
+        else:
+            flat[where] = json.dumps(item, default=str)
+    return flat
+
+
+def clean(value: Any) -> Any:
+    """JSON that every browser reads: no NaN, no infinity, five digits. Whatever else is in there becomes text."""
+    if isinstance(value, bool) or value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return (float(f"{value:.5g}") if abs(value) < 1e5 else round(value, 1)) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): clean(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(v) for v in value]
+    return str(value)
+
+
+def _curves(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Columns over rounds. Metrics have points only where they were evaluated."""
+    step = max(1, math.ceil(len(rounds) / POINTS))
+    thin = [r for k, r in enumerate(rounds) if k % step == 0 or k == len(rounds) - 1]
+    columns = ("round", "seconds", "loss", "bytes_down", "bytes_up", "asked", "heard", "refused")
+    curves: dict[str, Any] = {name: [_number(r.get(name)) for r in thin] for name in columns}
+    curves["lost"] = [len(sequence(r.get("lost"))) for r in thin]
+    metrics: dict[str, list[list[float]]] = {}
+    for r in rounds:
+        for name, value in table(r.get("metrics")).items():
+            if isinstance(value, int | float):
+                metrics.setdefault(name, []).append([int(r["round"]), value])
+    return curves | {"metrics": {k: v[:: max(1, math.ceil(len(v) / POINTS))] for k, v in metrics.items()}, "step": step}
+
+
+def _clients(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Who took part, sparse: for each round shown, [client, weight, loss, examples] of those heard and the ids of those lost."""
+    cells = sum(len(table(r.get("clients"))) + len(sequence(r.get("lost"))) for r in rounds)
+    step = max(1, math.ceil(cells / CELLS))
+    shown = rounds[::step]
+    heard = []
+    for r in shown:
+        rows = []
+        for id, facts in table(r.get("clients")).items():
+            f = table(facts)
+            rows.append([_id(id), *(_number(f.get(name)) for name in ("weight", "loss", "examples"))])
+        heard.append(rows)
+    lost = [[_id(table(x).get("client")) for x in sequence(r.get("lost"))] for r in shown]
+    ids = {row[0] for rows in heard for row in rows} | {i for row in lost for i in row}
+    return {"ids": sorted(ids, key=lambda i: (isinstance(i, str), i)), "rounds": [r["round"] for r in shown], "heard": heard, "lost": lost, "step": step}
+
+
+def _reasons(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Why replies were lost: each reason once, how often, and which clients."""
+    who: dict[str, Counter[Any]] = {}
+    for r in rounds:
+        for item in sequence(r.get("lost")):
+            entry = table(item)
+            who.setdefault(_reason(entry.get("reason")), Counter())[_id(entry.get("client"))] += 1
+    rows = [{"reason": k, "times": sum(v.values()), "clients": sorted(v, key=str)[:50]} for k, v in who.items()]
+    return sorted(rows, key=lambda row: -row["times"])[:20]
+
+
+def _reason(value: Any) -> str:
+    words = str(value or "no reason given").strip().split("\n")[-1]
+    return words if len(words) <= 160 else words[:159] + "…"
+
+
+def _id(value: Any) -> int | str:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def _number(value: Any) -> float | int | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in MARKS)
+
+
+def _kind(path: Path) -> Literal["empty", "not a run"] | None:
+    if _is_run(path):
+        return None
+    try:
+        return "not a run" if any(path.iterdir()) else "empty"
+    except OSError:
+        return "not a run"
+
+
+def _progress(path: Path, rounds: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], config: Mapping[str, Any]) -> Status:
+    """Finished: a summary that is no older than the last round. Running: something was written a moment ago."""
+    (metrics_at, _), (summary_at, _), (config_at, _) = (_stamp(path / name) for name in ("metrics.jsonl", "summary.json", "config.toml"))
+    if summary and summary_at + 2_000_000_000 >= metrics_at:
+        planned, reached = table(config.get("federation")).get("rounds"), summary.get("rounds")
+        stopped = bool(summary.get("interrupted")) or (not rounds and bool(planned) and reached == 0)
+        return "stopped" if stopped else "finished"
+    slowest = max((r["seconds"] for r in rounds[-20:] if _number(r.get("seconds"))), default=0.0)
+    return "running" if time.time() - max(metrics_at, config_at) / 1e9 < max(QUIET, 5 * slowest) else "stopped"
+
+
+def _changed(path: Path) -> float:
+    return max((_stamp(p)[0] for p in (path, *(path / name for name in MARKS))), default=0) / 1e9
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return (0, 0)
+    return (stat.st_mtime_ns, stat.st_size)
+
+
+def _text(path: Path, problems: list[str], wanted: bool = False) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        if wanted:
+            problems.append(f"There is no {path.name} yet.")
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read ({error.strerror}).")
+    return ""
+
+
+def _toml(text: str, problems: list[str]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        problems.append(f"config.toml is not valid TOML ({error}).")
+        return {}
+
+
+def _json(path: Path, problems: list[str]) -> Any:
+    text = _text(path, problems)
+    if not text:
+        return {}
+    try:
+        return json.loads(text)
+    except ValueError:
+        problems.append(f"{path.name} is not valid JSON.")
+        return {}
+
+
+def _sampled(path: Path, count: int = 24) -> list[dict[str, Any]]:
+    """About `count` lines spread over the file, with its last ones: enough for a small curve and the latest metrics."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            chunks = _spread(file, size, count) if size > 1 << 16 else [file.read()]
+    except OSError:
+        return []
+    return parse_rounds(b"".join(chunks).decode("utf-8", "replace"), [])
+
+
+def _spread(file: Any, size: int, count: int) -> Iterable[bytes]:
+    for k in range(count):
+        file.seek(size * k // count)
+        if k:
+            file.readline()
+        yield file.readline()
+    for tail in (1 << 15, 1 << 20):  # the end in full: the last evaluation may be some rounds back
+        file.seek(max(0, size - tail))
+        file.readline()
+        if end := file.read():
+            yield end
+            return

@@ -1,0 +1,564 @@
+"""A job: a config becomes a federation, an algorithm and an engine, runs, and leaves a run folder.
+
+The run folder is the contract between all tools:
+
+    config.toml          everything resolved; `fedlens run FOLDER --resume` needs nothing else
+    federation.json      who holds what
+    metrics.jsonl        one object a round, numbered from 0
+    summary.json         final metrics, seconds, peak memory, bytes, versions, seed, device; written last
+    model.safetensors    or whatever the task saves
+    pictures/            what the task has to show
+    checkpoint/          see checkpoint.py
+    tensorboard/         the same curves as metrics.jsonl
+    report.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import shutil
+import signal
+import threading
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedlens import config as recipes
+from fedlens.algorithm import Algorithm
+from fedlens.algorithms.fedavg import FedAvg
+from fedlens.checkpoint import Checkpoint, write
+from fedlens.config import Config, ConfigError, Settings
+from fedlens.engines.worker import threads
+from fedlens.federation import Federation
+from fedlens.message import Message
+from fedlens.pictures import save_pictures
+from fedlens.run import Engine, Progress, Round, run
+from fedlens.tasks.task import Task
+
+ENGINES = ("simulator", "ray", "flower")
+OWN = (
+    "config.toml", "federation.json", "metrics.jsonl", "summary.json", "model.safetensors", "restored.png", "report.html",
+    "pictures", "checkpoint", "tensorboard", "memory", ".part",
+)  # fmt: skip
+# What may change when a run goes on: none of these alters what a round computes.
+FREE = tuple(f"federation.{k}" for k in ("rounds", "workers", "timeout", "checkpoint_every", "evaluate_every", "personal"))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a config stands for, built."""
+
+    config: Config
+    settings: Settings
+    task: Task
+    federation: Federation
+    algorithm: Algorithm
+
+    @property
+    def stack(self) -> str:
+        return " + ".join(type(p).__name__ for p in self.algorithm.parts())
+
+    @property
+    def device(self) -> str:
+        base = self.algorithm.base
+        return str(base.place) if isinstance(base, FedAvg) else str(getattr(base, "device", "cpu"))
+
+
+class Watch:
+    """Hears how a job goes; this one keeps quiet. The command line has one that draws."""
+
+    def begin(self, setup: Setup, folder: Path, done: int) -> None: ...
+    def round(self, record: Mapping[str, Any]) -> None: ...
+    def log(self, text: str) -> None: ...
+    def end(self, summary: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished job leaves in Python's hands; the folder holds the same and more."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+    rounds: Sequence[Mapping[str, Any]]
+    setup: Setup
+    state: Message
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return dict(self.summary["metrics"])
+
+    @property
+    def result(self) -> Any:
+        """A network for everything that learns, an image for what restores."""
+        return self.setup.algorithm.result(self.state)
+
+
+class Interrupted(Exception):
+    """The user stopped the job; what was done is saved."""
+
+    def __init__(self, folder: Path, done: int, rounds: int) -> None:
+        super().__init__(f"stopped after round {done} of {rounds}")
+        self.folder, self.done, self.rounds = folder, done, rounds
+
+
+def experiment(
+    recipe: str | Path, *, algorithm: str | None = None, out: str | Path | None = None, engine: str = "simulator",
+    resume: bool = False, fresh: bool = False, watch: Watch | None = None, **overrides: Any,
+) -> Outcome:  # fmt: skip
+    """A recipe from Python: `experiment("demo", rounds=3, algorithm="fedprox")`. Dotted overrides go in as `**{"data.alpha": 0.1}`."""
+    config = recipes.read(recipe, overrides, algorithm)
+    folder = Path(out) if out else free_folder(config.name)
+    return start(config, folder, engine=engine, resume=resume, fresh=fresh, watch=watch)
+
+
+def prepare(config: Config) -> Setup:
+    """Build everything, and refuse what cannot work, before any work starts."""
+    settings = config.settings
+    task = config.build_task()
+    algorithm, source = config.build_algorithm(task), config.build_source()
+    if "clients" not in config.federation.given and (usual := source.default_clients()) is not None:
+        settings = replace(settings, clients=usual)
+    federation = source.federation(settings.clients, settings.seed)
+    if not len(federation):
+        raise ConfigError(f"{config.data.name} found no clients")
+    if settings.cohort is not None and settings.cohort > len(federation):
+        raise ConfigError(f"federation.cohort is {settings.cohort}, but {config.data.name} has only {len(federation)} clients")
+    return Setup(config, settings, task, federation, algorithm.given(federation.facts))
+
+
+def make_engine(name: str, setup: Setup, folder: Path, log: Any) -> Engine:
+    """The only place that knows what engines there are."""
+    s = setup.settings
+    if name == "simulator":
+        from fedlens.engines.simulator import Simulator
+
+        return Simulator(
+            setup.algorithm, setup.federation, workers=s.workers, threads=s.threads, timeout=s.timeout, folder=folder / "memory", log=log
+        )
+    if name not in ENGINES:
+        raise ConfigError(f"there is no engine {name!r}{recipes.nearest(name, ENGINES)}")
+    try:
+        module = importlib.import_module(f"fedlens.engines.{name}")
+    except ImportError as e:
+        raise ConfigError(f'the engine {name} cannot be loaded ({e}): pip install "fedlens[{name}]"') from e
+    engine: Engine = module.make(setup.algorithm, setup.federation, settings=s, folder=folder / "memory", log=log)
+    return engine
+
+
+def start(
+    config: Config, folder: Path, *, engine: str = "simulator", resume: bool = False, fresh: bool = False, watch: Watch | None = None
+) -> Outcome:
+    """Run a config into a folder, from the beginning or from its newest checkpoint."""
+    watch = watch or Watch()
+    with claim(folder):
+        if fresh:
+            clear(folder)
+        if resume:
+            _same_run(config, folder)
+        elif holds_run(folder):
+            raise ConfigError(f"{folder} already holds a run: --resume goes on with it, --fresh starts over, --out DIR puts the new one elsewhere")
+        setup = prepare(config)
+        checkpoint = Checkpoint(folder / "checkpoint", watch.log)
+        found = checkpoint.load() if resume else None
+        write(folder / "config.toml", config.to_toml().encode())
+        write(folder / "federation.json", json.dumps(describe_federation(setup.federation), indent=1).encode())
+        return _Job(setup, folder, engine, watch, checkpoint).run(found)
+
+
+class _Job:
+    """One run under way: keeps the files of the folder in step with the rounds."""
+
+    def __init__(self, setup: Setup, folder: Path, engine: str, watch: Watch, checkpoint: Checkpoint) -> None:
+        self.setup, self.folder, self.engine_name, self.watch, self.checkpoint = setup, folder, engine, watch, checkpoint
+        self.records: list[dict[str, Any]] = []
+        self.peak = Peak()
+
+    def run(self, found: tuple[Progress, dict[int, Path]] | None) -> Outcome:
+        s = self.setup.settings
+        (self.folder / "summary.json").unlink(missing_ok=True)
+        with threads(s.threads), contextlib.closing(make_engine(self.engine_name, self.setup, self.folder, self.watch.log)) as self.engine:
+            progress = Progress(self.setup.algorithm.init())
+            if found:
+                progress, memories = found
+                self.engine.restore(memories)
+            self.safe = Progress(progress.state, progress.done, dict(progress.heard))
+            self.records = _trim(self.folder / "metrics.jsonl", progress.done)
+            self.curves = Curves(self.folder / "tensorboard", progress.done)
+            self.watch.begin(self.setup, self.folder, progress.done)
+            try:
+                with self.peak, stoppable():
+                    self._rounds(progress)
+                    return self._finish()
+            except KeyboardInterrupt:
+                with contextlib.suppress(KeyboardInterrupt), undisturbed():
+                    self._save()
+                    self._summarise(interrupted=True)
+                raise Interrupted(self.folder, self.safe.done, s.rounds) from None
+            finally:
+                self.curves.close()
+
+    def _rounds(self, progress: Progress) -> None:
+        s = self.setup.settings
+        if progress.state.scalars.get("stop"):  # the algorithm had ended the run before it was interrupted
+            return
+        run(
+            self.setup.algorithm, self.engine, s.rounds, cohort=s.cohort, seed=s.seed, late=s.late, progress=progress,
+            test=self.setup.federation.test, evaluate_every=s.evaluate_every, personal=s.personal, after_round=self._after_round,
+        )  # fmt: skip
+
+    def _after_round(self, here: Progress, finished: Round) -> None:
+        with undisturbed():
+            record = describe(finished)
+            with (self.folder / "metrics.jsonl").open("a") as f:
+                f.write(json.dumps(record) + "\n")
+            self.records.append(record)
+            self.curves.add(record)
+            # A copy, because an interrupt may find the run's own record between two of its lines.
+            self.safe = Progress(here.state, here.done, dict(here.heard))
+            every = self.setup.settings.checkpoint_every
+            if every and (here.done % every == 0 or here.done == self.setup.settings.rounds):
+                self._save()
+        self.watch.round(record)
+
+    def _save(self) -> None:
+        self.checkpoint.save(self.safe, self.engine.snapshot())
+
+    def _finish(self) -> Outcome:
+        state, folder = self.safe.state, self.folder
+        _put_in_place(folder, lambda part: self.setup.task.save(state, part))
+        pictures = self.setup.task.pictures(self.setup.algorithm.result(state), self.setup.federation)
+        if pictures:
+            save_pictures(pictures, folder / "pictures")
+        summary = self._summarise(interrupted=False)
+        shutil.rmtree(folder / "memory", ignore_errors=True)
+        write_report(folder, self.watch)
+        self.watch.end(summary)
+        return Outcome(folder, summary, self.records, self.setup, state)
+
+    def _summarise(self, interrupted: bool) -> dict[str, Any]:
+        setup, records = self.setup, self.records
+        evaluated = [r["metrics"] for r in records if r["metrics"]]
+        summary = {
+            "recipe": setup.config.name,
+            "algorithm": setup.stack,
+            "metrics": evaluated[-1] if evaluated else {},
+            "loss": next((r["loss"] for r in reversed(records) if r["loss"] is not None), None),
+            "rounds": self.safe.done,
+            "interrupted": interrupted,
+            "seconds": sum(r["seconds"] for r in records),
+            "peak_memory": self.peak.bytes,
+            "bytes_down": sum(r["bytes_down"] for r in records),
+            "bytes_up": sum(r["bytes_up"] for r in records),
+            "asked": sum(r["asked"] for r in records),
+            "heard": sum(r["heard"] for r in records),
+            "refused": sum(r["refused"] for r in records),
+            "seed": setup.settings.seed,
+            "clients": len(setup.federation),
+            "engine": self.engine_name,
+            "device": setup.device,
+            "versions": versions(),
+        }
+        write(self.folder / "summary.json", json.dumps(summary, indent=1).encode())
+        return summary
+
+
+# -- what goes into the files ------------------------------------------------------------------------------------------------------------
+
+
+def describe(r: Round) -> dict[str, Any]:
+    """A line of metrics.jsonl."""
+    return {
+        "round": r.number,
+        "seconds": round(r.seconds, 4),
+        "loss": r.loss,
+        "metrics": {k: v if math.isfinite(v) else None for k, v in r.metrics.items()},
+        "bytes_down": r.bytes_down,
+        "bytes_up": r.bytes_up,
+        "asked": r.asked,
+        "heard": len(r.scalars),
+        "refused": sum(x.refused for x in r.lost),
+        "lost": [{"client": x.sender, "reason": x.reason, "refused": x.refused} for x in r.lost],
+        "clients": {str(i): facts for i, facts in _client_facts(r).items()},
+        "state": {k: v for k, v in r.state.scalars.items() if k not in ("round", "rounds", "seed", "population") and math.isfinite(v)},
+    }
+
+
+def _client_facts(r: Round) -> dict[int, dict[str, float]]:
+    """Loss, examples and weight (the share in the mean) of every client that was heard."""
+    weights = shares(r)
+    facts = {}
+    for id, s in r.scalars.items():
+        facts[id] = {k: s[k] for k in ("loss", "examples") if k in s}
+        if id in weights:
+            facts[id]["weight"] = weights[id]
+    return facts
+
+
+def shares(r: Round) -> dict[int, float]:
+    """How much each client counted. Where a reply carries two named weights, the state's `mix` is the share of the one called loss."""
+    named: dict[str, dict[int, float]] = {}
+    for id, s in r.scalars.items():
+        for key, value in s.items():
+            if key.startswith("weight:"):
+                named.setdefault(key.removeprefix("weight:"), {})[id] = value
+    normal = {name: {i: w / total for i, w in ws.items()} for name, ws in named.items() if (total := sum(ws.values())) > 0}
+    if len(normal) == 2 and "loss" in normal and "mix" in r.state.scalars:
+        mix = r.state.scalars["mix"]
+        other = next(n for n in normal if n != "loss")
+        return {i: (1 - mix) * normal[other].get(i, 0.0) + mix * normal["loss"].get(i, 0.0) for i in r.scalars}
+    return next(iter(normal.values()), {})
+
+
+def describe_federation(federation: Federation) -> dict[str, Any]:
+    def size(data: Any) -> int | None:
+        try:
+            return len(data)
+        except TypeError:
+            return None
+
+    facts = {}
+    for key, value in federation.facts.items():
+        with contextlib.suppress(TypeError, ValueError):  # facts are for people: what JSON cannot hold stays out
+            facts[key] = json.loads(json.dumps(value))
+    return {
+        "clients": len(federation),
+        "examples": [size(h) for h in federation.holdings],
+        "held_out": [size(federation.held_out_of(i)) for i in range(len(federation))] if federation.held_out else [],
+        "test": size(federation.test),
+        "facts": facts,
+    }
+
+
+def versions() -> dict[str, str]:
+    import fedlens
+
+    found = {"fedlens": fedlens.__version__, "python": platform.python_version()}
+    for package in ("torch", "torchvision", "numpy", "safetensors"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found | {"platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"}
+
+
+def write_report(folder: Path, watch: Watch) -> None:
+    """A run is worth keeping even if its page cannot be drawn."""
+    try:
+        from fedlens import report  # type: ignore[attr-defined,unused-ignore]
+    except ImportError:
+        return
+    try:
+        report.write(folder)
+    except Exception as e:
+        if isinstance(e, OSError):
+            raise
+        watch.log(f"report.html could not be written: {type(e).__name__}: {e}")
+
+
+class Curves:
+    """TensorBoard events, written as they come and without a thread, so that a full disk is noticed here. A resumed run says from
+    which round on older events are void."""
+
+    def __init__(self, folder: Path, done: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self.event, self.summary = Event, Summary
+        now = time.time()
+        self.file = (folder / f"events.out.tfevents.{now:.6f}.{os.getpid()}").open("ab")
+        self.writer = RecordWriter(self.file)
+        self._write(Event(wall_time=now, file_version="brain.Event:2"))
+        if done:
+            self._write(Event(wall_time=now, step=done, session_log=SessionLog(status=SessionLog.START)))
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        values = {"loss": record["loss"], "seconds": record["seconds"], "heard": record["heard"], **record["metrics"]}
+        entries = [self.summary.Value(tag=k, simple_value=v) for k, v in values.items() if v is not None]
+        self._write(self.event(wall_time=time.time(), step=record["round"], summary=self.summary(value=entries)))
+
+    def _write(self, event: Any) -> None:
+        self.writer.write(event.SerializeToString())
+        self.file.flush()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.file.close()
+
+
+class Peak:
+    """The most memory this process and its workers held together, looked at twice a second. Pages they share count once."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.done = threading.Event()
+
+    def __enter__(self) -> Peak:
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.done.set()
+        self.bytes = max(self.bytes, memory_in_use())
+
+    def _watch(self) -> None:
+        while not self.done.wait(0.5):
+            self.bytes = max(self.bytes, memory_in_use())
+
+
+def memory_in_use() -> int:
+    import psutil
+
+    me, total = psutil.Process(), 0
+    for process in [me, *me.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            info = process.memory_full_info()
+            total += getattr(info, "pss", 0) or info.uss
+    return total
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------------------------
+
+
+def holds_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("metrics.jsonl", "checkpoint", "summary.json"))
+
+
+def free_folder(name: str, root: Path = Path("runs")) -> Path:
+    """runs/NAME, or runs/NAME-2 and so on where that is taken."""
+    folder, k = root / name, 1
+    while holds_run(folder):
+        k += 1
+        folder = root / f"{name}-{k}"
+    return folder
+
+
+def newest_folder(name: str, root: Path = Path("runs")) -> Path:
+    """The last one that `free_folder` gave out."""
+    folder, k = root / name, 1
+    while holds_run(root / f"{name}-{k + 1}"):
+        k += 1
+        folder = root / f"{name}-{k}"
+    return folder
+
+
+def clear(folder: Path) -> None:
+    """Remove what a run writes, and nothing else that may lie there."""
+    for name in OWN:
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """One job a folder: two would write over each other."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as e:
+        raise ConfigError(f"{folder} is a file, not a folder") from e
+    with (folder / ".lock").open("w") as lock:
+        for _ in range(20):  # workers of a job that was just killed hold on for a moment
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.1)
+        else:
+            raise ConfigError(f"another job is running in {folder}")
+        yield
+
+
+def _same_run(config: Config, folder: Path) -> None:
+    if not (folder / "config.toml").is_file():
+        raise ConfigError(f"there is no run in {folder} to resume")
+    try:
+        before = tomllib.loads((folder / "config.toml").read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{folder / 'config.toml'} is damaged: {e}") from e
+    if change := config.difference(before, FREE):
+        raise ConfigError(f"{folder} was run with other settings ({change}): resume it as it was, or start over with --fresh")
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that are whole: the last one may have been cut off."""
+    records = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("round"), int):
+            records.append(record)
+    return records
+
+
+def _trim(path: Path, done: int) -> list[dict[str, Any]]:
+    """Rounds behind the checkpoint will be run again: their lines go."""
+    records = [r for r in read_records(path) if r["round"] < done]
+    write(path, "".join(json.dumps(r) + "\n" for r in records).encode())
+    return records
+
+
+def _put_in_place(folder: Path, save: Any) -> None:
+    """Let a task write its files beside, then move each into place whole."""
+    part = folder / ".part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        save(part)
+        for path in sorted(part.iterdir()):
+            target = folder / path.name
+            if path.is_dir() and target.is_dir():
+                shutil.rmtree(target)
+            os.replace(path, target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------------------------------------------------
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """A polite kill is handled like Ctrl-C: save, say how to resume."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with _handling(stop):
+        yield
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C waits until the files are whole."""
+    waiting: list[int] = []
+    with _handling(lambda number, _: waiting.append(number)):
+        yield
+    if waiting:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _handling(handler: Any) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in STOPS}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -1,0 +1,98 @@
+"""How well joints were found: PCK (Yang & Ramanan), PCKh as MPII's own evaluation has it, and COCO's AP over object keypoint
+similarity.
+
+Points are (N, J, 2) in image pixels, visible is (N, J), reference (N): the length an error is divided by. PCK@0.2 of LSP divides by the
+torso. PCKh divides by 0.6 times the diagonal of the head box, leaves out pelvis and thorax, and its mean weighs every joint by how
+often it is visible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+MPII_LEFT_OUT = (6, 7)  # pelvis and thorax
+MPII_GROUPS = {
+    "ankle": (0, 5), "knee": (1, 4), "hip": (2, 3), "wrist": (10, 15), "elbow": (11, 14), "shoulder": (12, 13), "head": (9,),
+}  # fmt: skip
+
+
+def hits(predicted: Array, truth: Array, visible: Array, reference: Array, threshold: float) -> tuple[Array, Array]:
+    """(N, J) right or not, and (N, J) whether it counts at all. No more than the threshold is right."""
+    error = np.linalg.norm(predicted - truth, axis=-1) / np.maximum(reference, 1e-6)[:, None]
+    counts = np.asarray(visible) > 0
+    return (error <= threshold) & counts, counts
+
+
+def pck(predicted: Array, truth: Array, visible: Array, reference: Array, threshold: float = 0.2) -> float:
+    """Share of visible joints within threshold * reference, in percent."""
+    right, counts = hits(predicted, truth, visible, reference, threshold)
+    return 100 * float(right.sum()) / max(1, int(counts.sum()))
+
+
+def pckh(predicted: Array, truth: Array, visible: Array, reference: Array) -> dict[str, float]:
+    """MPII: the mean at 0.5, the mean at 0.1 and the groups at 0.5, in percent. reference = 0.6 * head box diagonal."""
+    seen = np.array(visible, float)
+    seen[:, list(MPII_LEFT_OUT)] = 0
+    out = {"pckh": pck(predicted, truth, seen, reference, 0.5), "pckh@0.1": pck(predicted, truth, seen, reference, 0.1)}
+    right, counts = hits(predicted, truth, seen, reference, 0.5)
+    rate = 100 * right.sum(0) / np.maximum(1, counts.sum(0))
+    return out | {f"pckh_{name}": float(np.mean(rate[list(joints)])) for name, joints in MPII_GROUPS.items()}
+
+
+def oks(predicted: Array, truth: Array, visible: Array, area: Array, sigmas: Sequence[float]) -> Array:
+    """Object keypoint similarity of each pair of people: mean over visible joints of exp(-d^2 / (2 area (2 sigma)^2))."""
+    d2 = ((predicted - truth) ** 2).sum(-1)
+    spread = (2 * np.asarray(sigmas)) ** 2
+    like = np.exp(-d2 / (2 * spread * (np.asarray(area)[:, None] + np.spacing(1))))
+    counts = np.asarray(visible) > 0
+    found: Array = (like * counts).sum(1) / np.maximum(1, counts.sum(1))
+    return found
+
+
+def coco_ap(predicted: Array, scores: Array, truth: Array, visible: Array, area: Array, image: Array) -> dict[str, float]:
+    """AP, AP50, AP75 and AR of COCO's own program, one detection per annotated person. In percent."""
+    try:
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+    except ImportError as e:
+        raise ValueError('COCO\'s AP needs pycocotools: pip install "fedlens[pose]"') from e
+    people = range(len(truth))
+    with contextlib.redirect_stdout(io.StringIO()):
+        known = COCO()
+        known.dataset = {
+            "info": {},
+            "images": [{"id": int(i)} for i in sorted(set(image.tolist()))],
+            "categories": [{"id": 1, "name": "person"}],
+            "annotations": [_annotation(k, truth[k], visible[k], float(area[k]), int(image[k])) for k in people],
+        }
+        known.createIndex()
+        found = known.loadRes(
+            [
+                {"image_id": int(image[k]), "category_id": 1, "score": float(scores[k]),
+                 "keypoints": np.c_[predicted[k], np.ones(len(predicted[k]))].ravel().tolist()}
+                for k in people
+            ]
+        )  # fmt: skip
+        judge = COCOeval(known, found, "keypoints")
+        judge.evaluate()
+        judge.accumulate()
+        judge.summarize()
+    stats = judge.stats
+    return {"ap": 100 * float(stats[0]), "ap50": 100 * float(stats[1]), "ap75": 100 * float(stats[2]), "ar": 100 * float(stats[5])}
+
+
+def _annotation(number: int, joints: Array, visible: Array, area: float, image: int) -> dict[str, Any]:
+    seen = np.asarray(visible) > 0
+    low, high = joints.min(0), joints.max(0)
+    return {
+        "id": number + 1, "image_id": image, "category_id": 1, "iscrowd": 0, "area": area, "num_keypoints": int(seen.sum()),
+        "bbox": [float(low[0]), float(low[1]), float(high[0] - low[0]), float(high[1] - low[1])],
+        "keypoints": np.c_[joints, 2.0 * seen].ravel().tolist(),
+    }  # fmt: skip

@@ -1,0 +1,237 @@
+"""ViTPose (Xu et al., 2022) with absolute or convolutional positions, small ones of the same build for CPUs, and SimpleBaseline (Xiao
+et al., 2018).
+
+A plain vision transformer reads patches, two transposed convolutions and a 1x1 convolution turn its last tokens into one heat map per
+joint: with patch p the heat map has 4/p of the input's height. Parameter names are those of the official checkpoints, so they load
+strictly.
+
+positions="absolute": a learned vector per patch, and a first slot (of a class token that is not there) that is added to all. Another
+input size than the one trained for interpolates them bicubically. positions="conv" (ResFormer, Tian et al., 2023; what RAF uses): GPE,
+a depthwise 3x3 convolution of a fixed sine/cosine map whose coordinates run from 0 to 2 pi at every resolution, added to the tokens
+once; LPE, a depthwise 3x3 convolution of the values in every attention, one set of filters for all heads, zero at first. Any height and
+width that the patch divides.
+
+Deviations: ResFormer's code assumes square grids and a class token, this one has neither. RAF's wording suggests that GPE convolves
+features; ResFormer's code convolves the fixed map, and so does this. The patch convolution is padded by patch / 8, which gives the
+official 2 for 16 and nothing for small patches.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Positions = Literal["conv", "absolute"]
+
+# width, depth, heads, channels of the head. ViTPose-S has 12 heads of 32, unlike other small transformers.
+SIZES: dict[str, tuple[int, int, int, int]] = {
+    "vitpose-s": (384, 12, 12, 256),
+    "vitpose-b": (768, 12, 12, 256),
+    "vit-small": (96, 4, 3, 64),
+    "vit-tiny": (64, 3, 2, 32),
+}
+
+
+class Attention(nn.Module):
+    def __init__(self, dim: int, heads: int, local: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.lpe: nn.Conv2d | None = None
+        if local:
+            width = dim // heads
+            self.lpe = nn.Conv2d(width, width, 3, padding=1, groups=width)
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        b, n, c = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v)
+        if self.lpe is not None:
+            maps = v.transpose(2, 3).reshape(b * self.heads, c // self.heads, *grid)
+            out = out + self.lpe(maps).reshape(b, self.heads, c // self.heads, n).transpose(2, 3)
+        return self.proj(out.transpose(1, 2).reshape(b, n, c))  # type: ignore[no-any-return]
+
+
+class Mlp(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int, heads: int, local: bool, drop: float) -> None:
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(dim, eps=1e-6), Attention(dim, heads, local)
+        self.norm2, self.mlp = nn.LayerNorm(dim, eps=1e-6), Mlp(dim)
+        self.drop = drop
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        x = x + self._sometimes(self.attn(self.norm1(x), grid))
+        return x + self._sometimes(self.mlp(self.norm2(x)))
+
+    def _sometimes(self, branch: Tensor) -> Tensor:
+        """Stochastic depth: a sample skips the branch with probability `drop`, the others make up for it."""
+        if not self.training or not self.drop:
+            return branch
+        keep = branch.new_empty(branch.shape[0], 1, 1).bernoulli_(1 - self.drop)
+        return branch * keep / (1 - self.drop)
+
+
+class PatchEmbed(nn.Module):
+    def __init__(self, dim: int, patch: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, dim, patch, stride=patch, padding=patch // 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(x)  # type: ignore[no-any-return]
+
+
+class Transformer(nn.Module):
+    """(N, 3, H, W) -> (N, dim, H / patch, W / patch)."""
+
+    def __init__(self, dim: int, depth: int, heads: int, patch: int, positions: Positions, size: tuple[int, int], drop: float) -> None:
+        super().__init__()
+        self.patch, self.grid = patch, (size[0] // patch, size[1] // patch)
+        self.patch_embed = PatchEmbed(dim, patch)
+        self.pos_embed: nn.Parameter | None = None
+        self.gpe: nn.Conv2d | None = None
+        if positions == "absolute":
+            self.pos_embed = nn.Parameter(torch.zeros(1, self.grid[0] * self.grid[1] + 1, dim))
+        else:
+            self.gpe = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+        rates = [drop * k / max(1, depth - 1) for k in range(depth)]
+        self.blocks = nn.ModuleList(Block(dim, heads, positions == "conv", rate) for rate in rates)
+        self.last_norm = nn.LayerNorm(dim, eps=1e-6)
+        self._start()
+
+    def _start(self) -> None:
+        for m in self.modules():
+            if isinstance(m, nn.Linear):
+                nn.init.trunc_normal_(m.weight, std=0.02)
+                nn.init.zeros_(m.bias)
+            elif isinstance(m, Attention) and m.lpe is not None:
+                nn.init.zeros_(m.lpe.weight)
+                nn.init.zeros_(m.lpe.bias)  # type: ignore[arg-type]
+        if self.pos_embed is not None:
+            nn.init.trunc_normal_(self.pos_embed, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        if height % self.patch or width % self.patch:
+            raise ValueError(f"an input of {height}x{width} cannot be cut into patches of {self.patch}x{self.patch}")
+        maps = self.patch_embed(x)
+        grid = (maps.shape[-2], maps.shape[-1])
+        tokens = maps.flatten(2).transpose(1, 2) + self._where(grid, maps)
+        for block in self.blocks:
+            tokens = block(tokens, grid)
+        return self.last_norm(tokens).transpose(1, 2).reshape(maps.shape)  # type: ignore[no-any-return]
+
+    def _where(self, grid: tuple[int, int], like: Tensor) -> Tensor:
+        if self.gpe is not None:
+            return self.gpe(waves(grid, like.shape[1]).to(like)).flatten(2).transpose(1, 2)  # type: ignore[no-any-return]
+        assert self.pos_embed is not None
+        common, each = self.pos_embed[:, :1], self.pos_embed[:, 1:]
+        if grid != self.grid:
+            maps = each.transpose(1, 2).reshape(1, -1, *self.grid)
+            each = F.interpolate(maps, size=grid, mode="bicubic", align_corners=False).flatten(2).transpose(1, 2)
+        return common + each
+
+
+def waves(grid: tuple[int, int], dim: int) -> Tensor:
+    """Sines and cosines of the row (first half of the channels) and of the column, coordinates 1..n scaled to 2 pi: (1, dim, h, w)."""
+    half = dim // 2
+    rate = 10000 ** (2 * (torch.arange(half) // 2) / half)
+
+    def along(n: int) -> Tensor:
+        angle = (torch.arange(1, n + 1) / (n + 1e-6) * 2 * math.pi)[:, None] / rate
+        return torch.where(torch.arange(half) % 2 == 0, angle.sin(), angle.cos()).T  # (half, n)
+
+    rows = along(grid[0])[:, :, None].expand(half, *grid)
+    columns = along(grid[1])[:, None, :].expand(half, *grid)
+    return torch.cat([rows, columns])[None]
+
+
+class HeatmapHead(nn.Module):
+    """Transposed convolutions, each doubling the size, then one map per joint."""
+
+    def __init__(self, dim: int, channels: int, joints: int, doublings: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for k in range(doublings):
+            layers.append(nn.ConvTranspose2d(dim if k == 0 else channels, channels, 4, stride=2, padding=1, bias=False))
+            layers += [nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
+        self.deconv_layers = nn.Sequential(*layers)
+        self.final_layer = nn.Conv2d(channels if doublings else dim, joints, 1)
+        for m in self.modules():
+            if isinstance(m, (nn.ConvTranspose2d, nn.Conv2d)):
+                nn.init.normal_(m.weight, std=0.001)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.final_layer(self.deconv_layers(x))  # type: ignore[no-any-return]
+
+
+class _HeatmapModel(nn.Module):
+    """`backbone` and `keypoint_head`, the names of official checkpoints; `features` and `head` are what tasks ask for."""
+
+    backbone: nn.Module
+    keypoint_head: HeatmapHead
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.backbone(x)  # type: ignore[no-any-return]
+
+    @property
+    def head(self) -> HeatmapHead:
+        return self.keypoint_head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.keypoint_head(self.backbone(x))  # type: ignore[no-any-return]
+
+
+class ViTPose(_HeatmapModel):
+    """model: a name of SIZES. joints: heat maps. patch: its side. positions: "conv" takes any size; "absolute" is the official model
+    for `size`. drop_path: stochastic depth of the last block, rising from zero (0.3 for MPII, 0.1 for COCO officially)."""
+
+    def __init__(
+        self,
+        model: str = "vitpose-s",
+        joints: int = 16,
+        patch: int = 16,
+        positions: Positions = "conv",
+        size: tuple[int, int] = (256, 192),
+        drop_path: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if model not in SIZES:
+            raise ValueError(f"no model {model!r}: there are {', '.join(SIZES)}")
+        if size[0] % patch or size[1] % patch:
+            raise ValueError(f"an input of {size[0]}x{size[1]} cannot be cut into patches of {patch}x{patch}")
+        dim, depth, heads, channels = SIZES[model]
+        self.backbone = Transformer(dim, depth, heads, patch, positions, size, drop_path)
+        self.keypoint_head = HeatmapHead(dim, channels, joints, 2)
+
+
+class SimpleBaseline(_HeatmapModel):
+    """A ResNet of torchvision without its classifier, and transposed convolutions up to a quarter of the input: the convolutional
+    comparison. stages: how many of the ResNet's four are kept; fewer for small inputs (stride 4, 8, 16, 32)."""
+
+    def __init__(self, depth: int = 50, joints: int = 16, stages: int = 4, channels: int = 256) -> None:
+        super().__init__()
+        import torchvision
+
+        if depth not in (18, 34, 50, 101, 152) or not 1 <= stages <= 4:
+            raise ValueError("SimpleBaseline has a depth of 18, 34, 50, 101 or 152 and 1 to 4 stages")
+        resnet: Any = getattr(torchvision.models, f"resnet{depth}")(weights=None)
+        names = ["conv1", "bn1", "relu", "maxpool", *(f"layer{k + 1}" for k in range(stages))]
+        self.backbone = nn.Sequential()
+        for name in names:
+            self.backbone.add_module(name, getattr(resnet, name))
+        width = (64 if depth < 50 else 256) * 2 ** (stages - 1)
+        self.keypoint_head = HeatmapHead(width, channels, joints, stages - 1)

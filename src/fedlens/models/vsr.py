@@ -1,0 +1,157 @@
+"""Networks for video super-resolution that train on a CPU: (B, T, 3, h, w) -> (B, T, 3, scale h, scale w), in [0, 1].
+
+LightVSR is recurrent in one direction: each frame sees its two neighbours and what is remembered of the past. BidirectionalVSR has the plan
+of BasicVSR (Chan et al., 2021): features are propagated backward, then forward, warped along a coarse optical flow that is learned with
+the rest; unlike there, the flow network is a small one without published weights. Both predict the residual to bicubic enlargement and
+start at exactly that, so that the first round cannot do harm. Their first convolution is `conv_first`, the layer FedSR looks at.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedlens.data.degrade import enlarge
+
+
+class Block(nn.Module):
+    """Two convolutions and a detour."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, width, 3, padding=1)
+        self.second = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(F.relu(self.first(x), inplace=True))
+        return x + out
+
+
+def trunk(inputs: int, width: int, blocks: int) -> nn.Sequential:
+    """What every time step goes through; the scaling of the blocks follows EDSR's practice of starting near the identity."""
+    body = nn.Sequential(nn.Conv2d(inputs, width, 3, padding=1), nn.LeakyReLU(0.1, inplace=True), *(Block(width) for _ in range(blocks)))
+    with torch.no_grad():
+        for block in body[2:]:
+            block.second.weight.mul_(0.1)  # type: ignore[union-attr,operator]
+    return body
+
+
+class Upsampler(nn.Module):
+    """Features to a high-resolution residual by pixel shuffle; starts at zero."""
+
+    def __init__(self, width: int, scale: int) -> None:
+        super().__init__()
+        self.scale = scale
+        self.last = nn.Conv2d(width, 3 * scale * scale, 3, padding=1)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)  # type: ignore[arg-type]
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.pixel_shuffle(self.last(features), self.scale)
+
+
+class LightVSR(nn.Module):
+    """width, blocks: size of the recurrent trunk; 0.15 M parameters as they stand. scale: 2, 3 or 4."""
+
+    def __init__(self, scale: int = 4, width: int = 32, blocks: int = 5) -> None:
+        super().__init__()
+        self.scale, self.width = scale, width
+        self.conv_first = nn.Conv2d(9, width, 3, padding=1)
+        self.trunk = trunk(2 * width, width, blocks)
+        self.upsample = Upsampler(width, scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, _, h, w = x.shape
+        before = x[:, [0, *range(t - 1)]]
+        after = x[:, [*range(1, t), t - 1]]
+        seen = torch.cat([before, x, after], 2).reshape(b * t, 9, h, w)
+        shallow = F.leaky_relu(self.conv_first(seen), 0.1).reshape(b, t, self.width, h, w)
+        state = shallow.new_zeros(b, self.width, h, w)
+        states = []
+        for k in range(t):
+            state = self.trunk(torch.cat([shallow[:, k], state], 1))
+            states.append(state)
+        residual = self.upsample(torch.stack(states, 1).flatten(0, 1))
+        return enlarge(x, self.scale) + residual.unflatten(0, (b, t))
+
+
+class Flow(nn.Module):
+    """Optical flow from one frame to another, coarse to fine over three levels."""
+
+    def __init__(self, width: int = 16, levels: int = 3) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(8, width, 5, padding=2), nn.ReLU(True), nn.Conv2d(width, width, 5, padding=2), nn.ReLU(True), nn.Conv2d(width, 2, 3, padding=1)
+            )
+            for _ in range(levels)
+        )  # fmt: skip
+        for step in self.steps:
+            nn.init.zeros_(step[-1].weight)  # type: ignore[index,arg-type]
+            nn.init.zeros_(step[-1].bias)  # type: ignore[index,arg-type]
+
+    def forward(self, here: Tensor, there: Tensor) -> Tensor:
+        pyramid: list[tuple[Tensor, Tensor]] = [(here, there)]
+        while len(pyramid) < len(self.steps) and min(pyramid[-1][0].shape[-2:]) >= 8:
+            pyramid.append((F.avg_pool2d(pyramid[-1][0], 2), F.avg_pool2d(pyramid[-1][1], 2)))
+        flow = here.new_zeros(here.shape[0], 2, *pyramid[-1][0].shape[-2:])
+        for level, (a, b) in reversed(list(enumerate(pyramid))):
+            if flow.shape[-2:] != a.shape[-2:]:
+                flow = 2 * F.interpolate(flow, size=a.shape[-2:], mode="bilinear", align_corners=False)
+            flow = flow + self.steps[level](torch.cat([a, warp(b, flow), flow], 1))
+        return flow
+
+
+def warp(x: Tensor, flow: Tensor) -> Tensor:
+    """x sampled at p + flow(p); beyond the border its edge."""
+    h, w = x.shape[-2:]
+    rows, columns = torch.meshgrid(torch.arange(h, device=x.device), torch.arange(w, device=x.device), indexing="ij")
+    u = (columns + flow[:, 0]) * (2 / max(1, w - 1)) - 1
+    v = (rows + flow[:, 1]) * (2 / max(1, h - 1)) - 1
+    return F.grid_sample(x, torch.stack([u, v], -1).to(x.dtype), mode="bilinear", padding_mode="border", align_corners=True)
+
+
+class BidirectionalVSR(nn.Module):
+    """width, blocks: size of each of the two trunks; 0.27 M parameters as they stand."""
+
+    def __init__(self, scale: int = 4, width: int = 32, blocks: int = 4) -> None:
+        super().__init__()
+        self.scale, self.width = scale, width
+        self.conv_first = nn.Conv2d(3, width, 3, padding=1)
+        self.flow = Flow()
+        self.backward_trunk = trunk(2 * width, width, blocks)
+        self.forward_trunk = trunk(3 * width, width, blocks)
+        self.upsample = Upsampler(width, scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, _, h, w = x.shape
+        shallow = F.leaky_relu(self.conv_first(x.flatten(0, 1)), 0.1).unflatten(0, (b, t))
+        late, early = x[:, 1:].flatten(0, 1), x[:, :-1].flatten(0, 1)
+        to_next = self.flow(early, late).unflatten(0, (b, t - 1)) if t > 1 else None
+        to_last = self.flow(late, early).unflatten(0, (b, t - 1)) if t > 1 else None
+        nothing = shallow.new_zeros(b, self.width, h, w)
+        future: list[Tensor] = []
+        state = nothing
+        for k in reversed(range(t)):
+            carried = warp(state, to_next[:, k]) if to_next is not None and k < t - 1 else nothing
+            state = self.backward_trunk(torch.cat([shallow[:, k], carried], 1))
+            future.insert(0, state)
+        state, states = nothing, []
+        for k in range(t):
+            carried = warp(state, to_last[:, k - 1]) if to_last is not None and k else nothing
+            state = self.forward_trunk(torch.cat([shallow[:, k], future[k], carried], 1))
+            states.append(state)
+        residual = self.upsample(torch.stack(states, 1).flatten(0, 1))
+        return enlarge(x, self.scale) + residual.unflatten(0, (b, t))
+
+
+class Bicubic(nn.Module):
+    """Nothing learned: what everything must beat."""
+
+    def __init__(self, scale: int = 4) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return enlarge(x, self.scale)

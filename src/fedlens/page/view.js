@@ -1,0 +1,276 @@
+"use strict";
+/* A run, and several runs side by side: the same pages in report.html and on the board. */
+const View = (() => {
+  const { h, number, bytes, seconds, words, unit, higherIsBetter, lines, spark, matrix, choice, colourBar } = Draw;
+  const CHIEF = ["accuracy", "psnr", "map", "pck", "top1", "recall", "ssim", "ap"];  // what people ask for first
+  const rank = (name) => { const k = CHIEF.findIndex((c) => name.toLowerCase().includes(c)); return (name.startsWith("client_") ? 20 : 0) + (higherIsBetter(name) ? 0 : 10) + (k < 0 ? CHIEF.length : k); };
+  const chief = (names) => [...names].sort((a, b) => rank(a) - rank(b));
+  const points = (view, name) => view.curves.metrics[name] || [];
+  const last = (list) => list.filter((v) => v !== null && v !== undefined).at(-1);
+  const total = (list) => list.reduce((a, b) => a + (b || 0), 0);
+  const plural = (n, word) => `${number(n)} ${word}${n === 1 ? "" : "s"}`;
+
+  function section(id, title, lead, ...children) {
+    return h("section", { id, "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title`, text: title }), lead && h("p", { class: "lead", text: lead }), ...children);
+  }
+  function what(view) {
+    const t = view.title, parts = [];
+    if (t.task) parts.push(h("span", {}, h("b", { text: t.task })));
+    if (t.algorithm && t.algorithm.length) parts.push(h("span", {}, h("b", { text: t.algorithm.join(" + ") })));
+    if (t.data) parts.push(t.data);
+    if (t.clients) parts.push(t.cohort && t.cohort < t.clients ? `${t.cohort} of ${t.clients} clients a round` : plural(t.clients, "client"));
+    parts.push(t.rounds ? `${number(view.done)} of ${plural(t.rounds, "round")}` : plural(view.done, "round"));
+    if (t.seed !== null && t.seed !== undefined) parts.push(`seed ${t.seed}`);
+    return parts.flatMap((p, k) => (k ? [" · ", p] : [p]));
+  }
+  function masthead(brand, title, status, ...below) {
+    return h("header", {}, h("div", { class: "masthead" }, h("div", {}, h("div", { class: "brand" }, brand), h("h1", { text: title })), h("div", { class: "tools", style: "margin:0" }, status && h("span", { class: `status ${status.replaceAll(" ", "-")}`, text: status }), Draw.themeButton())), ...below);
+  }
+  function problems(view) {
+    const list = [...view.problems];
+    if (view.status === "empty") list.unshift("This folder is empty.");
+    if (view.status === "not a run") list.unshift("This folder is not a run: it has no config.toml, metrics.jsonl or summary.json.");
+    return list.length ? h("ul", { class: "problems" }, list.map((text) => h("li", { text }))) : null;
+  }
+
+  /* Final metrics, each with the comparison that matters: the named baseline if the run has one, else its own first evaluation. */
+  const BASELINES = ["input", "before", "blurred", "bicubic", "observed", "local", "alone", "baseline", "start"];
+  function baseline(view, name) {
+    for (const b of BASELINES) for (const key of [`${name}_${b}`, `${b}_${name}`]) if (key in view.final) return [b, view.final[key], key];
+    const history = points(view, name);
+    return history.length > 1 ? [`round ${history[0][0]}`, history[0][1], null] : null;
+  }
+  function headline(view) {
+    const node = h("div", { class: "headline" }), used = new Set();
+    const names = chief(Object.keys(view.final));
+    for (const name of names) { const b = baseline(view, name); if (b && b[2]) used.add(b[2]); }
+    const tell = names.filter((n) => !used.has(n) && !/_(worst|spread)$/.test(n)).slice(0, 3);
+    tell.forEach((name, k) => {
+      const value = view.final[name], base = baseline(view, name), worst = view.final[`${name}_worst`], history = points(view, name).map((p) => p[1]), note = h("div", { class: "note" });
+      if (base) {
+        const gain = value - base[1], better = gain === 0 ? "" : gain > 0 === higherIsBetter(name) ? "up" : "down";
+        note.append(h("span", { class: better, text: `${gain >= 0 ? "+" : "−"}${number(Math.abs(gain), 3)}` }), ` from ${number(base[1])} (${base[2] ? words(base[0]) : base[0]})`);
+      }
+      if (worst !== undefined) note.append(h("br"), `worst client ${number(worst)}`);
+      node.append(h("div", { class: k ? "figure-number minor" : "figure-number", "data-metric": name }, h("div", { class: "name", text: words(name === "loss" ? "test_loss" : name) }), h("div", { class: "value" }, number(value), unit(name) && h("span", { class: "unit", text: unit(name) })), note, history.length > 2 && k < 2 && spark(history)));
+    });
+    const loss = last(view.curves.loss);
+    if (tell.length < 3 && loss !== undefined) node.append(h("div", { class: tell.length ? "figure-number minor" : "figure-number" }, h("div", { class: "name", text: "training loss, mean of clients" }), h("div", { class: "value", text: number(loss) }), h("div", { class: "note", text: `from ${number(view.curves.loss.find((v) => v !== null))}` })));
+    const spent = view.summary.seconds ?? total(view.curves.seconds), moved = total(view.curves.bytes_down) + total(view.curves.bytes_up);
+    if (view.done) node.append(h("div", { class: "figure-number minor" }, h("div", { class: "name", text: "time and traffic" }), h("div", { class: "value", text: seconds(spent) }), h("div", { class: "note", text: moved ? `${bytes(moved)} over the wire` : "" })));
+    return node;
+  }
+
+  // ---- curves
+  const series = (name, x, y, k, more) => ({ name, x, y, k, ...more });
+  const fromPoints = (list) => [list.map((p) => p[0]), list.map((p) => p[1])];
+  /* Metrics that belong together share a chart: accuracy with its mean and worst client. */
+  function families(names) {
+    const out = new Map();
+    for (const name of chief(names)) {
+      if (name.endsWith("_spread")) continue;
+      const root = name.replace(/^client_/, "").replace(/_worst$/, "");
+      out.set(root, [...(out.get(root) || []), name]);
+    }
+    return out;
+  }
+  function curveData(views) {
+    const many = views.length > 1, charts = [];
+    const named = (view, text) => (many ? (text ? `${view.name}, ${text}` : view.name) : text);
+    const until = Math.max(...views.map((v) => (v.status === "running" ? (v.title.rounds || 1) - 1 : 0)));
+    charts.push({ id: "training", title: "Training loss, mean of clients", log: true, until, series: views.map((v, k) => series(named(v, ""), v.curves.round, v.curves.loss, k)) });
+    for (const [root, names] of families(new Set(views.flatMap((v) => Object.keys(v.curves.metrics))))) {
+      const shown = many ? names.slice(0, 1) : names;
+      charts.push({ id: root, title: words(shown[0] === "loss" ? "test_loss" : shown[0]), unit: unit(root), log: !higherIsBetter(root), until, series: views.flatMap((v, k) => shown.map((name, j) => series(many ? v.name : shown.length > 1 ? { 0: "server", 1: "mean of clients", 2: "worst client" }[["", "c", "w"].indexOf(name.endsWith("_worst") ? "w" : name.startsWith("client_") ? "c" : "")] : "", ...fromPoints(points(v, name)), many ? k : j))) });
+    }
+    return charts;
+  }
+  function costData(views) {
+    const many = views.length > 1, until = 0;
+    return [
+      { id: "seconds", title: "Seconds per round", zero: true, until, format: (v) => seconds(v), series: views.map((v, k) => series(many ? v.name : "", v.curves.round, v.curves.seconds, k, { area: !many })) },
+      { id: "bytes", title: "Bytes per round", zero: true, until, format: bytes, series: many ? views.map((v, k) => series(v.name, v.curves.round, v.curves.bytes_up.map((b, i) => (b ?? 0) + (v.curves.bytes_down[i] ?? 0)), k)) : [series("down to clients", views[0].curves.round, views[0].curves.bytes_down, 0), series("up to the server", views[0].curves.round, views[0].curves.bytes_up, 1)] },
+    ].filter((c) => c.series.some((one) => one.y.some((v) => v)));
+  }
+  function charts() {
+    const node = h("div", { class: "grid" }), shown = new Map();
+    return { node, update(list) {
+      for (const data of list) {
+        if (!shown.has(data.id)) { const chart = lines(data); chart.node.dataset.chart = data.id; shown.set(data.id, chart); node.append(chart.node); }
+        else shown.get(data.id).update(data);
+      }
+    } };
+  }
+
+  // ---- the federation
+  const clientName = (view, id) => { const names = view.federation.names; return Array.isArray(names) && names[id] !== undefined ? String(names[id]) : `client ${id}`; };
+  const short = (view, id) => { const names = view.federation.names; return Array.isArray(names) && names[id] !== undefined ? String(names[id]) : String(id); };
+
+  function holdings(view) {
+    const f = view.federation, counts = Array.isArray(f.labels) && Array.isArray(f.labels[0]) ? f.labels : null;
+    const sizes = Array.isArray(f.sizes) ? f.sizes : counts ? counts.map(total) : null;
+    if (!sizes || !sizes.length) return null;
+    const clients = sizes.map((_, k) => k), all = total(sizes), out = [];
+    const summary = `${plural(sizes.length, "client")} hold ${number(all)} examples: ${number(Math.min(...sizes))} to ${number(Math.max(...sizes))} each.`;
+    if (counts && counts[0].length > 1) {
+      const classes = counts[0].map((_, c) => (Array.isArray(f.classes) && f.classes[c] !== undefined ? String(f.classes[c]) : String(c)));
+      const top = Math.max(1, ...counts.map((row) => Math.max(...row)));
+      out.push(matrix({ label: "Examples of each class held by each client", rows: classes, columns: clients, dots: true, rest: "Each dot's area is a number of examples; columns are clients.",
+        cell: (r, c) => ({ t: (counts[c]?.[r] || 0) / top }), say: (r, c) => `${clientName(view, c)} holds ${number(counts[c]?.[r] || 0)} of ${classes[r]}, of ${number(sizes[c])} in all` }).node);
+    } else {
+      const chart = lines({ title: "Examples per client", xname: "client", zero: true, series: [series("", clients, sizes, 0, { area: true })] });
+      out.push(chart.node);
+    }
+    return [h("p", { class: "soft small", text: summary }), ...out];
+  }
+
+  function participation() {
+    let measure = null, view = null;
+    const grid = matrix({ label: "Clients by rounds", rows: [], columns: [], cell: () => null, say: () => "" });
+    const tools = h("div", { class: "tools" }), legend = h("div", { class: "legend" }), node = h("div", {}, tools, grid.node, legend);
+    const MEASURES = [["weight", 1, "Weight"], ["loss", 2, "Loss"], ["examples", 3, "Examples"]];
+    function draw() {
+      const { ids, rounds, heard, lost } = view.clients, has = MEASURES.filter(([, k]) => heard.some((rows) => rows.some((row) => row[k] !== null)));
+      if (!measure || !has.some(([m]) => m === measure)) measure = has[0]?.[0] || "heard";
+      tools.replaceChildren(has.length > 1 ? choice(has.map(([m, , text]) => [m, text]), measure, (m) => { measure = m; draw(); }, "Colour shows") : "");
+      const column = has.find(([m]) => m === measure)?.[1], place = new Map(ids.map((id, r) => [id, r])), cells = new Map(), values = [];
+      heard.forEach((rows, c) => {
+        const sum = measure === "weight" ? rows.reduce((a, row) => a + (row[1] || 0), 0) : 1;
+        for (const row of rows) {
+          const v = column && row[column] !== null ? row[column] / (sum || 1) : null;
+          cells.set(`${place.get(row[0])},${c}`, { v, raw: row });
+          if (v !== null) values.push(v);
+        }
+      });
+      lost.forEach((who, c) => who.forEach((id) => cells.set(`${place.get(id)},${c}`, { lost: true })));
+      values.sort((a, b) => a - b);
+      const low = measure === "loss" ? values[Math.floor(values.length * 0.01)] ?? 0 : 0, high = values[Math.ceil(values.length * 0.99) - 1] ?? 1;
+      const share = (v) => (measure === "weight" ? `${number(v * 100, 3)} %` : number(v, 3));
+      grid.update({ label: `${measure} of each client in each round`, rows: ids.map((id) => short(view, id)), columns: rounds,
+        cell: (r, c) => { const cell = cells.get(`${r},${c}`); return cell && { lost: cell.lost, t: cell.v === null || cell.v === undefined ? null : high > low ? (cell.v - low) / (high - low) : 1 }; },
+        say: (r, c) => {
+          const cell = cells.get(`${r},${c}`), who = `${clientName(view, ids[r])}, round ${rounds[c]}: `;
+          if (!cell) return `${who}not asked`;
+          if (cell.lost) return `${who}asked, reply lost`;
+          return who + [cell.v !== null && measure === "weight" ? `${share(cell.v)} of the mean` : null, cell.raw[2] !== null ? `loss ${number(cell.raw[2])}` : null, cell.raw[3] !== null ? `${number(cell.raw[3])} examples` : null].filter(Boolean).join(", ");
+        } });
+      const bar = () => (values.length ? colourBar(Draw.isDark() ? "dark" : "light", share(low), `${share(high)}`) : "");
+      const paintLegend = () => legend.replaceChildren(bar(), measure === "weight" ? "share of the round's weighted mean" : measure === "loss" ? "loss reported by the client" : measure === "examples" ? "examples used" : "reply heard",
+        total(lost.map((l) => l.length)) ? h("span", { class: "swatch" }, h("i", { text: "×" }), "asked, reply lost") : "", h("span", { class: "swatch" }, h("i", {}), "not asked"), view.clients.step > 1 ? `every ${view.clients.step}th round shown` : "");
+      paintLegend();
+      Draw.onTheme(paintLegend);
+    }
+    return { node, update(next) { view = next; draw(); } };
+  }
+  function lostTable(view) {
+    if (!view.lost.length) return [];
+    const rows = view.lost.map((one) => h("tr", {}, h("td", { text: one.reason }), h("td", { class: "n", text: number(one.times) }), h("td", { text: one.clients.slice(0, 12).map((id) => short(view, id)).join(", ") + (one.clients.length > 12 ? ", …" : "") })));
+    return [h("h3", { style: "margin:28px 0 6px", text: "Lost replies" }), h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { text: "Reason" }), h("th", { class: "n", text: "Times" }), h("th", { text: "Clients" }))), h("tbody", {}, rows)))];
+  }
+
+  // ---- how to do it again
+  function repeat(view) {
+    const s = view.summary, facts = [], versions = s.versions && typeof s.versions === "object" ? Object.entries(s.versions).map(([k, v]) => `${k} ${v}`).join(", ") : s.versions;
+    const put = (name, value) => value !== undefined && value !== null && value !== "" && facts.push(h("dt", { text: name }), h("dd", { class: "num", text: value }));
+    put("Device", s.device); put("Seed", s.seed ?? view.title.seed); put("Time", Number.isFinite(s.seconds) ? seconds(s.seconds) : null); put("Peak memory", Number.isFinite(s.peak_memory) ? bytes(s.peak_memory) : null);
+    put("Down to clients", Number.isFinite(s.bytes_down) ? bytes(s.bytes_down) : null); put("Up to the server", Number.isFinite(s.bytes_up) ? bytes(s.bytes_up) : null); put("Versions", versions);
+    const command = Array.isArray(s.command) ? s.command.join(" ") : s.command;
+    return [facts.length ? h("dl", { class: "facts" }, facts) : "", command && h("pre", { tabindex: 0, class: "command", text: command }), view.config && h("details", { open: view.config.length < 4000 }, h("summary", { text: "Resolved configuration (config.toml)" }), h("pre", { tabindex: 0, text: view.config }))];
+  }
+  function roundsTable(view) {
+    const c = view.curves, details = h("details", { style: "margin-top:20px" }, h("summary", { text: "Rounds as a table" }));
+    details.addEventListener("toggle", () => {
+      if (!details.open || details.querySelector("table")) return;
+      const heads = ["Round", "Seconds", "Loss", "Down", "Up", "Asked", "Heard", "Lost"], rows = c.round.map((r, i) => [number(r), number(c.seconds[i], 3), number(c.loss[i]), bytes(c.bytes_down[i] ?? NaN), bytes(c.bytes_up[i] ?? NaN), number(c.asked[i]), number(c.heard[i]), number(c.lost[i])]);
+      details.append(h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map((text) => h("th", { class: "n", text })))), h("tbody", {}, rows.map((row) => h("tr", {}, row.map((text) => h("td", { class: "n", text }))))))));
+    });
+    return details;
+  }
+
+  /* One run. update(view) redraws what changed and keeps what the reader has set. */
+  function run(first, brand) {
+    const gallery = Pictures.gallery(), curves = charts(), cost = charts(), who = participation();
+    const head = h("div"), top = h("div"), facts = h("div"), lost = h("div"), held = h("div"), table = h("div");
+    const pictures = section("pictures", "Pictures", "", gallery.node), curvesPart = section("curves", "Curves", "", curves.node);
+    const federation = section("federation", "The federation", "", held, who.node, lost), costPart = section("cost", "Cost", "", cost.node, table), repeatPart = section("repeat", "Do it again", "", facts);
+    const parts = [pictures, curvesPart, federation, costPart, repeatPart], node = h("article", {}, head, top, ...parts);
+    let heldBy = null;
+    function update(view) {
+      const any = (list) => list.some((v) => v !== null && v !== undefined);
+      const shown = [view.pictures.length > 0, any(view.curves.loss) || Object.keys(view.curves.metrics).length > 0, view.clients.ids.length > 0 || Boolean(view.federation.sizes || view.federation.labels), any(view.curves.seconds), Boolean(view.config || view.summary.command)];
+      parts.forEach((part, k) => { part.hidden = !shown[k]; });
+      const nav = h("nav", { class: "parts", "aria-label": "Parts of this page" }, parts.filter((p) => !p.hidden).map((p) => h("a", { href: `#${p.id}`, text: p.querySelector("h2").textContent, onclick: (e) => { e.preventDefault(); p.scrollIntoView(); p.querySelector("a, button, [tabindex], input, summary")?.focus({ preventScroll: true }); } })));
+      head.replaceChildren(masthead(brand, view.name, view.status, h("div", { class: "what" }, what(view)), problems(view), nav.children.length ? nav : ""));
+      top.replaceChildren(headline(view));
+      gallery.update(view.pictures);
+      curves.update(curveData([view]));
+      cost.update(costData([view]));
+      const key = JSON.stringify(view.federation);
+      if (key !== heldBy) { heldBy = key; const part = holdings(view); held.replaceChildren(...(part ? [h("h3", { text: "Who holds what" }), ...part, h("h3", { style: "margin:32px 0 0", text: "Who took part" })] : [])); }
+      who.node.style.display = view.clients.ids.length ? "" : "none";
+      if (view.clients.ids.length) who.update(view);
+      lost.replaceChildren(...lostTable(view));
+      if (!table.querySelector("details[open]")) table.replaceChildren(roundsTable(view));
+      facts.replaceChildren(...repeat(view).filter(Boolean));
+    }
+    update(first);
+    return { node, update };
+  }
+
+  // ---- several runs
+  function results(views) {
+    const names = chief(new Set(views.flatMap((v) => Object.keys(v.final)))).filter((n) => !n.endsWith("_spread")).slice(0, 8), table = h("tbody");
+    const best = Object.fromEntries(names.map((n) => { const all = views.map((v) => v.final[n]).filter((x) => x !== undefined && x !== null); return [n, higherIsBetter(n) ? Math.max(...all) : Math.min(...all)]; }));
+    views.forEach((v, k) => {
+      const cells = names.map((n) => {
+        const value = v.final[n], gap = k && value !== undefined && views[0].final[n] !== undefined ? value - views[0].final[n] : null;
+        return h("td", { class: value === best[n] && views.length > 1 ? "n best" : "n" }, number(value), gap ? h("span", { class: `small ${gap > 0 === higherIsBetter(n) ? "up" : "down"}`, text: ` ${gap > 0 ? "+" : "−"}${number(Math.abs(gap), 2)}` }) : "");
+      });
+      const moved = total(v.curves.bytes_down) + total(v.curves.bytes_up);
+      table.append(h("tr", {}, h("td", {}, h("span", { style: `color: var(--c${k % 8})`, "aria-hidden": "true", text: "● " }), v.name, h("div", { class: "small soft", text: (v.title.algorithm || []).join(" + ") })), cells, h("td", { class: "n", text: number(last(v.curves.loss)) }), h("td", { class: "n", text: seconds(v.summary.seconds ?? total(v.curves.seconds)) }), h("td", { class: "n", text: moved ? bytes(moved) : "–" }), h("td", {}, h("span", { class: `status ${v.status.replaceAll(" ", "-")}`, text: v.status }))));
+    });
+    return h("div", { class: "wide", style: "margin-top:30px" }, h("table", { class: "results" }, h("thead", {}, h("tr", {}, h("th", { text: "Run" }), names.map((n) => h("th", { class: "n", text: words(n === "loss" ? "test_loss" : n) + (unit(n) ? ` (${unit(n)})` : "") })), h("th", { class: "n", text: "Loss" }), h("th", { class: "n", text: "Time" }), h("th", { class: "n", text: "Traffic" }), h("th", { text: "Status" }))), table));
+  }
+  function differences(views) {
+    const keys = [...new Set(views.flatMap((v) => Object.keys(v.settings)))].filter((k) => new Set(views.map((v) => v.settings[k])).size > 1).sort();
+    if (!keys.length) return h("p", { class: "soft", text: "The configurations are the same." });
+    return h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { text: "Setting" }), views.map((v) => h("th", { text: v.name })))), h("tbody", {}, keys.map((k) => h("tr", {}, h("td", {}, h("code", { text: k })), views.map((v) => h("td", {}, h("code", { text: v.settings[k] ?? "–" }))))))));
+  }
+  /* The same picture of every run becomes one: what is equal in all (input, reference) is shown once. */
+  function together(views) {
+    const out = [];
+    const first = views.find((v) => v.pictures.length);
+    for (const model of first ? first.pictures : []) {
+      const from = views.map((v) => [v, v.pictures.find((p) => p.caption === model.caption && p.kind === model.kind)]).filter(([, p]) => p);
+      if (from.length < 2) continue;
+      const facts = Object.fromEntries(from.flatMap(([v, p]) => Object.entries(p.facts).map(([k, x]) => [`${v.name}: ${words(k)}`, x])));
+      const all = from.flatMap(([v, p]) => p.images.map((src, k) => ({ src, id: (p.ids || p.images)[k], label: p.labels[k] || `${k + 1}`, run: v.name, range: p.ranges[k] ?? null })));
+      const count = new Map();
+      all.forEach((i) => count.set(i.id, (count.get(i.id) || 0) + 1));
+      const shared = model.kind === "compare" ? all.filter((i, k) => count.get(i.id) >= from.length && all.findIndex((j) => j.id === i.id) === k) : [];
+      const own = all.filter((i) => !shared.some((j) => j.id === i.id)).map((i) => ({ ...i, label: `${i.run}: ${i.label}` }));
+      const lastOne = shared.length ? shared.slice(-1) : [], ordered = [...shared.slice(0, -1), ...own, ...lastOne];
+      out.push({ caption: model.caption, kind: model.kind === "strip" ? "sheet" : model.kind, images: ordered.map((i) => i.src), labels: ordered.map((i) => i.label), facts, ranges: ordered.map((i) => i.range) });
+    }
+    return out;
+  }
+  function comparison(first, brand, title) {
+    const gallery = Pictures.gallery(), curves = charts(), cost = charts(), head = h("div"), table = h("div"), settings = h("div");
+    const pictures = section("pictures", "Pictures", "What all runs share is shown once; choose any two for the slider.", gallery.node);
+    const node = h("article", {}, head, table, section("curves", "Curves", "", curves.node), pictures, section("cost", "Cost", "", cost.node), section("settings", "What differs", "", settings));
+    head.replaceChildren(masthead(brand, title, null, h("div", { class: "what" }, `${first.length} runs; differences are to the first, the best value is bold.`)));
+    function update(views) {
+      const list = views.flatMap((v) => v.problems.map((p) => `${v.name}: ${p}`));
+      table.replaceChildren(results(views), list.length ? h("ul", { class: "problems" }, list.map((text) => h("li", { text }))) : "");
+      const both = together(views);
+      pictures.hidden = !both.length;
+      gallery.update(both);
+      curves.update(curveData(views));
+      cost.update(costData(views));
+      settings.replaceChildren(differences(views));
+    }
+    update(first);
+    return { node, update };
+  }
+  return { run, comparison, number };
+})();

@@ -1,0 +1,147 @@
+"""Image classification: cross-entropy, accuracy over all images and over classes, a confusion matrix, labels for a user's files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedlens.client import Batch, Data, Output
+from fedlens.federation import Federation
+from fedlens.models.classification import Norm, Stem, classifier
+from fedlens.pictures import Picture
+from fedlens.tasks.task import LearningTask, in_batches
+
+SHOWN = 24  # images on the sheet
+LISTED = 20  # up to this many classes, each one's accuracy is a metric of its own
+
+
+class Classification(LearningTask):
+    """model: cnn, niid, resnet8, resnet18 or timm:NAME. classes, channels, size: of the images. stem: resnet18's first layers.
+    norm: batch or group normalisation in the resnets. mean, std: of the pixels in [0, 1], one number or one per channel. smoothing: of
+    the labels. evaluation_batch: images at a time. names: of the classes, for `apply`, where the data does not name them."""
+
+    def __init__(
+        self,
+        model: str = "cnn",
+        classes: int = 10,
+        channels: int = 3,
+        size: int = 32,
+        stem: Stem = "cifar",
+        norm: Norm = "batch",
+        mean: tuple[float, ...] = (0.5,),
+        std: tuple[float, ...] = (0.25,),
+        smoothing: float = 0.0,
+        evaluation_batch: int = 250,
+        names: tuple[str, ...] = (),
+    ) -> None:
+        if classes < 2:
+            raise ValueError(f"classification needs at least two classes, not {classes}")
+        if names and len(names) != classes:
+            raise ValueError(f"{len(names)} names for {classes} classes")
+        self.network, self.classes, self.channels, self.size = model, classes, channels, size
+        self.stem: Stem = stem
+        self.norm: Norm = norm
+        self.mean, self.std, self.smoothing, self.evaluation_batch, self.names = mean, std, smoothing, evaluation_batch, tuple(names)
+
+    def model(self) -> nn.Module:
+        return classifier(self.network, self.classes, channels=self.channels, size=self.size, stem=self.stem, norm=self.norm,
+                          mean=self.mean, std=self.std)  # fmt: skip
+
+    def loss(self, output: Output, batch: Batch) -> Tensor:
+        return F.cross_entropy(output.prediction, batch["y"], label_smoothing=self.smoothing)
+
+    def evaluate(self, result: Any, data: Data) -> dict[str, float]:
+        """Accuracy first. Per-class figures only where every class is present: elsewhere they would not be comparable."""
+        loss, table = self._confusion(result, data)
+        held, right = table.sum(1), table.diagonal()
+        metrics = {"accuracy": float(right.sum() / held.sum()), "loss": loss}
+        if bool((held > 0).all()):
+            each = right / held
+            metrics |= {"accuracy_balanced": float(each.mean()), "accuracy_worst_class": float(each.min())}
+            if self.classes <= LISTED:
+                metrics |= {f"accuracy_class_{k}": float(a) for k, a in enumerate(each)}
+        return metrics
+
+    def pictures(self, result: Any, federation: Federation) -> Sequence[Picture]:
+        data = federation.test
+        if data is None or not len(data):
+            return ()
+        names = self._names(federation.facts.get("classes"))
+        return [self._sheet(result, data, names), self._matrix(result, data, names)]
+
+    def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
+        """A CSV with one row per image: file, label, confidence."""
+        from fedlens.data.labelled import images_in, load_image
+        from fedlens.models.weights import load_weights
+
+        files = [source] if source.is_file() else images_in(source) if source.is_dir() else []
+        if not files:
+            raise ValueError(f"no image at {source}")
+        model = load_weights(self.model(), folder / "model.safetensors").eval()
+        names, rows, unread = self._names(_remembered(folder)), [], []
+        for path in files:
+            try:
+                image = load_image(path, self.size, "L" if self.channels == 1 else "RGB").float()[None] / 255
+            except (OSError, ValueError, SyntaxError):
+                unread.append(path.name)
+                continue
+            with torch.no_grad():
+                share, label = model(image).softmax(1)[0].max(0)
+            rows.append((path.name if source.is_file() else path.relative_to(source).as_posix(), names[int(label)], f"{float(share):.4f}"))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("w", newline="") as f:
+            csv.writer(f).writerows([("file", "label", "confidence"), *rows])
+        left = f", {len(unread)} could not be read ({unread[0]})" if unread else ""
+        return f"{len(rows)} images classified{left}; labels are in {target}"
+
+    def _confusion(self, result: nn.Module, data: Data) -> tuple[float, Tensor]:
+        """Mean loss, and counts with the truth in rows and the prediction in columns."""
+        place = next(result.parameters()).device
+        table = torch.zeros(self.classes, self.classes, dtype=torch.float64)
+        total = 0.0
+        with torch.no_grad():
+            for batch in in_batches(data, self.evaluation_batch, place):
+                scores, y = self.forward(result, batch).prediction.float(), batch["y"]
+                total += float(F.cross_entropy(scores, y, reduction="sum"))
+                pairs = (y * self.classes + scores.argmax(1)).cpu()
+                table += torch.bincount(pairs, minlength=self.classes**2).view(self.classes, -1)
+        return total / max(1, len(data)), table
+
+    def _sheet(self, result: nn.Module, data: Data, names: Sequence[str]) -> Picture:
+        """Images at even distances through the test set, whatever the model makes of them."""
+        index = torch.linspace(0, len(data) - 1, min(SHOWN, len(data))).long()
+        batch = data.batch(index)
+        place = next(result.parameters()).device
+        with torch.no_grad():
+            said = self.forward(result, {k: v.to(place) for k, v in batch.items()}).prediction.argmax(1).tolist()
+        labels = [names[p] if p == t else f"{names[p]} (is {names[t]})" for p, t in zip(said, batch["y"].tolist(), strict=True)]
+        right = sum(p == t for p, t in zip(said, batch["y"].tolist(), strict=True))
+        return Picture("Test images and what the model says", list(batch["x"]), labels, "sheet", {"right": right, "shown": len(labels)})
+
+    def _matrix(self, result: nn.Module, data: Data, names: Sequence[str]) -> Picture:
+        _, table = self._confusion(result, data)
+        shares = table / table.sum(1, keepdim=True).clamp_min(1)
+        pixels = shares.float()[None].repeat_interleave(max(1, 200 // self.classes), 1).repeat_interleave(max(1, 200 // self.classes), 2)
+        facts = {"classes": list(names), "counts": table.long().tolist()}
+        return Picture("Confusion matrix: truth in rows, prediction in columns", [pixels], ["share of each row"], "map", facts)
+
+    def _names(self, known: Sequence[str] | None) -> Sequence[str]:
+        if known is not None and len(known) == self.classes:
+            return known
+        return self.names or [str(k) for k in range(self.classes)]
+
+
+def _remembered(folder: Path) -> Sequence[str] | None:
+    """The class names that a run left beside its confusion matrix."""
+    try:
+        index = json.loads((folder / "pictures" / "index.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return next((p["facts"]["classes"] for p in index if "classes" in p.get("facts", {})), None)

@@ -1,0 +1,105 @@
+"""Deblurring: scenes restored from blurred views. Scores follow the paper: [0, 255], clamped, unrounded; means over the scenes."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlens.algorithms.feddeblur import Observation, inside, restored
+from fedlens.federation import Federation
+from fedlens.message import Message
+from fedlens.metrics.image import psnr, ssim
+from fedlens.pictures import Picture, to_uint8
+from fedlens.tasks.task import Task
+
+
+@dataclass
+class Deblurring(Task):
+    """shown: how many scenes the report shows."""
+
+    shown: int = 3
+
+    def evaluate(self, result: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> dict[str, float]:
+        """`data` holds the sharp scenes, by name."""
+        scores = [score(result[name], truth) for name, truth in data.items()]
+        return {metric: sum(s[metric] for s in scores) / len(scores) for metric in ("psnr", "ssim")} if scores else {}
+
+    def save(self, state: Message, folder: Path) -> None:
+        """restored.png and the unrounded restored.npy; restored/NAME.* where there are several scenes."""
+        from PIL import Image
+
+        images = restored(state)
+        for name, x in images.items():
+            target = folder / "restored" if len(images) == 1 else folder / "restored" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            x = x.clamp(0, 255)
+            Image.fromarray(to_uint8(x / 255)).save(target.with_name(target.name + ".png"))
+            np.save(target.with_name(target.name + ".npy"), x.movedim(0, -1).squeeze(-1).numpy())
+
+    def pictures(self, result: Mapping[str, Tensor], federation: Federation) -> Sequence[Picture]:
+        name = next(iter(result))
+        views: list[Observation] = [held[name] for held in federation.holdings]
+        truth: Mapping[str, Tensor] = federation.test or {}
+        pad = int(federation.facts.get("pad", 0))
+        clients = [f"client {k}" for k in range(len(views))]
+        pictures = []
+        if federation.facts.get("observe") == "partial":
+            pictures.append(
+                Picture("Fields of view: who sees what of the scene. The server never learns this.", [fields_of_view(views, pad)])
+            )
+        kernels = [enlarge(v.kernel.float()[None] / v.kernel.max().float()) for v in views]
+        pictures.append(Picture("Blur kernels. They stay with the clients.", kernels, clients, "sheet"))
+        pictures.append(
+            Picture("Observations. They stay with the clients.", [v.pixels.clamp(0, 255) / 255 for v in views], clients, "sheet")
+        )
+        for name in list(result)[: self.shown]:
+            pictures += self._scene(name, result[name], [held[name] for held in federation.holdings], truth.get(name), pad)
+        return pictures
+
+    def _scene(self, name: str, image: Tensor, views: Sequence[Observation], truth: Tensor | None, pad: int) -> list[Picture]:
+        image, seen = image.clamp(0, 255).float(), inside(mosaic(views), pad).clamp(0, 255)
+        shown, labels, facts = [seen, image], ["mean of the observations", "restored"], {}
+        if truth is not None:
+            shown.append(truth)
+            labels.append("truth")
+            facts = {"observed": score(seen, truth), "restored": score(image, truth)}
+        out = [Picture(f"{name}: before and after", [x / 255 for x in shown], labels, "compare", facts)]
+        if truth is not None:
+            residual = (image - truth).abs().mean(0, keepdim=True)
+            out.append(Picture(f"{name}: what is left, |restored - truth| in grey levels", [residual], ["residual"], "map"))
+        return out
+
+
+def score(image: Tensor, truth: Tensor) -> dict[str, float]:
+    image = image.clamp(0, 255)
+    return {"psnr": psnr(image, truth), "ssim": ssim(image, truth)}
+
+
+def mosaic(views: Sequence[Observation]) -> Tensor:
+    """Every pixel the mean of those who saw it."""
+    total = torch.stack([v.embed(v.pixels) for v in views]).sum(0)
+    count = torch.stack([v.mask() if v.partial else torch.ones(1, v.height, v.width) for v in views]).sum(0)
+    return total / count.clamp_min(1)
+
+
+def fields_of_view(views: Sequence[Observation], pad: int) -> Tensor:
+    """Each view in a hue of its own, overlaps mixed."""
+    total: Any = 0
+    count: Any = 0
+    for k, v in enumerate(views):
+        mask = inside(v.mask(), pad)
+        hue = torch.tensor(colorsys.hsv_to_rgb(k / len(views), 0.6, 0.95))
+        total, count = total + mask * hue[:, None, None], count + mask
+    return total / count.clamp_min(1)  # type: ignore[no-any-return]
+
+
+def enlarge(x: Tensor, least: int = 96) -> Tensor:
+    factor = max(1, least // max(x.shape[-2:]))
+    return x.repeat_interleave(factor, -2).repeat_interleave(factor, -1)

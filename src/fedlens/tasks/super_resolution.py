@@ -1,0 +1,305 @@
+"""Video super-resolution: clips become `scale` times as large.
+
+The loss is Charbonnier, mean sqrt(d^2 + 1e-9) (the un-squared epsilon of the public code). Any network that maps (B, T, 3, h, w) to
+(B, T, 3, scale h, scale w) can be trained: "light", "bidirectional", the name of one that `fedlens.models` exports, "module:Class" of
+one's own, or from Python a class or function that builds it.
+
+Clips larger than a tile are enlarged piece by piece, in space and in time, with a margin of context around each piece that is thrown
+away; so memory depends on the tile, not on the film.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlens.client import Batch, Output
+from fedlens.data.degrade import enlarge
+from fedlens.federation import Federation
+from fedlens.metrics.frames import Channel, frame_psnr, frame_ssim, temporal_gap
+from fedlens.pictures import Picture
+from fedlens.tasks.task import Adapt, LearningTask
+
+NAMES = {"light": "LightVSR", "bidirectional": "BidirectionalVSR"}
+METRICS = ("psnr", "ssim", "psnr_y", "ssim_y", "temporal", "lpips", "vmaf")
+
+
+def charbonnier(prediction: Tensor, target: Tensor, eps: float = 1e-9) -> Tensor:
+    """mean sqrt(d^2 + eps)"""
+    return (prediction - target).square().add(eps).sqrt().mean()
+
+
+class SuperResolution(LearningTask):
+    """model: see above; options: its constructor arguments besides the scale. metrics: some of psnr, ssim (RGB), psnr_y, ssim_y (luma), temporal,
+    lpips, vmaf. border: pixels not looked at. eps: Charbonnier's. lpips_weights: folder with local weight files. tile, margin: low-resolution
+    pixels of a piece and of the context around it; window, overlap: frames of a piece and of the context before and after it."""
+
+    def __init__(
+        self,
+        model: Any = "light",
+        scale: int = 4,
+        options: dict[str, Any] | None = None,
+        metrics: Sequence[str] = ("psnr", "ssim"),
+        border: int = 0,
+        eps: float = 1e-9,
+        lpips_weights: str | None = None,
+        tile: int = 256,
+        margin: int = 16,
+        window: int = 16,
+        overlap: int = 4,
+    ) -> None:
+        if scale not in (1, 2, 3, 4):
+            raise ValueError(f"the scale is 2, 3 or 4, not {scale}")
+        if unknown := sorted(set(metrics) - set(METRICS)):
+            raise ValueError(f"there is no metric {unknown[0]!r}: {', '.join(METRICS)} are known")
+        self.scale, self.metrics, self.border, self.eps, self.lpips_weights = scale, tuple(metrics), border, eps, lpips_weights
+        self.tiles = Tiles(scale, tile, margin, window, overlap)
+        self.build = builder(model, scale, dict(options or {}))
+
+    def model(self) -> nn.Module:
+        return self.build()
+
+    def forward(self, model: nn.Module, batch: Batch, adapt: Adapt | None = None) -> Output:
+        if adapt is not None:
+            raise ValueError(f"{type(model).__name__} has no split into features and head, so nothing can stand between them")
+        return Output(enlarged(model, batch["x"], self.scale))
+
+    def loss(self, output: Output, batch: Batch) -> Tensor:
+        if output.prediction.shape != batch["y"].shape:
+            ours, theirs = tuple(output.prediction.shape), tuple(batch["y"].shape)
+            raise ValueError(f"the network's clips are {ours}, the data's {theirs}: task.scale and data.scale must be the same")
+        return charbonnier(output.prediction, batch["y"], self.eps)
+
+    # -- how well -------------------------------------------------------------------------------------------------------------------
+
+    def evaluate(self, result: nn.Module, data: Any) -> dict[str, float]:
+        """Frames are averaged to clips, clips to the data set."""
+        if not len(data):
+            return {}
+        rows = []
+        for i in range(len(data)):
+            batch = data.batch(torch.tensor([i]))
+            rows.append(self.compare(self.enlarge(result, batch["x"])[0], batch["y"][0]))
+        return {name: sum(r[name] for r in rows) / len(rows) for name in rows[0]}
+
+    def enlarge(self, model: nn.Module, clip: Tensor) -> Tensor:
+        """A whole clip (1, T, 3, h, w), piece by piece where it is large; on the network's device, result on the clip's."""
+        parts = [p.float() / 255 for p in self.tiles.run(model, lambda a, b: clip[0, a:b], clip.shape[1], rounded=False)]
+        return torch.cat(parts)[None]
+
+    def compare(self, prediction: Tensor, target: Tensor) -> dict[str, float]:
+        """The metrics of one clip (T, 3, H, W)."""
+        b = self.border
+        return {SHOWN.get(m, m): self._measures[m](prediction, target, b) for m in self.metrics}
+
+    @property
+    def _measures(self) -> Mapping[str, Callable[[Tensor, Tensor, int], float]]:
+        def framewise(f: Callable[..., Tensor], channel: Channel) -> Callable[[Tensor, Tensor, int], float]:
+            return lambda p, t, b: float(f(p, t, channel, b).mean())
+
+        return {
+            "psnr": framewise(frame_psnr, "rgb"),
+            "ssim": framewise(frame_ssim, "rgb"),
+            "psnr_y": framewise(frame_psnr, "y"),
+            "ssim_y": framewise(frame_ssim, "y"),
+            "temporal": lambda p, t, b: float(temporal_gap(p, t)),
+            "lpips": lambda p, t, b: self._lpips(p, t),
+            "vmaf": lambda p, t, b: self._vmaf(p, t),
+        }
+
+    def _lpips(self, prediction: Tensor, target: Tensor) -> float:
+        from fedlens.metrics.perceptual import lpips
+
+        return float(lpips(prediction, target, self.lpips_weights).mean())
+
+    def _vmaf(self, prediction: Tensor, target: Tensor) -> float:
+        from fedlens.metrics.video import vmaf
+
+        return vmaf(prediction, target)
+
+    # -- to be seen ---------------------------------------------------------------------------------------------------------------------
+
+    def pictures(self, result: nn.Module, federation: Federation) -> Sequence[Picture]:
+        """Of up to three test clips: before and after under a slider, the part with most detail enlarged, the error, a few frames."""
+        out: list[Picture] = []
+        data = federation.test
+        for i in range(min(3, len(data) if data is not None else 0)):
+            batch = data.batch(torch.tensor([i]))  # type: ignore[union-attr]
+            name = data.name(i) if hasattr(data, "name") else f"clip {i}"
+            x, y = batch["x"][:, :8], batch["y"][0, :8]
+            with torch.no_grad():
+                ours = self.enlarge(result, x)[0]
+            plain = enlarge(x[0], self.scale).clamp(0, 1)
+            k = len(y) // 2
+            facts = {"bicubic": f"{float(frame_psnr(plain[k], y[k])):.2f} dB", "ours": f"{float(frame_psnr(ours[k], y[k])):.2f} dB"}
+            labels = ["bicubic", "ours", "reference"]
+            out.append(Picture(f"{name}: frame {k}", [plain[k], ours[k], y[k]], labels, "compare", facts))
+            zoom = [v[..., window[0], window[1]] for window in [busiest(y[k])] for v in (plain[k], ours[k], y[k])]
+            out.append(Picture(f"{name}: the part with most detail, four times as large", [larger(z) for z in zoom], labels, "compare"))
+            errors = [(v[k] - y[k]).abs().mean(0, keepdim=True) for v in (plain, ours)]
+            out.append(Picture(f"{name}: where it is wrong", errors, ["bicubic", "ours"], "map"))
+            out.append(Picture(f"{name}: frames", list(ours[:: max(1, len(ours) // 4)]), kind="strip"))
+        return out
+
+    # -- to be used ------------------------------------------------------------------------------------------------------------------------
+
+    def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
+        """Enlarge a video file or a folder of frames. Sound is kept. Options: quality (0-51, less is better, default 16), device."""
+        from fedlens.data.video import open_frames
+        from fedlens.models.weights import load_weights
+
+        known = {"quality", "device", "progress"}
+        if unknown := sorted(options.keys() - known):
+            raise ValueError(f"apply has no option {unknown[0]!r}: {', '.join(sorted(known))} are known")
+        model = load_weights(self.build(), folder / "model.safetensors").eval().to(options.get("device", "cpu"))
+        return upscale(model, open_frames(source), target, self.tiles, int(options.get("quality", 16)), options.get("progress", True))
+
+
+SHOWN = {"lpips": "lpips_loss", "temporal": "temporal_loss"}  # names that say that less is better
+
+
+def larger(picture: Tensor, by: int = 4) -> Tensor:
+    """Every pixel a square, so that nothing is made up."""
+    return picture.repeat_interleave(by, -1).repeat_interleave(by, -2)
+
+
+def busiest(picture: Tensor, size: int = 96) -> tuple[slice, slice]:
+    """The square with the largest mean gradient."""
+    h, w = picture.shape[-2:]
+    size = min(size, h, w)
+    steps = picture.mean(0).diff(dim=0)[:, :-1].abs() + picture.mean(0).diff(dim=1)[:-1].abs()
+    pooled = nn.functional.avg_pool2d(steps[None, None], max(1, size - 1), stride=max(1, size // 4))[0, 0]
+    at = int(pooled.argmax())
+    top, left = at // pooled.shape[1] * max(1, size // 4), at % pooled.shape[1] * max(1, size // 4)
+    return slice(top, top + size), slice(left, left + size)
+
+
+def builder(model: Any, scale: int, options: Mapping[str, Any]) -> Callable[[], nn.Module]:
+    """What builds the network. A name is looked up now, so that a wrong one is refused before work starts."""
+    if isinstance(model, nn.Module):
+        raise ValueError("give the class of the network or a function that builds it, not a network: every run starts from a fresh one")
+    make = find(model) if isinstance(model, str) else model
+    if not callable(make):
+        raise ValueError(f"a network's name or something that builds one is needed, not {model!r}")
+    import inspect
+
+    accepts = inspect.signature(make).parameters
+    extra = {"scale": scale} if "scale" in accepts or any(p.kind is p.VAR_KEYWORD for p in accepts.values()) else {}
+    if unknown := [k for k in options if k not in accepts and not any(p.kind is p.VAR_KEYWORD for p in accepts.values())]:
+        raise ValueError(f"{getattr(make, '__name__', make)} has no argument {unknown[0]!r}: it takes {', '.join(accepts)}")
+    return Build(make, {**extra, **options})
+
+
+class Build:
+    """A call to be made later; unlike a lambda it can be sent to another process."""
+
+    def __init__(self, make: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> None:
+        self.make, self.arguments = make, dict(arguments)
+
+    def __call__(self) -> nn.Module:
+        return self.make(**self.arguments)
+
+
+def find(name: str) -> Callable[..., nn.Module]:
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        try:
+            own: Callable[..., nn.Module] = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as e:
+            raise ValueError(f"no network at {name}: {e}") from e
+        return own
+    models = importlib.import_module("fedlens.models")
+    wanted = NAMES.get(name.lower(), name).lower()
+    for export in models.__all__:
+        if export.lower() == wanted:
+            found: Callable[..., nn.Module] = getattr(models, export)
+            return found
+    raise ValueError(f"there is no network {name!r}: {', '.join([*NAMES, *models.__all__])} are known, or module:Class")
+
+
+def enlarged(model: nn.Module, x: Tensor, scale: int) -> Tensor:
+    """model(x), with a clear sentence if it is not a super-resolution network."""
+    y = model(x)
+    want = (*x.shape[:3], x.shape[3] * scale, x.shape[4] * scale)
+    if not isinstance(y, Tensor) or tuple(y.shape) != want:
+        what = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise ValueError(f"{type(model).__name__} made {what} of a clip {tuple(x.shape)}; at scale {scale} it must be {want}")
+    return y
+
+
+class Tiles:
+    """How a long or large clip is worked through: `tile` low-resolution pixels and `window` frames at a time, each with context."""
+
+    def __init__(self, scale: int, tile: int = 256, margin: int = 16, window: int = 16, overlap: int = 4) -> None:
+        if tile < 8 or margin < 0 or window < 1 or overlap < 0:
+            raise ValueError(f"tile >= 8, window >= 1, margin and overlap >= 0 are needed, not {tile}, {window}, {margin}, {overlap}")
+        self.scale, self.tile, self.margin, self.window, self.overlap = scale, tile, margin, window, overlap
+
+    def run(
+        self,
+        model: nn.Module,
+        read: Callable[[int, int], Tensor],
+        length: int,
+        *,
+        rounded: bool = True,
+        done: Callable[[int], None] | None = None,
+    ) -> Iterator[Tensor]:
+        """Enlarged frames, `window` at a time, as levels 0...255 (uint8 if rounded). `read(low, high)` gives frames in [0, 1]."""
+        place = next((p.device for p in model.parameters()), torch.device("cpu"))
+        grad = nullcontext() if not torch.is_grad_enabled() else torch.no_grad()
+        for low in range(0, length, self.window):
+            high = min(low + self.window, length)
+            first, last = max(0, low - self.overlap), min(length, high + self.overlap)
+            with grad:
+                out = self._frame(model, read(first, last).to(place), low - first, high - low)
+            out = out.clamp(0, 1).mul_(255)
+            yield out.round().byte() if rounded else out
+            if done:
+                done(high - low)
+
+    def _frame(self, model: nn.Module, clip: Tensor, skip: int, count: int) -> Tensor:
+        h, w = clip.shape[-2:]
+        s = self.scale
+        if h <= self.tile and w <= self.tile:
+            return enlarged(model, clip[None], s)[0, skip : skip + count].cpu()
+        out = torch.empty(count, 3, h * s, w * s)
+        for top in range(0, h, self.tile):
+            for left in range(0, w, self.tile):
+                bottom, right = min(top + self.tile, h), min(left + self.tile, w)
+                up, before = max(0, top - self.margin), max(0, left - self.margin)
+                piece = clip[..., up : min(h, bottom + self.margin), before : min(w, right + self.margin)]
+                big = enlarged(model, piece[None], s)[0, skip : skip + count]
+                y0, x0 = (top - up) * s, (left - before) * s
+                out[..., top * s : bottom * s, left * s : right * s] = big[..., y0 : y0 + (bottom - top) * s, x0 : x0 + (right - left) * s]
+        return out
+
+
+@contextmanager
+def bar(total: int, shown: bool) -> Iterator[Callable[[int], None] | None]:
+    """Frames done, time left; on stderr, so that nothing else is disturbed."""
+    if not shown:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as progress:
+        job = progress.add_task("frames", total=total)
+        yield lambda n: progress.advance(job, n)
+
+
+def upscale(model: nn.Module, frames: Any, target: Path, tiles: Tiles, quality: int = 16, progress: bool = True) -> str:
+    """Read, enlarge, write, a window at a time. A target with a video suffix becomes a file (H.264), anything else a folder of PNGs."""
+    from fedlens.data.video import writer
+
+    h, w = (n * tiles.scale for n in frames.size)
+    with writer(target, frames, (h, w), quality) as write, bar(len(frames), progress) as done:
+        for part in tiles.run(model, lambda a, b: frames.read(a, b).float() / 255, len(frames), done=done):
+            write(part)
+    return f"{len(frames)} frames of {frames.size[1]}x{frames.size[0]} became {w}x{h} in {target}"

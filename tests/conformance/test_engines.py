@@ -1,0 +1,155 @@
+"""What every engine must do, for every algorithm: the same bits as the loopback, and one reply lost never costs the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from stacks import STACKS, VECTORS, Case
+from toy import Toy, same_bits
+
+from fedlens import Algorithm, Client, Federation, Lost, Message, Round, run, stack
+from fedlens.algorithms import FedAvg
+from fedlens.engines.flaky import Flaky
+from fedlens.engines.loopback import Loopback
+from fedlens.engines.simulator import Simulator
+from fedlens.layers import Scaffold
+from fedlens.run import Engine
+
+Make = Callable[[Algorithm, Federation], Engine]
+ENGINES: dict[str, Make] = {
+    "in process": lambda a, f: Simulator(a, f, workers=0),
+    "one worker": lambda a, f: Simulator(a, f, workers=1),
+    "two workers": lambda a, f: Simulator(a, f, workers=2),
+    "three workers": lambda a, f: Simulator(a, f, workers=3),
+}
+
+
+def final(case: Case, make: Make, rounds: int = 4, cohort: int = 5) -> Message:
+    algorithm = case.make()
+    engine = make(algorithm, case.federation)
+    try:
+        return run(algorithm, engine, rounds, cohort=cohort, seed=3)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_all_engines_end_in_the_same_bits(name: str) -> None:
+    expected = final(STACKS[name], Loopback)
+    for engine, make in ENGINES.items():
+        assert same_bits(final(STACKS[name], make), expected), engine
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_flaky_network_is_survived_and_repeats_itself(when: str, share: float) -> None:
+    """With replies lost after the clients updated their control variates, a SCAFFOLD without transactional memory would drift:
+    here the sum of the clients' kept control variates still equals what the server believes (c = mean of all c_i)."""
+
+    def once() -> tuple[Message, list[Round], Simulator]:
+        algorithm = stack(FedAvg(Toy(), batch=8, lr=0.05), Scaffold())
+        engine = Simulator(algorithm, VECTORS, workers=0)
+        rounds: list[Round] = []
+        flaky = Flaky(engine, **{when: share}, seed=1)
+        state = run(algorithm, flaky, 12, seed=0, after_round=lambda p, r: rounds.append(r))
+        return state, rounds, engine
+
+    state, rounds, engine = once()
+    assert same_bits(state, once()[0])
+    lost = sum(len(r.lost) for r in rounds)
+    assert 0.5 * share < lost / sum(r.asked for r in rounds) < 1.5 * share
+    heard: dict[int, int] = {}
+    for r in rounds:
+        heard.update(dict.fromkeys(r.scalars, r.number))
+    assert engine.inline
+    kept = [engine.inline.memory.load(i).settle(heard.get(i, -1)) for i in range(7)]
+    for name, c in state.trees["control"].items():
+        total = sum((k["control"][name].double() for k in kept if "control" in k), torch.zeros_like(c, dtype=torch.float64))
+        assert torch.allclose(total / 7, c.double(), atol=1e-5)
+
+
+def test_late_replies_are_used_up_to_the_limit() -> None:
+    algorithm = FedAvg(Toy(), batch=8)
+    for late, expected in ((2, True), (1, False)):
+        rounds: list[Round] = []
+        engine = Flaky(Simulator(algorithm, VECTORS, workers=0), delay=0.5, by=2, seed=2)
+        run(algorithm, engine, 6, late=late, after_round=lambda p, r, rounds=rounds: rounds.append(r))  # type: ignore[misc]
+        used = [s["round"] for r in rounds for s in r.scalars.values() if s["round"] < r.number]
+        assert bool(used) is expected
+        refused = [x for r in rounds for x in r.lost if x.reason.startswith("too late")]
+        assert bool(refused) is not expected
+
+
+class Trouble(FedAvg):
+    """Client 2 raises, 3 sends NaN, 4 kills its process, 5 hangs."""
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        if client.id == 2:
+            raise RuntimeError("the disk of this hospital is full")
+        if client.id == 4:
+            import os
+            import signal
+
+            os.kill(os.getpid(), signal.SIGKILL)
+        if client.id == 5:
+            time.sleep(600)
+        reply = super().client_step(message, client)
+        if client.id == 3:
+            reply.trees["delta"]["head.bias"][0] = float("nan")
+        return reply
+
+
+def test_one_bad_client_costs_its_own_reply_only() -> None:
+    said: list[str] = []
+    rounds: list[Round] = []
+    algorithm = stack(Trouble(Toy(), batch=8), Scaffold())
+    with Simulator(algorithm, VECTORS, workers=2, timeout=1.5, log=said.append) as engine:
+        state = run(algorithm, engine, 2, after_round=lambda p, r: rounds.append(r))
+    for r in rounds:
+        assert list(r.scalars) == [0, 1, 6]
+        assert [(x.sender, x.refused) for x in r.lost] == [(2, False), (3, True), (4, False), (5, False)]
+    reasons = {x.sender: x.reason for x in rounds[0].lost}
+    assert reasons[2] == "RuntimeError: the disk of this hospital is full"
+    assert "NaN" in reasons[3] and "SIGKILL" in reasons[4] and "longer than 1.5 s" in reasons[5]
+    assert all(any(f"client {i}:" in line for line in said) for i in (2, 3, 4, 5))
+    # The others' work is what a federation of just them would have done.
+    healthy = stack(FedAvg(Toy(), batch=8), Scaffold())
+    only = Only(Simulator(healthy, VECTORS, workers=0), [0, 1, 6])
+    assert same_bits(run(healthy, only, 2), state)
+
+
+class Only:
+    """An engine that reaches some clients only."""
+
+    def __init__(self, engine: Simulator, reachable: list[int]) -> None:
+        self.engine, self.reachable = engine, reachable
+
+    def exchange(self, message: Message, ids, heard):  # type: ignore[no-untyped-def]
+        places = sorted(ids)
+        worker = self.engine.inline
+        assert worker
+        worker.begin(message, False)
+        for i in ids:
+            yield worker.work(places.index(i), i, heard.get(i, -1)) if i in self.reachable else Lost(i, "cannot be reached")
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.engine, name)
+
+
+def test_a_round_without_replies_is_skipped() -> None:
+    algorithm = FedAvg(Toy(), batch=8)
+    rounds: list[Round] = []
+    engine = Flaky(Simulator(algorithm, VECTORS, workers=0), before=1.0)
+    state = run(algorithm, engine, 2, after_round=lambda p, r: rounds.append(r))
+    assert same_bits(state, algorithm.init()) and [len(r.scalars) for r in rounds] == [0, 0] and rounds[0].loss is None
+
+
+def test_memory_beyond_the_budget_changes_nothing(tmp_path: Path) -> None:
+    expected = final(STACKS["scaffold"], Loopback)
+    for workers in (0, 2):
+        make: Make = lambda a, f, w=workers: Simulator(a, f, workers=w, budget=100, folder=tmp_path / str(w))  # noqa: E731
+        assert same_bits(final(STACKS["scaffold"], make), expected)

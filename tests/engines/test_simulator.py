@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+from toy import Toy, toy_federation
+
+from fedlens import run
+from fedlens.algorithms import FedAvg
+from fedlens.engines.simulator import Simulator
+
+ORPHANS = textwrap.dedent("""
+    import os, sys, time
+    sys.path.insert(0, {tests!r})
+    from toy import Toy, toy_federation
+    from fedlens.algorithms import FedAvg
+    from fedlens.engines.simulator import Simulator
+    engine = Simulator(FedAvg(Toy()), toy_federation(4), workers=2)
+    print(*[p.process.pid for p in engine.crew], engine.scratch, flush=True)
+    time.sleep(60)
+""")
+
+
+def test_workers_exit_when_their_parent_is_killed() -> None:
+    code = ORPHANS.format(tests=str(Path(__file__).parents[1]))
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout
+    *pids, scratch = parent.stdout.readline().split()
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    time.sleep(1.0)
+    alive = [p for p in map(int, pids) if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
+    assert not alive
+    subprocess.run(["rm", "-rf", scratch], check=True)
+
+
+def test_one_resident_model_per_worker_and_nothing_left_behind() -> None:
+    algorithm = FedAvg(Toy(), batch=8)
+    engine = Simulator(algorithm, toy_federation(6), workers=2)
+    pids = [p.process.pid for p in engine.crew]
+    run(algorithm, engine, 3)
+    assert [p.process.pid for p in engine.crew] == pids  # the same processes, round after round
+    scratch = engine.scratch
+    engine.close()
+    assert not scratch.exists()
+    assert not any(psutil.pid_exists(p) for p in pids if p)
+
+
+def test_clients_stay_with_their_worker_when_the_cohort_does() -> None:
+    algorithm = FedAvg(Toy(), batch=8)
+    with Simulator(algorithm, toy_federation(6), workers=2) as engine:
+        run(algorithm, engine, 1)
+        first = dict(engine.home)
+        assert set(first) == set(range(6)) and set(first.values()) == {0, 1}

@@ -1,0 +1,56 @@
+"""One stack for every layer, with something to run it on: the conformance suite goes over all of them. Add yours here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from toy import Denoise, Toy, dense_federation, toy_federation
+
+from fedlens import Algorithm, Federation, Layer, stack
+from fedlens.algorithms import FedAvg
+from fedlens.layers import (
+    BackboneOnly,
+    FedBN,
+    FedProx,
+    HighFrequency,
+    LossAware,
+    Median,
+    MixedWeights,
+    MovingMean,
+    MultiResolution,
+    Scaffold,
+)
+from fedlens.tasks.task import LearningTask
+
+
+@dataclass(frozen=True)
+class Case:
+    make: Callable[[], Algorithm]
+    federation: Federation
+
+
+VECTORS, CLIPS, IMAGES = toy_federation(7), dense_federation(2, 3, 8, 8), dense_federation(3, 8, 8)
+
+
+def over(*layers: Layer, task: type[LearningTask] = Toy, on: Federation = VECTORS, **fedavg: Any) -> Case:
+    return Case(lambda: stack(FedAvg(task(), **{"batch": 8, **fedavg}), *layers), on)
+
+
+STACKS: dict[str, Case] = {
+    "fedavg": over(),
+    "fedavg uniform, Adam, cosine": over(weights="uniform", optimizer="adam", lr=0.01, schedule="cosine", steps=3),
+    "fedprox": over(FedProx(0.1)),
+    "scaffold": over(Scaffold()),
+    "scaffold, option I": over(Scaffold(), momentum=0.9, lr=0.02),
+    "fedprox in scaffold": over(FedProx(0.1), Scaffold()),
+    "fedbn": over(FedBN()),
+    "fedvssl": over(BackboneOnly(), MixedWeights(0.9), MovingMean(1)),
+    "private heads with scaffold": over(BackboneOnly(), Scaffold()),
+    "loss-aware": over(LossAware(tau=0.0)),
+    "loss-aware, greedy": over(LossAware(greedy=True)),
+    "median": over(Median()),
+    "fedvsr": over(HighFrequency(), LossAware(tau=0.0), task=Denoise, on=CLIPS, optimizer="adam", lr=0.01),
+    "raf with fedprox": over(FedProx(0.1), MultiResolution(((8, 8), (4, 4))), task=Denoise, on=IMAGES),
+}

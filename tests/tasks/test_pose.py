@@ -1,0 +1,200 @@
+"""Heat maps by hand, decoding against known sub-pixel centres, the whole task on stick figures."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from fedlens import Output, run, stack
+from fedlens.algorithms import FedAvg
+from fedlens.data.pose import CocoPose, StickFigures
+from fedlens.engines.simulator import Simulator
+from fedlens.layers import MultiResolution
+from fedlens.tasks.pose import Pose, decode, draw_targets
+
+
+def test_targets_by_hand() -> None:
+    """Input 64x48, map 16x12. UDP: x = 47 / 11 * 5 is pixel 5 exactly. MSRA: stride 4, x = 21 -> floor(21 / 4 + 1/2) = 5. sigma 2 at
+    height 64 is 1/2 at 16: one pixel beside the centre the value is exp(-1 / (2 / 4)) = exp(-2); two pixels beside it, beyond three
+    sigmas, 0."""
+    udp, weight = draw_targets(torch.tensor([[[47 / 11 * 5, 63 / 15 * 7, 1.0]]]), (64, 48), (16, 12), "udp", 2.0, True)
+    msra, _ = draw_targets(torch.tensor([[[21.0, 28.5, 1.0]]]), (64, 48), (16, 12), "msra", 2.0, True)
+    for maps in (udp[0, 0], msra[0, 0]):
+        assert maps[7, 5].item() == pytest.approx(1)
+        assert maps[7, 6].item() == pytest.approx(math.exp(-2), rel=1e-4) and maps[6, 4].item() == pytest.approx(math.exp(-4), rel=1e-4)
+        assert maps[7, 7].item() == 0
+    assert weight.item() == 1
+    fixed, _ = draw_targets(torch.tensor([[[21.0, 28.5, 1.0]]]), (64, 48), (16, 12), "msra", 2.0, False)
+    assert fixed[0, 0, 7, 6].item() == pytest.approx(math.exp(-1 / 8))
+
+
+def test_joints_outside_or_unseen_do_not_count() -> None:
+    """Map 64x48 as large as its input, sigma 2: a centre 6 pixels outside still reaches in, 6.5 pixels does not."""
+    joints = torch.tensor([[[-6.0, 5, 1], [-6.5, 5, 1], [20, 5, 0], [53.0, 69, 1], [53.5, 5, 1]]])
+    _, weight = draw_targets(joints, (64, 48), (64, 48), "udp", 2.0, True)
+    assert weight.tolist() == [[1, 0, 0, 1, 0]]
+    task = Pose("lsp")
+    y = torch.zeros(1, 14, 3)
+    y[0, 0] = torch.tensor([10.0, 10, 1])
+    """One of 14 joints counts; a map off by 0.1 everywhere costs 0.01 / 14."""
+    maps, _ = draw_targets(y, (64, 48), (64, 48), "udp", 2.0, True)
+    loss = task.loss(Output(maps + 0.1), {"x": torch.zeros(1, 3, 64, 48), "y": y})
+    assert loss.item() == pytest.approx(0.01 / 14, rel=1e-4)
+
+
+@pytest.mark.parametrize("targets", ["udp", "msra"])
+def test_encode_and_decode(targets: Any) -> None:
+    """UDP with DARK finds a centre between pixels to a hundredth; argmax is off by at most half a pixel of the map, the quarter by at
+    most a quarter. MSRA rounds the centre."""
+    rng = torch.Generator().manual_seed(0)
+    joints = torch.cat([torch.rand(8, 14, 2, generator=rng) * torch.tensor([150.0, 210]) + 20, torch.ones(8, 14, 1)], -1)
+    maps, _ = draw_targets(joints, (256, 192), (64, 48), targets, 2.0, True)
+    worst = {}
+    for how in ("argmax", "quarter", "dark"):
+        found, peaks = Pose("lsp", patch=16, size=(256, 192), targets=targets, decode=how).locate(maps, (256, 192))  # type: ignore[arg-type]
+        worst[how] = float((found - joints[..., :2]).abs().max())
+        assert peaks.min() > 0.8
+    if targets == "udp":
+        stride = 255 / 63
+        assert worst["dark"] < 0.05 and worst["quarter"] < 0.26 * stride and worst["argmax"] < 0.51 * stride
+    else:
+        assert worst["dark"] <= worst["argmax"] + 0.05 <= 2.1
+
+
+def test_a_map_without_a_peak_points_nowhere() -> None:
+    for how in ("argmax", "quarter", "dark"):
+        found, peaks = Pose("lsp", decode=how).locate(torch.zeros(1, 14, 16, 12), (64, 48))  # type: ignore[arg-type]
+        assert (found == -1).all() and not peaks.any()
+
+
+def test_decode_at_the_edge_stays_inside() -> None:
+    maps, _ = draw_targets(torch.tensor([[[0.0, 0, 1], [47, 63, 1]]]), (64, 48), (64, 48), "udp", 2.0, True)
+    for how in ("argmax", "quarter", "dark"):
+        points, _ = decode(maps, how)  # type: ignore[arg-type]
+        assert torch.allclose(points[0], torch.tensor([[0.0, 0], [47, 63]]), atol=0.75)
+
+
+class Oracle(nn.Module):
+    """Blue minus red and red minus blue: answers that mirror as they should, so the flip test must change nothing but names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.none = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Joint k lies where channel 0 is brightest, shifted by nothing: symmetric joints are told apart by the sign of channel 1."""
+        left, right = x[:, 0] * (x[:, 1] > 0), x[:, 0] * (x[:, 1] < 0)
+        order = [right] * 3 + [left] * 3 + [right] * 3 + [left] * 3 + [left + right] * 2
+        return torch.stack(order, 1)
+
+
+def test_flip_test_mirrors_names_and_pixels() -> None:
+    """A network blind to sides sees the mirrored image mirrored: after flipping back, left and right maps have changed places, and
+    averaging makes them equal."""
+    x = torch.zeros(1, 3, 8, 6)
+    x[0, 0, 2, 1], x[0, 1, 2, 1] = 1, 1  # a left joint at (1, 2)
+    task = Pose("lsp", flip_test=True)
+    maps = task.heatmaps(Oracle(), x)
+    assert maps[0, 3, 2, 1] == pytest.approx(0.5) and maps[0, 2, 2, 1] == pytest.approx(0.5)
+    assert maps[0, 12, 2, 1] == pytest.approx(1)
+    assert maps[0, :, 2, 4].abs().max() == 0
+    assert Pose("lsp", flip_test=False).heatmaps(Oracle(), x)[0, 2, 2, 1] == 0
+
+
+class Perfect(nn.Module):
+    """Draws the true heat maps, whatever it is shown: the pipeline around it must then score 100."""
+
+    def __init__(self, task: Pose) -> None:
+        super().__init__()
+        self.task, self.y, self.none = task, torch.zeros(0), nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, w = x.shape[-2:]
+        return draw_targets(self.y[: len(x)], (h, w), (h // 2, w // 2), self.task.targets, 2.0, True)[0]
+
+
+def test_a_perfect_network_scores_a_hundred_at_every_resolution() -> None:
+    people = StickFigures(people=3, tests=9).federation(1, 0).test
+    assert people is not None
+    task = Pose("lsp", flip_test=False, test_batch=9)
+    for size in ((128, 96), (64, 48), (48, 36)):
+        perfect = Perfect(task)
+        perfect.y = people.at(size).batch(torch.arange(9))["y"]
+        found = task.find(perfect, people.at(size))
+        assert task.judge(found) == {"pck": pytest.approx(100)}
+        gap = np.abs(found["predicted"] - found["truth"][..., :2])
+        assert gap[found["truth"][..., 2] > 0].max() < 0.5
+
+
+def test_coco_is_judged_by_ap(data_pack: Path) -> None:
+    pytest.importorskip("pycocotools")
+    source = CocoPose(
+        folder=str(data_pack / "pose_samples" / "coco"), train="test_coco.json", val="test_coco.json", train_images="", val_images=""
+    )
+    people = source.federation(1, 0).test
+    assert people is not None
+    task = Pose("coco", patch=16, size=(256, 192), flip_test=False)
+    perfect = Perfect(task)
+    perfect.y = people.batch(torch.arange(len(people)))["y"]
+    assert task.judge(task.find(perfect, people))["ap"] > 95
+
+
+def test_a_federation_learns_and_its_model_is_of_use(tmp_path: Path) -> None:
+    """Two rounds of RAF: the loss falls; then the run's files serve `apply`, on images of another shape and at a resolution of one's
+    own."""
+    task = Pose("lsp", "vit-tiny", sizes=((32, 24), (48, 36)))
+    source = StickFigures(people=24, tests=4, sizes=((32, 24), (16, 12)), scale=0.1, rotation=10)
+    federation = source.federation(2, 0)
+    algorithm = stack(FedAvg(task, lr=2e-3, optimizer="adamw", batch=6, epochs=2), MultiResolution(sizes=source.sizes))
+    rounds: list[Any] = []
+    with Simulator(algorithm, federation, workers=0) as engine:
+        state = run(algorithm, engine, 3, test=federation.test, evaluate_every=3, after_round=lambda _, r: rounds.append(r))
+    assert rounds[-1].loss < rounds[0].loss
+    assert set(rounds[-1].metrics) == {"pck", "pck_32x24", "pck_48x36"}
+    pictures = task.pictures(algorithm.result(state), federation)
+    assert len(pictures) == 6 and pictures[0].labels == ["32x24", "48x36"] and pictures[0].images[0].shape == pictures[0].images[1].shape
+
+    task.save(state, tmp_path)
+    (tmp_path / "in").mkdir()
+    Image.new("RGB", (200, 50), (90, 80, 70)).save(tmp_path / "in" / "wide.png")
+    Image.fromarray(source.draw(3).image).save(tmp_path / "in" / "figure.jpg")  # type: ignore[arg-type]
+    said = task.apply(tmp_path, tmp_path / "in", tmp_path / "out", size="64x48", capture="32x24", how="bicubic")
+    assert said.startswith("2 people in 2 images")
+    found = json.loads((tmp_path / "out" / "keypoints.json").read_text())
+    assert [i["file_name"] for i in found["images"]] == ["figure.jpg", "wide.png"] and found["images"][1]["width"] == 200
+    assert len(found["annotations"][0]["keypoints"]) == 3 * 14 and found["categories"][0]["keypoints"][0] == "right_ankle"
+    with Image.open(tmp_path / "out" / "wide-pose.png") as overlay:
+        assert overlay.size == (200, 50)
+    boxes = [{"file_name": "figure.jpg", "bbox": [10, 10, 50, 90]}, {"file_name": "figure.jpg", "bbox": [60, 10, 50, 90]}]
+    (tmp_path / "boxes.json").write_text(json.dumps(boxes))
+    assert task.apply(tmp_path, tmp_path / "in", tmp_path / "out", boxes=tmp_path / "boxes.json").startswith("2 people in 2 images")
+    for wrong, why in (
+        ({"size": "63x48"}, "multiples of 4"), ({"size": "big"}, "HEIGHTxWIDTH"), ({"how": "cubic"}, "bilinear, area or bicubic"),
+        ({"zoom": 2}, "no option 'zoom'"), ({"boxes": tmp_path / "model.safetensors"}, "not a list of boxes"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=why):
+            task.apply(tmp_path, tmp_path / "in", tmp_path / "out", **wrong)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="no images in"):
+        task.apply(tmp_path, tmp_path / "empty", tmp_path / "x")
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="no network 'vit'"):
+        Pose(network="vit")
+    with pytest.raises(ValueError, match="30x24 does not fit vit-tiny, whose inputs are multiples of 4"):
+        Pose(sizes=((30, 24),))
+    with pytest.raises(ValueError, match="multiples of 16"):
+        Pose(network="resnet-18", stages=3, sizes=((64, 48), (40, 32)))
+    people = StickFigures(people=2, tests=1).federation(1, 0).holdings[0]
+    batch = people.batch(torch.arange(2))
+    with pytest.raises(ValueError, match="the data has 14 joints, the skeleton 'mpii' has 16"):
+        Pose("mpii").loss(Output(torch.zeros(2, 16, 8, 8)), batch)
