@@ -10,7 +10,14 @@ _WHERE = {
     "Classifier": "classification",
     "LightVSR": "vsr",
     "SimpleBaseline": "vitpose",
+    "SpyNet": "spynet",
     "ViTPose": "vitpose",
+    "iart": "iart",
+    "iart_small": "iart",
+    "rvrt": "rvrt",
+    "rvrt_small": "rvrt",
+    "vrt": "vrt",
+    "vrt_small": "vrt",
 }
 __all__ = list(_WHERE)
 

@@ -172,7 +172,9 @@ class WindowAttention(nn.Module):
         super().__init__()
         self.window, self.heads, self.mutual, self._qkv = window, heads, mutual, qkv
         distances = prod(2 * n - 1 for n in window)
-        self.relative_position_bias_table = nn.Parameter(nn.init.trunc_normal_(torch.zeros(distances, heads), std=bias_std))
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(distances, heads))
+        if bias_std:
+            nn.init.trunc_normal_(self.relative_position_bias_table, std=bias_std)
         self.register_buffer("relative_position_index", relative_index(window))
         self.add_module(qkv, nn.Linear(dim, 3 * dim))
         if mutual:

@@ -54,6 +54,8 @@ def fit(weights: dict[str, Tensor], model: nn.Module, source: str | Path) -> dic
 
 def recognise(weights: Mapping[str, Tensor]) -> str | None:
     """Which of the clip networks, in which configuration, these weights belong to."""
+    from fedlens.models.iart import IART
+    from fedlens.models.rvrt import RVRT
     from fedlens.models.vrt import VRT
 
-    return next((words for kind in (VRT,) if (words := kind.configuration(weights))), None)
+    return next((words for kind in (VRT, RVRT, IART) if (words := kind.configuration(weights))), None)

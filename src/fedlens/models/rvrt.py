@@ -1,0 +1,256 @@
+"""RVRT (Liang et al., 2022): a recurrent video restoration transformer that moves in clips of two frames, official size and a small one.
+
+Four passes through the video, backward and forward twice. A pass carries the features of a clip to the next one by guided deformable
+attention (Eq. 4-8): a frame looks at 3x3 places around where SpyNet's flow and a learned rest point, in each frame of the clip before,
+and attends to what it finds there. The second pair of passes starts from the places the first pair ended at.
+
+The attention is written with `grid_sample` and runs on every device; the public code needs a CUDA kernel. As in that kernel the offset groups
+are spread over the concatenated keys and values: the first half moves the keys, the second half the values.
+
+Names and shapes are those of the published checkpoint. Deviations from the public code: a step of a pass is recomputed in the backward pass
+(`recompute`); an odd number of frames is padded by repeating the last one; enlarging by 2 and 3 (there: 4 only); the shortcut for mirrored
+clips, which changes nothing, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedlens.models.clips import ClipModel, FrameConv, Upsample, enlarged
+from fedlens.models.spynet import SpyNet, both_ways, load_flow, pixel_grid, sample, warp
+from fedlens.models.swin import Block, Blocks, Mlp, Size, WindowAttention, half, recomputed
+
+CLIP = 2  # frames that move together
+TAPS = 9
+PASSES = ("backward_1", "forward_1", "backward_2", "forward_2")
+
+
+def deformable_attention(q: Tensor, kv: Tensor, offset: Tensor, heads: int) -> Tensor:
+    """Attention of every pixel of q (N, C, h, w) to 3x3 moved places in each of S frames, kv (N, S, 2C, h, w).
+
+    offset (N, S, groups, 9, 2, h, w): y before x, added to the 3x3 neighbours. A group moves 2C / groups neighbouring channels of kv.
+    """
+    n, s, groups = offset.shape[:3]
+    h, w = q.shape[-2:]
+    channels, pairs = q.shape[1], groups // 2
+    wide = channels // pairs  # the channels of a group of keys, and of the group of values that belongs to it
+    d = channels // heads
+    out = []
+    for g in range(pairs):
+        k = _fetch(kv[:, :, g * wide : (g + 1) * wide], offset[:, :, g]).view(n, s, wide // d, d, TAPS, h * w)
+        ask = q[:, g * wide : (g + 1) * wide].reshape(n, 1, wide // d, d, 1, h * w) * d**-0.5
+        scores = (ask * k).sum(3)  # n, s, heads, taps, pixels
+        weights = scores.transpose(1, 2).flatten(2, 3).softmax(2).unflatten(2, (s, TAPS)).transpose(1, 2)
+        at = channels + g * wide
+        v = _fetch(kv[:, :, at : at + wide], offset[:, :, pairs + g]).view(n, s, wide // d, d, TAPS, h * w)
+        out.append((weights[:, :, :, None] * v).sum((1, 4)).reshape(n, wide, h, w))
+    return torch.cat(out, 1)
+
+
+def _fetch(images: Tensor, offset: Tensor) -> Tensor:
+    """(N, S, C, h, w) at the nine moved places of every pixel: (N * S, C, 9 h, w)."""
+    h, w = images.shape[-2:]
+    tap = torch.arange(TAPS, device=offset.device)
+    around = torch.stack((tap % 3 - 1, tap // 3 - 1), 1).view(TAPS, 2, 1, 1)
+    where = offset.flatten(0, 1).flip(2) + around + pixel_grid(h, w, like=offset)
+    return sample(images.flatten(0, 1), where.transpose(1, 2).flatten(2, 3))
+
+
+class GuidedAttention(nn.Module):
+    """limit: how far, in pixels, the learned rest may lead away from the flow."""
+
+    def __init__(self, dim: int, groups: int, heads: int, hidden: int, limit: float) -> None:
+        super().__init__()
+        if groups % 2 or (2 * dim) % (groups // 2) or heads % (groups // 2):
+            raise ValueError(f"{groups} offset groups do not fit {heads} heads: half of the groups must divide the heads")
+        self.groups, self.heads, self.limit = groups, heads, limit
+        layers: list[nn.Module] = [FrameConv(dim * (1 + CLIP) + 2 * CLIP, hidden, 1), nn.LeakyReLU(0.1)]
+        for _ in range(4):
+            layers += [FrameConv(hidden, hidden), nn.LeakyReLU(0.1)]
+        last = FrameConv(hidden, CLIP * groups * TAPS * 2, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)  # type: ignore[arg-type]
+        self.conv_offset = nn.Sequential(*layers, last)
+        self.proj_q = nn.Sequential(nn.Identity(), nn.Linear(dim, 2 * dim))
+        self.proj_k = nn.Sequential(nn.Identity(), nn.Linear(dim, 2 * dim))
+        self.proj_v = nn.Sequential(nn.Identity(), nn.Linear(dim, 2 * dim))
+        self.proj = nn.Sequential(nn.Identity(), nn.Linear(2 * dim, dim))
+        self.mlp = nn.Sequential(nn.Identity(), Mlp(dim, 2 * dim))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, flows: Tensor) -> tuple[Tensor, Tensor]:
+        """q, k, v: (B, 2, C, h, w); flows (B, 2, 2, 2, h, w): of each frame to the frame in its own place, then to the other one.
+        Returns the aligned features and the flows that were used in the end: the mean over groups and places."""
+        b, t, _, h, w = q.shape
+        warped = [warp(_turned(v, i).flatten(0, 1), flows[:, :, i].flatten(0, 1)).view_as(v) for i in range(CLIP)]
+        rest = self.conv_offset(torch.cat([q, *warped, *flows.unbind(2)], 2).flatten(0, 1))
+        offset = self.limit * rest.tanh().view(b, t, CLIP, self.groups * TAPS, 2, h, w) + flows.flip(3)[:, :, :, None]
+        kv = torch.cat([_linear(self.proj_k, k), _linear(self.proj_v, v)], 2)
+        kv = torch.stack([_turned(kv, i) for i in range(CLIP)], 2).flatten(0, 1)
+        places = offset.view(b * t, CLIP, self.groups, TAPS, 2, h, w)
+        found = deformable_attention(_linear(self.proj_q, q).flatten(0, 1), kv, places, self.heads)
+        x = self.proj(found.permute(0, 2, 3, 1))
+        x = (x + self.mlp(x)).permute(0, 3, 1, 2).unflatten(0, (b, t))
+        return x, offset.mean(3).flip(3)
+
+
+def _linear(layer: nn.Module, x: Tensor) -> Tensor:
+    return layer(x.transpose(2, 4)).transpose(2, 4)  # type: ignore[no-any-return]
+
+
+def _turned(x: Tensor, by: int) -> Tensor:
+    """For every frame of a clip the frame `by` places on, around the corner."""
+    return x.roll(-by, 1) if by else x
+
+
+class Residual(nn.Module):
+    def __init__(self, dim: int, depth: int, heads: int, window: Size) -> None:
+        super().__init__()
+
+        def block(i: int) -> Block:
+            return Block(WindowAttention(dim, window, heads, bias_std=0), Mlp(dim, 2 * dim), dim, half(window, i), recompute=False)
+
+        self.residual_group = Blocks([block(i) for i in range(depth)])
+        self.linear = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(self.residual_group(x))  # type: ignore[no-any-return]
+
+
+class Refine(nn.Module):
+    """A convolution, then shifted-window attention; the places in between are empty so that the names fit the checkpoint."""
+
+    def __init__(self, inputs: int, dim: int, count: int, depth: int, heads: int, window: Size) -> None:
+        super().__init__()
+        body = nn.Sequential(*(Residual(dim, depth, heads, window) for _ in range(count)))
+        gap = nn.Identity
+        self.main = nn.Sequential(gap(), FrameConv(inputs, dim), gap(), nn.LayerNorm(dim), gap(), body, gap(), nn.LayerNorm(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, inputs, h, w) -> (B, T, dim, h, w)."""
+        tokens = self.main[1](x.flatten(0, 1)).unflatten(0, x.shape[:2]).permute(0, 1, 3, 4, 2)
+        return self.main[2:](tokens).permute(0, 1, 4, 2, 3)
+
+
+class RVRT(ClipModel):
+    """counts, depth: residual parts, and blocks in each, of the first layers, of a pass and of the last ones."""
+
+    def __init__(
+        self,
+        scale: int = 4,
+        *,
+        window: Size = (2, 8, 8),
+        counts: Sequence[int] = (1, 2, 1),
+        depth: int = 2,
+        dim: int = 144,
+        heads: int = 6,
+        groups: int = 12,
+        align_heads: int = 12,
+        hidden: int = 64,
+        width: int = 64,
+        limit: float = 10.0,
+        recompute: bool = True,
+        tile: Size | None = (100, 128, 128),
+        overlap: Size = (2, 20, 20),
+    ) -> None:
+        super().__init__(scale, (CLIP, 1, 1), tile, overlap)
+        self.recompute = recompute
+        single = (1, window[1], window[2])
+        self.spynet = SpyNet()
+        self.feat_extract = Refine(3, dim, counts[0], depth, heads, single)
+        self.backbone = nn.ModuleDict({p: Refine((2 + i) * dim, dim, counts[1], depth, heads, window) for i, p in enumerate(PASSES)})
+        self.deform_align = nn.ModuleDict({p: GuidedAttention(dim, groups, align_heads, hidden, limit) for p in PASSES})
+        self.reconstruction = Refine(5 * dim, dim, counts[2], depth, heads, single)
+        self.conv_before_upsampler = nn.Sequential(FrameConv(dim, width, 1), nn.LeakyReLU(0.1))
+        self.upsampler = Upsample(scale, width)
+        self.conv_last = FrameConv(width, 3)
+
+    def restore(self, clip: Tensor) -> Tensor:
+        shallow = torch.cat([recomputed(self.feat_extract, part, on=self.recompute) for part in clip.split(CLIP, 1)], 1)
+        later, earlier = recomputed(both_ways, self.spynet, clip, on=self.recompute)
+        seen, moved = [shallow], {}
+        for name in PASSES:
+            back = name.startswith("backward")
+            flows = later[0].flip(1) if back else earlier[0]
+            features = [x.flip(1) for x in seen] if back else seen
+            ways = moved.get(name[:-1]) or _clip_flows(flows)
+            x, moved[name[:-1]] = self._pass(name, features, ways)
+            seen.append(x.flip(1) if back else x)
+        parts = zip(torch.cat(seen, 2).split(1, 1), clip.split(1, 1))
+        return torch.cat([recomputed(self._enlarge, *p, on=self.recompute) for p in parts], 1)
+
+    def _pass(self, name: str, features: list[Tensor], flows: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Through the clips in the order of travel; `features` of the passes before this one, the latest last."""
+        here = torch.cat(features, 2).split(CLIP, 1)
+        latest = features[-1].split(CLIP, 1)
+        x = torch.zeros_like(latest[0])
+        done, used = [], []
+        for i, now in enumerate(here):
+            if i:
+                x, way = recomputed(self._step, name, latest[i], latest[i - 1], x, flows[i - 1], now, on=self.recompute)
+                used.append(way)
+            else:
+                x = recomputed(self._refine, name, now, x, on=self.recompute)
+            done.append(x)
+        return torch.cat(done, 1), used
+
+    def _step(self, name: str, q: Tensor, k: Tensor, x: Tensor, flows: Tensor, now: Tensor) -> tuple[Tensor, Tensor]:
+        aligned, used = self.deform_align[name](q, k, x, flows)
+        return self._refine(name, now, aligned), used
+
+    def _refine(self, name: str, now: Tensor, x: Tensor) -> Tensor:
+        return x + self.backbone[name](torch.cat([now, x], 2))  # type: ignore[no-any-return]
+
+    def _enlarge(self, x: Tensor, frame: Tensor) -> Tensor:
+        x = self.reconstruction(x)[:, 0]
+        return (self.conv_last(self.upsampler(self.conv_before_upsampler(x))) + enlarged(frame[:, 0], self.scale))[:, None]  # type: ignore[no-any-return]
+
+    @staticmethod
+    def configuration(weights: Mapping[str, Tensor]) -> str | None:
+        try:
+            wide, dim = weights["deform_align.backward_1.proj_q.1.weight"].shape
+            groups = weights["deform_align.backward_1.conv_offset.10.weight"].shape[0] // (CLIP * TAPS * 2)
+            shuffles = tuple(w.shape[0] // w.shape[1] for n, w in weights.items() if n.startswith("upsampler.") and w.dim() == 5)
+        except (KeyError, IndexError):
+            return None
+        scale = {(4, 1): 2, (9, 1): 3, (4, 4, 1): 4}.get(shuffles, 1)
+        return f"RVRT, {'official configuration, ' if (dim, groups) == (144, 12) else ''}x{scale}, width {dim}, {groups} offset groups"
+
+
+def _clip_flows(flows: Tensor) -> list[Tensor]:
+    """From flows between neighbours in the order of travel, those of frames 2 and 3 of two clips to frames 0 and 1: per step
+    (B, 2, 2, 2, h, w), first to the frame in the same place of its clip, then to the other one."""
+    out = []
+    for i in range(CLIP - 1, flows.shape[1] - 1, CLIP):
+        f01, f12, f23 = flows[:, i - 1], flows[:, i], flows[:, i + 1]
+        f02 = f12 + warp(f01, f12)
+        f13 = f23 + warp(f12, f23)
+        f03 = f23 + warp(f02, f23)
+        out.append(torch.stack([torch.stack([f02, f13], 1), torch.stack([f12, f03], 1)], 2))
+    return out
+
+
+def rvrt(
+    scale: int = 4,
+    size: Literal["official", "small"] = "official",
+    recompute: bool = True,
+    flow_weights: str | None = None,
+) -> RVRT:
+    """flow_weights: a SpyNet checkpoint to start from."""
+    if size == "small":
+        model = RVRT(
+            scale, window=(2, 4, 4), counts=(1, 1, 1), dim=24, heads=2, groups=4, align_heads=4, hidden=16, width=24, recompute=recompute
+        )
+    else:
+        model = RVRT(scale, recompute=recompute)
+    if flow_weights:
+        load_flow(model.spynet, flow_weights)
+    return model
+
+
+def rvrt_small(scale: int = 4, recompute: bool = True, flow_weights: str | None = None) -> RVRT:
+    """For tests and CPUs."""
+    return rvrt(scale, "small", recompute, flow_weights)
