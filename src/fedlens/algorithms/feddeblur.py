@@ -279,7 +279,8 @@ class FedDeblur(Algorithm):
             values = [self.regulariser.value(x) for x in state.trees["image"].values()]  # the image the clients measured
             if None not in values:
                 notes["objective"] = sum(fits) / len(fits) + state.scalars["eta"] * sum(v for v in values if v is not None)
-        return Message({**state.trees, **trees}, {**state.scalars, **notes})
+        old = {k: v for k, v in state.scalars.items() if k not in ("change_w", "consensus", "objective")}  # of an earlier measurement
+        return Message({**state.trees, **trees}, {**old, **notes})
 
     def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
         if self.task is None:
