@@ -7,6 +7,7 @@ from fedlens.layers.fedgen import FedGen
 from fedlens.layers.fednova import FedNova
 from fedlens.layers.fedntd import FedNTD
 from fedlens.layers.fedprox import FedProx
+from fedlens.layers.fedsr import FedSR
 from fedlens.layers.geometric_median import GeometricMedian
 from fedlens.layers.high_frequency import HighFrequency
 from fedlens.layers.krum import Krum, MultiKrum
@@ -21,6 +22,7 @@ from fedlens.layers.private import BackboneOnly, FedBN
 from fedlens.layers.scaffold import Scaffold
 from fedlens.layers.server_optimizer import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedlens.layers.trimmed_mean import TrimmedMean
+from fedlens.layers.upload_failures import UploadFailures
 
 __all__ = [
     "BackboneOnly",
@@ -35,6 +37,7 @@ __all__ = [
     "FedNTD",
     "FedNova",
     "FedProx",
+    "FedSR",
     "FedYogi",
     "GeometricMedian",
     "HighFrequency",
@@ -49,4 +52,5 @@ __all__ = [
     "NormClip",
     "Scaffold",
     "TrimmedMean",
+    "UploadFailures",
 ]
