@@ -91,7 +91,6 @@ def main() -> None:
 
     plain, aware, state = Mean(), LossAware().around(Mean()), Message().note(round=0)
     close, arrays = make_replies(20, args.parameters, [1 + 0.15 * i / 19 for i in range(20)])
-
     target = [torch.empty_like(a) for a in arrays]
 
     def copy_all() -> None:

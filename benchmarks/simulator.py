@@ -213,11 +213,13 @@ class Timed(FedAvg):
 def server_fn(context):
     torch.manual_seed(0)
     start = ndarrays_to_parameters([t.numpy() for t in network().state_dict().values()])
-    strategy = Timed(fraction_fit=COHORT / CLIENTS, fraction_evaluate=0.0, min_fit_clients=COHORT, min_available_clients=CLIENTS, initial_parameters=start)
+    strategy = Timed(fraction_fit=COHORT / CLIENTS, fraction_evaluate=0.0, min_fit_clients=COHORT, min_available_clients=CLIENTS,
+                     initial_parameters=start)
     return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds={rounds}))
 from flwr.client import ClientApp as OldClientApp
+backend = {{"client_resources": {{"num_cpus": 1, "num_gpus": 0.0}}, "init_args": {{"num_cpus": {workers}, "log_to_driver": False}}}}
 run_simulation(server_app=ServerApp(server_fn=server_fn), client_app=OldClientApp(client_fn=client_fn), num_supernodes=CLIENTS,
-               backend_config={{"client_resources": {{"num_cpus": 1, "num_gpus": 0.0}}, "init_args": {{"num_cpus": {workers}, "log_to_driver": False}}}})
+               backend_config=backend)
 print("STAMPS", json.dumps(stamps))
 """
 
