@@ -230,7 +230,7 @@ def draw_targets(joints: Tensor, size: Size, maps: Size, coding: Coding, sigma: 
     if coding == "udp":
         centre = points * joints.new_tensor([(w - 1) / (size[1] - 1), (h - 1) / (size[0] - 1)])
     else:
-        centre = (points * joints.new_tensor([w / size[1], h / size[0]]) + 0.5).floor()
+        centre = (points * joints.new_tensor([w / size[1], h / size[0]]) + 0.5).trunc()  # as public code, which cuts towards zero
     reach = 3 * sigma
     last = joints.new_tensor([w - 1, h - 1])
     weight = weight * ((centre >= -reach) & (centre <= last + reach)).all(-1)
