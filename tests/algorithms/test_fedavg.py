@@ -9,11 +9,12 @@ from safetensors.torch import save_file
 from torch import nn
 from toy import Toy, flat, same_bits, toy_federation
 
-from fedlens import Batch, Client, Federation, Message, Output, run
+from fedlens import Batch, Client, Federation, Message, Output, run, stack
 from fedlens.algorithms.fedavg import FedAvg, draw, lr_factor
 from fedlens.client import generator
 from fedlens.data.tensors import Tensors
 from fedlens.engines.loopback import Loopback
+from fedlens.layers import Scaffold
 from fedlens.replies import gather
 from fedlens.tasks.task import LearningTask
 
@@ -159,3 +160,62 @@ def test_mixed_precision_and_channels_last_run() -> None:
     state = run(fedavg, Loopback(fedavg, federation), 1)
     assert all(bool(torch.isfinite(t).all()) for t in flat(state).values())
     assert not same_bits(state, fedavg.init())
+
+
+class Two(LearningTask):
+    """y = (slow + fast) x, both 1 at first. At (1, 0): prediction 2, loss 4, gradient 2 * 2 * 1 = 4 for each."""
+
+    def model(self) -> nn.Module:
+        model = nn.ModuleDict({"slow": nn.Linear(1, 1, bias=False), "fast": nn.Linear(1, 1, bias=False)})
+        for p in model.parameters():
+            nn.init.ones_(p)
+        return model
+
+    def forward(self, model: nn.Module, batch: Batch, adapt: object = None) -> Output:
+        return Output(model["slow"](batch["x"]) + model["fast"](batch["x"]))  # type: ignore[operator,index]
+
+    def loss(self, output: Output, batch: Batch) -> torch.Tensor:
+        return (output.prediction - batch["y"]).square().mean()
+
+    def evaluate(self, result: nn.Module, data: Tensors) -> dict[str, float]:
+        return {}
+
+
+def test_learning_rate_factors_by_hand() -> None:
+    """lr 0.1: fast moves by -0.4, slow, at a quarter of it, by -0.1. The sum of learning rates is that of the common one."""
+    fedavg = FedAvg(Two(), lr=0.1, lr_factors=(("slow.*", 0.25),))
+    reply = fedavg.client_step(fedavg.broadcast(fedavg.init()), client(points((1, 0))))
+    assert reply.trees["delta"]["fast.weight"].item() == pytest.approx(-0.4)
+    assert reply.trees["delta"]["slow.weight"].item() == pytest.approx(-0.1)
+    assert reply.scalars["lr_sum"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("number", "moved"), [(0, 0.0), (1, 0.0), (2, -0.4)])
+def test_frozen_for_two_rounds(number: int, moved: float) -> None:
+    fedavg = FedAvg(Two(), lr=0.1, freeze=("slow.*",), freeze_rounds=2)
+    reply = fedavg.client_step(fedavg.broadcast(fedavg.init()).note(round=number), client(points((1, 0))))
+    assert reply.trees["delta"]["slow.weight"].item() == pytest.approx(moved)
+    assert reply.trees["delta"]["fast.weight"].item() == pytest.approx(-0.4)
+    assert all(p.requires_grad for p in fedavg.resident.parameters())
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_scaffold_knows_the_factors(option: str) -> None:
+    """Both options find the gradient 4 for both parameters, though slow moved a quarter as far; frozen, nothing is found and nothing kept."""
+    for frozen, expected in [((), 4.0), (("slow.*",), 0.0)]:
+        scaffold = stack(FedAvg(Two(), lr=0.1, lr_factors=(("slow.*", 0.25),), freeze=frozen), Scaffold(option=option))  # type: ignore[arg-type]
+        one = client(points((1, 0)))
+        reply = scaffold.client_step(scaffold.broadcast(scaffold.init()), one)
+        assert reply.trees["control"]["fast.weight"].item() == pytest.approx(4)
+        assert reply.trees["control"]["slow.weight"].item() == pytest.approx(expected)
+        assert one.memory["control"]["slow.weight"].item() == pytest.approx(expected)
+
+
+def test_patterns_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match=r"no parameter's name fits 'spynet\.\*': the model consists of fast, slow"):
+        FedAvg(Two(), freeze=("spynet.*",)).init()
+    with pytest.raises(ValueError, match="must be above 0"):
+        FedAvg(Two(), lr_factors=(("slow.*", 0.0),))
+    fedavg = FedAvg(Two(), freeze=("*",))
+    with pytest.raises(ValueError, match="everything is frozen"):
+        fedavg.client_step(fedavg.broadcast(fedavg.init()), client(points((1, 0))))

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -56,7 +57,8 @@ def train(
             nn.utils.clip_grad_norm_(parameters, clip)
         optimizer.step()
         losses.append(loss.detach())
-        lr_sum += optimizer.param_groups[0]["lr"]
+        group = optimizer.param_groups[0]
+        lr_sum += group["lr"] / group.get("factor", 1.0)  # of the common rate: a group's own is a multiple of it
     if not losses:
         raise ValueError("nothing to train on")
     return Trained(float(torch.stack(losses).double().mean()), len(losses), lr_sum)
@@ -93,6 +95,9 @@ class FedAvg(Algorithm):
     rate over the rounds ("step" multiplies by decay every step_every rounds). epochs or steps: how much local work. clip: gradient
     norm. weights: how much a client counts. server_lr: 1 is plain averaging. mixed_precision: bfloat16 autocast. channels_last:
     memory format. init_from: a .safetensors file to start from.
+
+    lr_factors: pairs of a pattern and a factor, such as ("spynet.*", 0.25): parameters whose name fits learn with that multiple of lr.
+    freeze: patterns of names that do not learn in the first freeze_rounds rounds, or never if that is None.
     """
 
     task: LearningTask
@@ -115,12 +120,20 @@ class FedAvg(Algorithm):
     device: str = "auto"
     seed: int = 0
     init_from: str | None = None
+    lr_factors: tuple[tuple[str, float], ...] = ()
+    freeze: tuple[str, ...] = ()
+    freeze_rounds: int | None = None
     _resident: nn.Module | None = field(default=None, init=False, repr=False, compare=False)
 
     trains: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if bad := [pattern for pattern, factor in self.lr_factors if not factor > 0]:
+            raise ValueError(f"the learning-rate factor of {bad[0]!r} must be above 0: to hold weights still, use freeze")
+
     def init(self) -> Message:
         model = self._fresh()
+        self._check_patterns(model)
         if self.init_from:
             from fedlens.models.weights import load_weights
 
@@ -144,8 +157,6 @@ class FedAvg(Algorithm):
         received = message.trees["model"]
         model = self.load(received).train()
         adapters = self._adapters(client)
-        parameters = [p for m in (model, *adapters) for p in m.parameters() if p.requires_grad]
-        optimizer = self.make_optimizer(parameters, self.lr_at(message))
 
         def objective(batch: Batch) -> tuple[Tensor, Tensor | None]:
             output = self.task.forward(model, batch, _chain(adapters) if adapters else None)
@@ -156,7 +167,11 @@ class FedAvg(Algorithm):
             return loss, torch.stack(pulls).sum() if pulls else None
 
         batches = draw(client.data, self.batch, client.rng, epochs=self.epochs, steps=self.steps)
-        trained = train(parameters, map(self._place, batches), objective, optimizer, clip=self.clip, amp=self._autocast())
+        with self.thawed(model, message):
+            groups = self._groups(model, adapters, message)
+            parameters = [p for group in groups for p in group["params"]]
+            optimizer = self.make_optimizer(groups, self.lr_at(message))
+            trained = train(parameters, map(self._place, batches), objective, optimizer, clip=self.clip, amp=self._autocast())
         for name, module in client.adapters.items():
             client.memory[name] = tree.map_tree(lambda t: t.detach().cpu().clone(), module.state_dict())
         local = model.state_dict()
@@ -208,8 +223,13 @@ class FedAvg(Algorithm):
     def gradient(self, message: Message, client: Client) -> Tree:
         """Mean gradient of the local objective (loss and terms, no pulls) at the received model, over all local data."""
         model = self.load(message.trees["model"]).train()
-        named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        total = {n: torch.zeros_like(p) for n, p in named.items()}
+        total = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
+        with self.thawed(model, message):
+            named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+            self._add_gradients(model, named, client, total)
+        return tree.map_tree(lambda t: t.to("cpu"), total)
+
+    def _add_gradients(self, model: nn.Module, named: Mapping[str, nn.Parameter], client: Client, total: Tree) -> None:
         for low in range(0, len(client.data), self.batch):
             index = torch.arange(low, min(low + self.batch, len(client.data)))
             batch = self._place(client.data.batch(index))
@@ -219,7 +239,6 @@ class FedAvg(Algorithm):
             for (n, _), g in zip(named.items(), torch.autograd.grad(loss, list(named.values()), allow_unused=True), strict=True):
                 if g is not None:
                     total[n] += share * g
-        return tree.map_tree(lambda t: t.to("cpu"), total)
 
     @property
     def place(self) -> torch.device:
@@ -251,7 +270,45 @@ class FedAvg(Algorithm):
     def lr_at(self, message: Message) -> float:
         return self.lr * lr_factor(self.schedule, message.round, int(message.scalars.get("rounds", 1)), self.step_every, self.decay)
 
-    def make_optimizer(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    def factor(self, name: str, message: Message) -> float:
+        """What the learning rate of a parameter is multiplied by in this round; 0 if it is frozen."""
+        if (self.freeze_rounds is None or message.round < self.freeze_rounds) and any(fnmatchcase(name, p) for p in self.freeze):
+            return 0.0
+        return next((factor for pattern, factor in self.lr_factors if fnmatchcase(name, pattern)), 1.0)
+
+    @contextmanager
+    def thawed(self, model: nn.Module, message: Message) -> Iterator[None]:
+        """Inside, only what learns in this round asks for gradients: what is frozen costs no backward pass, and no pull reaches it."""
+        held = [p for n, p in model.named_parameters() if p.requires_grad and not self.factor(n, message)]
+        for p in held:
+            p.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for p in held:
+                p.requires_grad_(True)
+
+    def _groups(self, model: nn.Module, adapters: list[nn.Module], message: Message) -> list[dict[str, Any]]:
+        """Parameters by their factor, in the order of the model; one group where there are no factors."""
+        lr = self.lr_at(message)
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                groups.setdefault(self.factor(name, message), []).append(p)
+        if own := [p for m in adapters for p in m.parameters() if p.requires_grad]:
+            groups.setdefault(1.0, []).extend(own)
+        if not groups:
+            raise ValueError("everything is frozen: nothing can learn")
+        return [{"params": ps, "lr": lr * factor, "factor": factor} for factor, ps in groups.items()]
+
+    def _check_patterns(self, model: nn.Module) -> None:
+        names = [n for n, _ in model.named_parameters()]
+        for pattern in (*(p for p, _ in self.lr_factors), *self.freeze):
+            if not any(fnmatchcase(n, pattern) for n in names):
+                parts = ", ".join(sorted({n.split(".")[0] for n in names}))
+                raise ValueError(f"no parameter's name fits {pattern!r}: the model consists of {parts}")
+
+    def make_optimizer(self, parameters: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
         if self.optimizer == "sgd":
             return torch.optim.SGD(parameters, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW

@@ -7,7 +7,9 @@ Server, Eq. 5: x += mean dx (by samples, as FedAvg), c += |S|/N mean dc (every c
 Deviations: the sum of the learning rates that were used replaces K lr, so that schedules and unequal local steps stay right.
 Option II identifies (x - y) / sum(lr) with a mean gradient, which holds for plain SGD only. With momentum, Adam, clipping, weight decay
 or another pull in the objective it does not: option "auto" then takes option I. Control variates start at zero and exist for named
-parameters only (buffers go by FedAvg); the usual public implementations start from network weights, which is a bug.
+parameters only (buffers go by FedAvg). A parameter with a learning-rate factor of its own is divided by that multiple of the sum; one that
+was frozen in this round has shown no gradient and keeps its c_i. The usual public implementations start control variates from network
+weights, which is a bug.
 """
 
 from __future__ import annotations
@@ -64,11 +66,11 @@ class Scaffold(Layer):
         gradient = None if self._second(client) else self._fedavg.gradient(message, client)
         reply = self.inner.client_step(message, client.pull(lambda model: linear(model, correction)))
         if gradient is None:
-            by = 1 / reply.scalars["lr_sum"]
+            rates = {n: self._fedavg.factor(n, message) * reply.scalars["lr_sum"] for n in c}
             delta = reply.trees["delta"]
-            new = {n: c_i[n] - c[n] - by * delta[n] for n in c}  # delta = y - x, so x - y = -delta
+            new = {n: c_i[n] - c[n] - delta[n] / rates[n] if rates[n] else c_i[n] for n in c}  # delta = y - x, so x - y = -delta
         else:
-            new = {n: gradient[n] for n in c}
+            new = {n: gradient[n] if self._fedavg.factor(n, message) else c_i[n] for n in c}
         client.memory["control"] = new
         return reply.put(control=tree.subtract(new, c_i)).weigh("control", 1.0)
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from fedlens.models.clips import ClipModel, enlarged
 from fedlens.models.spynet import SpyNet, both_ways, load_flow, pixel_grid, warp
-from fedlens.models.swin import Block, Blocks, Mlp, Size, WindowAttention, half, recomputed, sine_position
+from fedlens.models.swin import Block, Blocks, Mlp, Size, WindowAttention, drop_rates, half, recomputed, sine_position
 
 PASSES = ("backward_1", "forward_1", "backward_2", "forward_2")
 CORNERS = ((0, 0), (0, 1), (1, 0), (1, 1))  # y before x
@@ -100,8 +100,7 @@ class Fuse(nn.Module):
         self.conv_first, self.conv_first_feat = nn.Conv2d(3, dim, 3, padding=1), nn.Conv2d(64, dim, 3, padding=1)
         self.conv_before_upsample = nn.Conv2d(dim, 64, 3, padding=1)
         self.patch_embed = Normed(dim)
-        rates = torch.linspace(0, drop_path, sum(depths)).split(list(depths))
-        self.layers = nn.ModuleList(Residual(dim, heads, window, [float(d) for d in part]) for part in rates)
+        self.layers = nn.ModuleList(Residual(dim, heads, window, drops) for drops in drop_rates(drop_path, depths))
         self.norm = nn.LayerNorm(dim)
         self.conv_after_body = nn.Conv2d(dim, dim, 3, padding=1)
         for module in self.modules():

@@ -4,7 +4,7 @@ Four passes through the video, backward and forward twice. A pass carries the fe
 attention (Eq. 4-8): a frame looks at 3x3 places around where SpyNet's flow and a learned rest point, in each frame of the clip before,
 and attends to what it finds there. The second pair of passes starts from the places the first pair ended at.
 
-The attention is written with `grid_sample` and runs on every device; the public code needs a CUDA kernel. As in that kernel the offset groups
+The attention is written with `grid_sample` and runs on every device; the public code needs a CUDA kernel. As there, the offset groups
 are spread over the concatenated keys and values: the first half moves the keys, the second half the values.
 
 Names and shapes are those of the published checkpoint. Deviations from the public code: a step of a pass is recomputed in the backward pass
@@ -211,7 +211,7 @@ class RVRT(ClipModel):
     @staticmethod
     def configuration(weights: Mapping[str, Tensor]) -> str | None:
         try:
-            wide, dim = weights["deform_align.backward_1.proj_q.1.weight"].shape
+            dim = weights["deform_align.backward_1.proj_q.1.weight"].shape[1]
             groups = weights["deform_align.backward_1.conv_offset.10.weight"].shape[0] // (CLIP * TAPS * 2)
             shuffles = tuple(w.shape[0] // w.shape[1] for n, w in weights.items() if n.startswith("upsampler.") and w.dim() == 5)
         except (KeyError, IndexError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -44,7 +45,7 @@ class Level(nn.Module):
         super().__init__()
         widths = (8, 32, 64, 32, 16, 2)
         layers: list[nn.Module] = []
-        for a, b in zip(widths, widths[1:]):
+        for a, b in pairwise(widths):
             layers += [nn.Conv2d(a, b, 7, padding=3), nn.ReLU()]
         self.basic_module = nn.Sequential(*layers[:-1])
 

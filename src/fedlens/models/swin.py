@@ -300,6 +300,13 @@ class Blocks(nn.Module):
         return x
 
 
+def drop_rates(highest: float, depths: Sequence[int]) -> list[list[float]]:
+    """The chance to be skipped rises evenly from 0 at the first block to `highest` at the last; here by groups of blocks."""
+    last = max(1, sum(depths) - 1)
+    starts = [sum(depths[:i]) for i in range(len(depths))]
+    return [[highest * (start + k) / last for k in range(depth)] for start, depth in zip(starts, depths)]
+
+
 def half(window: Size, number: int) -> Size:
     """The shift of block `number`."""
     return (window[0] // 2, window[1] // 2, window[2] // 2) if number % 2 else (0, 0, 0)

@@ -15,17 +15,17 @@ frames smaller than 64 pixels work (see swin.py and spynet.py). Enlarging by 2 a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torchvision.ops import deform_conv2d
 
 from fedlens.models.clips import ClipModel, FrameConv, Upsample, enlarged
 from fedlens.models.spynet import SpyNet, both_ways, load_flow, pixel_grid, sample, warp
-from fedlens.models.swin import Block, Blocks, GatedMlp, Size, WindowAttention, half, recomputed
+from fedlens.models.swin import Block, Blocks, GatedMlp, Size, WindowAttention, drop_rates, half, recomputed
 
 SCALES_OF_STAGES = (1, 2, 4, 8, 4, 2, 1)
 WARPED = 4  # frames warped at a time
@@ -67,7 +67,7 @@ class GuidedDeform(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim))
         widths = ((1 + reach) * dim + 2 * reach, dim, dim, dim, 27 * groups)
         layers: list[nn.Module] = []
-        for a, b in zip(widths, widths[1:]):
+        for a, b in pairwise(widths):
             layers += [nn.Conv2d(a, b, 3, padding=1), nn.LeakyReLU(0.1)]
         self.conv_offset = nn.Sequential(*layers[:-1])
         last = self.conv_offset[-1]
@@ -189,8 +189,7 @@ class VRT(ClipModel):
     ) -> None:
         super().__init__(scale, (1, 8, 8), tile, overlap)
         self.reach, self.recompute = reach, recompute
-        rates = torch.linspace(0, drop_path, sum(depths)).split(list(depths))
-        drops = [[float(d) for d in part] for part in rates]
+        drops = drop_rates(drop_path, depths)
         self.conv_first = FrameConv(3 * 9, dims[0])
         self.spynet = SpyNet((1, 2, 4, 8))
         moves: Sequence[Literal["none", "down", "up"]] = ("none", "down", "down", "down", "up", "up", "up")
