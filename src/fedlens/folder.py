@@ -140,7 +140,7 @@ def view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
             "facts": table(p.get("facts")),
             "ranges": sequence(p.get("ranges")),
         }
-        for p in run.pictures
+        for p in sorted(run.pictures, key=lambda p: p.get("kind") not in ("compare", "strip"))  # results first, then what explains them
     ]
     seen: dict[str, Any] = {
         "name": run.path.resolve().name,

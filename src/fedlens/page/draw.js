@@ -127,22 +127,24 @@ const Draw = (() => {
   /* A line chart. data: {title, unit, format, series: [{name, x, y, k, area}], log: may it be logarithmic, zero: start at 0, from: x of the first round}.
      Pointer or arrow keys move a cross-hair; the key below says the values there. */
   function lines(first) {
-    let data = first, logarithmic = false, at = null, geometry = null;
+    let data = first, logarithmic = null, at = null, geometry = null;
     const title = h("h3"), logButton = h("button", { type: "button", class: "plain", text: "log", "aria-pressed": "false", onclick: () => {
-      logarithmic = !logarithmic;
-      logButton.setAttribute("aria-pressed", logarithmic);
+      logarithmic = !isLog();
       draw();
     } });
     const svg = s("svg", { tabindex: 0, role: "img" }), key = h("div", { class: "key" }), said = h("span", { class: "hidden", "aria-live": "polite" });
     const node = h("section", { class: "chart" }, h("header", {}, title, logButton), svg, key, said);
     const format = (v) => (data.format || number)(v);
     const series = () => data.series.filter((one) => one.y.some((v) => v !== null));
-    const positive = () => series().every((one) => one.y.every((v) => v === null || v > 0));
+    const ratio = () => { const ys = series().flatMap((one) => one.y).filter((v) => v !== null); return Math.max(...ys) / Math.min(...ys); };
+    const isLog = () => Boolean(data.log) && positive() && (logarithmic ?? ratio() > 300);  // unless the reader chose, wide ranges are logarithmic
+    const positive = () => series().length > 0 && series().every((one) => one.y.every((v) => v === null || v > 0));
 
     function draw() {
       const width = node.clientWidth, height = Math.round(Math.max(170, Math.min(250, width * 0.48)));
       if (!width) return;
-      const list = series(), log = logarithmic && positive();
+      const list = series(), log = isLog();
+      logButton.setAttribute("aria-pressed", log);
       title.textContent = data.title;
       logButton.style.display = data.log && positive() ? "" : "none";
       svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -175,7 +177,7 @@ const Draw = (() => {
       for (const one of list) {
         let path = "", pen = "M", start = null, last = null;
         one.x.forEach((x, i) => {
-          if (one.y[i] === null) { pen = "M"; return; }
+          if (one.y[i] === null) return;  // not measured in that round: the line goes on to the next that was
           path += `${pen}${X(x).toFixed(1)} ${Y(one.y[i]).toFixed(1)}`;
           pen = "L"; start = start ?? X(x); last = X(x);
         });

@@ -241,12 +241,17 @@ const Pictures = (() => {
     layout();
   }
   function still(src, text) {
-    const img = h("img", { src, alt: text, onload: () => img.classList.toggle("crisp", img.naturalWidth < 100) });
+    const img = h("img", { src, alt: text, onload: () => {
+      const aspect = img.naturalWidth / img.naturalHeight;
+      img.classList.toggle("crisp", img.naturalWidth < 100);
+      img.classList.toggle("odd", aspect < 0.5 || aspect > 2.5);  // a strip of pixels must not take the page
+    } });
     return h("figure", {}, h("button", { type: "button", class: "look", "aria-label": `Look closer: ${text || "image"}`, onclick: () => closeLook(src, text || "image") }, img), text && h("figcaption", { text }));
   }
   function sheet(first, large) {
-    const node = h("div", { class: large ? "sheet large" : "sheet" });
-    const update = (picture) => node.replaceChildren(...picture.images.map((src, k) => still(src, label(picture, k))));
+    const node = h("div");
+    const update = (picture) => { node.className = large ? "sheet large" : picture.images.length < 8 ? "sheet few" : "sheet"; return replace(picture); };
+    const replace = (picture) => node.replaceChildren(...picture.images.map((src, k) => still(src, label(picture, k))));
     update(first);
     return { node, update };
   }
@@ -298,7 +303,8 @@ const Pictures = (() => {
     const node = h("figure", { class: `picture${half}`, "data-kind": picture.kind }, h("figcaption", {}, title, chips), part.node);
     function head(p) {
       title.textContent = p.caption;
-      chips.replaceChildren(...Object.entries(p.facts).filter(([, v]) => typeof v !== "object").map(([k, v]) => h("span", {}, `${words(k)} `, h("b", { class: "num", text: typeof v === "number" ? number(v) : String(v) }))));
+      const flat = Object.entries(p.facts).flatMap(([k, v]) => (v && typeof v === "object" && !Array.isArray(v) ? Object.entries(v).map(([j, x]) => [`${words(k)}: ${words(j)}`, x]) : [[words(k), v]]));
+      chips.replaceChildren(...flat.filter(([, v]) => v !== null && typeof v !== "object").map(([k, v]) => h("span", {}, `${k} `, h("b", { class: "num", text: typeof v === "number" ? number(v) : String(v) }))));
     }
     head(picture);
     return { node, kind: picture.kind, count: picture.images.length, update(next) { head(next); part.update(next); } };

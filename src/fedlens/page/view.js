@@ -5,6 +5,7 @@ const View = (() => {
   const CHIEF = ["accuracy", "psnr", "map", "pck", "top1", "recall", "ssim", "ap"];  // what people ask for first
   const rank = (name) => { const k = CHIEF.findIndex((c) => name.toLowerCase().includes(c)); return (name.startsWith("client_") ? 20 : 0) + (higherIsBetter(name) ? 0 : 10) + (k < 0 ? CHIEF.length : k); };
   const chief = (names) => [...names].sort((a, b) => rank(a) - rank(b));
+  const PART = /_(class_\d+|\d+x\d+)$/;  // one of many: a class, a resolution
   const points = (view, name) => view.curves.metrics[name] || [];
   const last = (list) => list.filter((v) => v !== null && v !== undefined).at(-1);
   const total = (list) => list.reduce((a, b) => a + (b || 0), 0);
@@ -36,6 +37,11 @@ const View = (() => {
   /* Final metrics, each with the comparison that matters: the named baseline if the run has one, else its own first evaluation. */
   const BASELINES = ["input", "before", "blurred", "bicubic", "observed", "local", "alone", "baseline", "start"];
   function baseline(view, name) {
+    for (const p of view.pictures) {  // a before-and-after that says what both are worth, if its "after" is this result
+      const told = Object.entries(p.facts).filter(([, v]) => v && typeof v === "object" && Number.isFinite(v[name]));
+      const after = told.findIndex(([, v]) => Math.abs(v[name] - view.final[name]) <= 1e-3 * Math.abs(view.final[name]));
+      if (after > 0) return [told[0][0], told[0][1][name], told[0][0]];
+    }
     for (const b of BASELINES) for (const key of [`${name}_${b}`, `${b}_${name}`]) if (key in view.final) return [b, view.final[key], key];
     const history = points(view, name);
     return history.length > 1 ? [`round ${history[0][0]}`, history[0][1], null] : null;
@@ -44,7 +50,7 @@ const View = (() => {
     const node = h("div", { class: "headline" }), used = new Set();
     const names = chief(Object.keys(view.final));
     for (const name of names) { const b = baseline(view, name); if (b && b[2]) used.add(b[2]); }
-    const tell = names.filter((n) => !used.has(n) && !/_(worst|spread)$/.test(n)).slice(0, 3);
+    const tell = names.filter((n) => !used.has(n) && !/_(worst|spread)$/.test(n) && !PART.test(n)).slice(0, 3);
     tell.forEach((name, k) => {
       const value = view.final[name], base = baseline(view, name), worst = view.final[`${name}_worst`], history = points(view, name).map((p) => p[1]), note = h("div", { class: "note" });
       if (base) {
@@ -55,7 +61,7 @@ const View = (() => {
       node.append(h("div", { class: k ? "figure-number minor" : "figure-number", "data-metric": name }, h("div", { class: "name", text: words(name === "loss" ? "test_loss" : name) }), h("div", { class: "value" }, number(value), unit(name) && h("span", { class: "unit", text: unit(name) })), note, history.length > 2 && k < 2 && spark(history)));
     });
     const loss = last(view.curves.loss);
-    if (tell.length < 3 && loss !== undefined) node.append(h("div", { class: tell.length ? "figure-number minor" : "figure-number" }, h("div", { class: "name", text: "training loss, mean of clients" }), h("div", { class: "value", text: number(loss) }), h("div", { class: "note", text: `from ${number(view.curves.loss.find((v) => v !== null))}` })));
+    if (tell.length < 3 && loss !== undefined) node.append(h("div", { class: tell.length ? "figure-number minor" : "figure-number" }, h("div", { class: "name", text: "loss, mean of clients" }), h("div", { class: "value", text: number(loss) }), h("div", { class: "note", text: `from ${number(view.curves.loss.find((v) => v !== null))}` })));
     const moved = traffic(view);
     if (view.done) node.append(h("div", { class: "figure-number minor" }, h("div", { class: "name", text: "time and traffic" }), h("div", { class: "value", text: seconds(spent(view)) }), h("div", { class: "note", text: moved ? `${bytes(moved)} over the wire` : "" })));
     return node;
@@ -82,12 +88,12 @@ const View = (() => {
   // ---- curves
   const series = (name, x, y, k, more) => ({ name, x, y, k, ...more });
   const fromPoints = (list) => [list.map((p) => p[0]), list.map((p) => p[1])];
-  /* Metrics that belong together share a chart: accuracy with its mean and worst client. */
+  /* Metrics that belong together share a chart: accuracy with its mean and worst client, all classes, all resolutions. */
   function families(names) {
     const out = new Map();
     for (const name of chief(names)) {
       if (name.endsWith("_spread")) continue;
-      const root = name.replace(/^client_/, "").replace(/_worst$/, "");
+      const root = name.replace(/^client_/, "").replace(/_worst$/, "").replace(/_class_\d+$/, "_by_class").replace(/_\d+x\d+$/, "");
       out.set(root, [...(out.get(root) || []), name]);
     }
     return out;
@@ -96,10 +102,11 @@ const View = (() => {
     const many = views.length > 1, charts = [], groups = grouped(views);
     const over = (take) => (many ? groups.map((g, k) => merged(g, k, take)) : [series("", ...take(views[0]), 0)]);
     const until = Math.max(...views.map((v) => (v.status === "running" ? (v.title.rounds || 1) - 1 : 0)));
-    charts.push({ id: "training", title: "Training loss, mean of clients", log: true, until, series: over((v) => [v.curves.round, v.curves.loss]) });
+    charts.push({ id: "training", title: "Loss, mean of clients", log: true, until, series: over((v) => [v.curves.round, v.curves.loss]) });
     for (const [root, names] of families(new Set(views.flatMap((v) => Object.keys(v.curves.metrics))))) {
-      const who = (name) => (name.endsWith("_worst") ? "worst client" : name.startsWith("client_") ? "mean of clients" : "server");
-      charts.push({ id: root, title: words(names[0] === "loss" ? "test_loss" : names[0]), unit: unit(root), log: !higherIsBetter(root), until, series: many ? over((v) => fromPoints(points(v, names[0]))) : names.map((name, j) => series(names.length > 1 ? who(name) : "", ...fromPoints(points(views[0], name)), j)) });
+      if (many && names.every((n) => PART.test(n))) continue;
+      const who = (name) => (PART.test(name) ? words(PART.exec(name)[1]) : names.some((n) => /\d+x\d+$/.test(n)) ? "all" : name.endsWith("_worst") ? "worst client" : name.startsWith("client_") ? "mean of clients" : "server");
+      charts.push({ id: root, title: words(root === "loss" ? "test_loss" : names.length > 1 ? root : names[0]), unit: unit(root), log: !higherIsBetter(root), until, series: many ? over((v) => fromPoints(points(v, names[0]))) : names.map((name, j) => series(names.length > 1 ? who(name) : "", ...fromPoints(points(views[0], name)), j)) });
     }
     const varies = (name) => views.some((v) => new Set((v.curves.state[name] || []).map((p) => p[1])).size > 1);
     for (const name of [...new Set(views.flatMap((v) => Object.keys(v.curves.state)))].filter(varies).slice(0, 8)) {
@@ -114,11 +121,23 @@ const View = (() => {
       { id: "bytes", title: "Bytes per round", zero: true, format: bytes, series: many ? groups.map((g, k) => merged(g, k, (v) => [v.curves.round, v.curves.bytes_up.map((b, i) => (b ?? 0) + (v.curves.bytes_down[i] ?? 0))])) : [series("down to clients", views[0].curves.round, views[0].curves.bytes_down, 0), series("up to the server", views[0].curves.round, views[0].curves.bytes_up, 1)] },
     ].filter((c) => c.series.some((one) => one.y.some((v) => v)));
   }
+  /* More curves than eyes can tell apart: one row each instead, darker is higher. */
+  function rows(first) {
+    const grid = matrix({ label: "", rows: [], columns: [], cell: () => null, say: () => "" }), title = h("h3"), node = h("section", { class: "chart" }, h("header", {}, title), grid.node);
+    function update(data) {
+      const columns = [...new Set(data.series.flatMap((one) => one.x))].sort((a, b) => a - b), all = data.series.flatMap((one) => one.y).filter((v) => v !== null);
+      const low = Math.min(...all), high = Math.max(...all), at = (r, c) => { const i = data.series[r].x.indexOf(columns[c]); return i < 0 ? null : data.series[r].y[i]; };
+      title.textContent = data.title;
+      grid.update({ label: data.title, rows: data.series.map((one) => one.name), columns, rest: `From ${number(low)} (light) to ${number(high)}; columns are rounds.`, cell: (r, c) => { const v = at(r, c); return v === null ? null : { t: (v - low) / (high - low || 1) }; }, say: (r, c) => `${data.series[r].name}, round ${columns[c]}: ${number(at(r, c))}` });
+    }
+    update(first);
+    return { node, update };
+  }
   function charts() {
     const node = h("div", { class: "grid" }), shown = new Map();
     return { node, update(list) {
       for (const data of list) {
-        if (!shown.has(data.id)) { const chart = lines(data); chart.node.dataset.chart = data.id; shown.set(data.id, chart); node.append(chart.node); }
+        if (!shown.has(data.id)) { const chart = data.series.length > 12 ? rows(data) : lines(data); chart.node.dataset.chart = data.id; shown.set(data.id, chart); node.append(chart.node); }
         else shown.get(data.id).update(data);
       }
     } };
@@ -132,13 +151,14 @@ const View = (() => {
     const f = view.federation, counts = f.labels.length ? f.labels : null, sizes = f.sizes;
     if (!sizes.length) return null;
     const clients = sizes.map((_, k) => k), all = total(sizes), out = [];
-    const summary = `${plural(sizes.length, "client")} hold ${number(all)} examples: ${number(Math.min(...sizes))} to ${number(Math.max(...sizes))} each.`;
+    const least = Math.min(...sizes), most = Math.max(...sizes);
+    const summary = `${plural(sizes.length, "client")} hold ${plural(all, "example")}: ${least === most ? number(least) : `${number(least)} to ${number(most)}`} each.`;
     if (counts && counts[0].length > 1) {
       const classes = counts[0].map((_, c) => (f.classes[c] !== undefined ? String(f.classes[c]) : String(c)));
       const top = Math.max(1, ...counts.map((row) => Math.max(...row)));
       out.push(matrix({ label: "Examples of each class held by each client", rows: classes, columns: clients, dots: true, rest: "Each dot's area is a number of examples; columns are clients.",
         cell: (r, c) => ({ t: (counts[c]?.[r] || 0) / top }), say: (r, c) => `${clientName(view, c)} holds ${number(counts[c]?.[r] || 0)} of ${classes[r]}, of ${number(sizes[c])} in all` }).node);
-    } else {
+    } else if (least < most) {
       const chart = lines({ title: "Examples per client", xname: "client", zero: true, series: [series("", clients, sizes, 0, { area: true })] });
       out.push(chart.node);
     }
@@ -243,7 +263,7 @@ const View = (() => {
   function results(views) {
     const groups = grouped(views);
     if (groups.length === views.length) return singles(views);
-    const names = chief(new Set(views.flatMap((v) => Object.keys(v.final)))).filter((n) => !n.endsWith("_spread")).slice(0, 8);
+    const names = chief(new Set(views.flatMap((v) => Object.keys(v.final)))).filter((n) => !n.endsWith("_spread") && !PART.test(n)).slice(0, 8);
     const values = (g, n) => g.members.map((v) => v.final[n]).filter((x) => x !== undefined && x !== null);
     const best = Object.fromEntries(names.map((n) => { const all = groups.map((g) => values(g, n)).filter((x) => x.length).map(mean); return [n, higherIsBetter(n) ? Math.max(...all) : Math.min(...all)]; }));
     const rows = groups.map((g, k) => h("tr", {}, h("td", {}, h("span", { style: `color: var(--c${k % 8})`, "aria-hidden": "true", text: "● " }), g.name),
@@ -253,7 +273,7 @@ const View = (() => {
     return h("div", {}, h("div", { class: "wide", style: "margin-top:30px" }, table), h("p", { class: "small soft", style: "margin-top:8px", text: "Mean ± standard deviation over seeds." }), h("details", {}, h("summary", { text: "Every run" }), singles(views)));
   }
   function singles(views) {
-    const place = new Map(grouped(views).flatMap((g, k) => g.members.map((v) => [v, k]))), names = chief(new Set(views.flatMap((v) => Object.keys(v.final)))).filter((n) => !n.endsWith("_spread")).slice(0, 8), table = h("tbody");
+    const place = new Map(grouped(views).flatMap((g, k) => g.members.map((v) => [v, k]))), names = chief(new Set(views.flatMap((v) => Object.keys(v.final)))).filter((n) => !n.endsWith("_spread") && !PART.test(n)).slice(0, 8), table = h("tbody");
     const best = Object.fromEntries(names.map((n) => { const all = views.map((v) => v.final[n]).filter((x) => x !== undefined && x !== null); return [n, higherIsBetter(n) ? Math.max(...all) : Math.min(...all)]; }));
     views.forEach((v, k) => {
       const cells = names.map((n) => {
