@@ -36,9 +36,9 @@ def charbonnier(prediction: Tensor, target: Tensor, eps: float = 1e-9) -> Tensor
 
 
 class SuperResolution(LearningTask):
-    """model: see above; options: its constructor arguments besides the scale. metrics: some of psnr, ssim (RGB), psnr_y, ssim_y (luma), temporal,
-    lpips, vmaf. border: pixels not looked at. eps: Charbonnier's. lpips_weights: folder with local weight files. tile, margin: low-resolution
-    pixels of a piece and of the context around it; window, overlap: frames of a piece and of the context before and after it."""
+    """model: see above; options: its constructor arguments besides the scale. metrics: some of psnr, ssim (RGB), psnr_y, ssim_y (luma),
+    temporal, lpips, vmaf. border: pixels not looked at. eps: Charbonnier's. lpips_weights: folder with local weight files. tile, margin:
+    low-resolution pixels of a piece and of its context; window, overlap: frames of a piece and of the context before and after."""
 
     def __init__(
         self,
@@ -128,9 +128,9 @@ class SuperResolution(LearningTask):
     def pictures(self, result: nn.Module, federation: Federation) -> Sequence[Picture]:
         """Of up to three test clips: before and after under a slider, the part with most detail enlarged, the error, a few frames."""
         out: list[Picture] = []
-        data = federation.test
+        data: Any = federation.test
         for i in range(min(3, len(data) if data is not None else 0)):
-            batch = data.batch(torch.tensor([i]))  # type: ignore[union-attr]
+            batch = data.batch(torch.tensor([i]))
             name = data.name(i) if hasattr(data, "name") else f"clip {i}"
             x, y = batch["x"][:, :8], batch["y"][0, :8]
             with torch.no_grad():
