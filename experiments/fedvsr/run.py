@@ -42,7 +42,7 @@ ROWS: dict[str, list[Layer]] = {
     "F-ALA": [LossAware()],
     "F-GLA": [LossAware(greedy=True)],
 }
-METRICS = ("psnr_y", "ssim_y", "psnr", "ssim", "temporal", "lpips", "vmaf")
+METRICS = ("psnr_y", "ssim_y", "psnr", "temporal", "lpips", "vmaf")
 SETTING = {
     "clients": 12,
     "cohort": 4,
