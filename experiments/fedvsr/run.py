@@ -46,7 +46,7 @@ METRICS = ("psnr_y", "ssim_y", "psnr", "temporal", "lpips", "vmaf")
 SETTING = {
     "clients": 12,
     "cohort": 4,
-    "rounds": 12,
+    "rounds": 8,
     "frames": 4,
     "crop": 48,
     "regions": 2,

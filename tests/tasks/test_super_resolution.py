@@ -43,7 +43,9 @@ class Own(nn.Module):
 
 
 def scenes(clients: int = 3, scale: int = 2) -> Federation:
-    source = MovingTextures(clips=clients, groups=clients, split="groups", scale=scale, crop=16, height=48, width=48, frames=4, test_clips=1)
+    source = MovingTextures(
+        clips=clients, groups=clients, split="groups", scale=scale, crop=16, height=48, width=48, frames=4, test_clips=1
+    )
     return source.federation(clients, 0)
 
 
@@ -52,7 +54,9 @@ def test_charbonnier_by_hand() -> None:
     assert float(charbonnier(torch.tensor([3.0, 0.0]), torch.zeros(2), 7.0)) == pytest.approx((4 + 7**0.5) / 2)
 
 
-@pytest.mark.parametrize("layers", [[HighFrequency(), LossAware()], [FedProx(0.1)], [Scaffold()], [Median()], [FedSR()]], ids=lambda x: type(x[0]).__name__)
+@pytest.mark.parametrize(
+    "layers", [[HighFrequency(), LossAware()], [FedProx(0.1)], [Scaffold()], [Median()], [FedSR()]], ids=lambda x: type(x[0]).__name__
+)
 def test_a_network_of_ones_own_learns_under_every_method(layers: Sequence[Any]) -> None:
     """Untouched, x2: the loss after five rounds is below that of the first."""
     task = SuperResolution(Own, scale=2)
@@ -74,7 +78,7 @@ def test_same_bits_with_workers_and_over_bytes() -> None:
 
 
 def test_loss_aware_weighting_lets_only_sums_reach_the_server() -> None:
-    """FedVSR needs no single replies: with workers that add up what their clients send, the server sees two sums of deltas and two numbers."""
+    """FedVSR needs no single replies: workers add up what their clients send, and the server sees sums of deltas and of importances."""
     task = SuperResolution(Own, scale=2)
     algorithm = stack(FedAvg(task, lr=1e-3, optimizer="adam", batch=2), HighFrequency(), LossAware())
     assert algorithm.needs == "sums"
@@ -203,7 +207,7 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="no network at"):
         SuperResolution("no.such.module:Net")
     x = torch.zeros(1, 2, 3, 4, 4)
-    with pytest.raises(ValueError, match="Own made .* at scale 4 it must be"):
+    with pytest.raises(ValueError, match=r"Own made .* at scale 4 it must be"):
         SuperResolution(Own, scale=4).forward(Own(), {"x": x})
     with pytest.raises(ValueError, match="must be the same"):
         SuperResolution(Own, scale=2).loss(Output(torch.zeros(1, 2, 3, 8, 8)), {"y": torch.zeros(1, 2, 3, 16, 16)})
