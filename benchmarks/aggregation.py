@@ -89,47 +89,47 @@ def main() -> None:
     torch.set_num_threads(1)
     result: dict[str, Any] = {"replies": 20, "parameters": args.parameters}
 
+    result |= means(args.parameters, args.repeats) | medians(args.median_parameters, max(3, args.repeats // 3))
+    print(json.dumps(result))
+
+
+def means(parameters: int, repeats: int) -> dict[str, Any]:
     plain, aware, state = Mean(), LossAware().around(Mean()), Message().note(round=0)
-    close, arrays = make_replies(20, args.parameters, [1 + 0.15 * i / 19 for i in range(20)])
+    close, arrays = make_replies(20, parameters, [1 + 0.15 * i / 19 for i in range(20)])
     target = [torch.empty_like(a) for a in arrays]
 
-    def copy_all() -> None:
+    def copy() -> None:
         for a, t in zip(arrays, target, strict=True):
             t.copy_(a)
 
-    work = alternate(
-        args.repeats,
-        copy=copy_all,
-        mean=lambda: plain.server_step(state, close),
-        aware=lambda: aware.server_step(state, close),
-    )
-    closed = aware.server_step(state, close).scalars.get("mix", 0.0)
-    del target
-    far, _ = make_replies(20, args.parameters, [0.01 if i == 0 else 0.5 for i in range(20)])
-    wide = alternate(max(3, args.repeats // 3), mean=lambda: plain.server_step(state, far), aware=lambda: aware.server_step(state, far))
-    result |= {
+    def server(algorithm: Algorithm, replies: Replies) -> Callable[[], object]:
+        return lambda: algorithm.server_step(state, replies)
+
+    work = alternate(repeats, copy=copy, mean=server(plain, close), aware=server(aware, close))
+    target.clear()
+    far, _ = make_replies(20, parameters, [0.01 if i == 0 else 0.5 for i in range(20)])
+    wide = alternate(max(3, repeats // 3), mean=server(plain, far), aware=server(aware, far))
+    return {
         "copy_seconds": summary(work["copy"]),
         "mean_seconds": summary(work["mean"]),
         "mean_speed_relative_to_copy": ratio(work["copy"], work["mean"]),
         "loss_aware_seconds": summary(work["aware"]),
         "loss_aware_over_mean": ratio(work["aware"], work["mean"]),
         "loss_aware_over_mean_gate_open": ratio(wide["aware"], wide["mean"]),
-        "gate_closed_mix": closed,
     }
-    del far, close, arrays
 
+
+def medians(parameters: int, repeats: int) -> dict[str, Any]:
     rng = torch.Generator().manual_seed(1)
-    rows = [torch.randn(args.median_parameters, generator=rng) for _ in range(10)]
-    stacked = torch.stack(rows).numpy()
-    seconds = alternate(max(3, args.repeats // 3), ours=lambda: median([{"w": r} for r in rows]), numpy=lambda: np.median(stacked, axis=0))
-    same = bool(np.allclose(median([{"w": r} for r in rows])["w"].numpy(), np.median(stacked, axis=0)))
-    result |= {
+    rows = [torch.randn(parameters, generator=rng) for _ in range(10)]
+    trees, stacked = [{"w": r} for r in rows], torch.stack(rows).numpy()
+    seconds = alternate(repeats, ours=lambda: median(trees), numpy=lambda: np.median(stacked, axis=0))
+    return {
         "median_seconds": summary(seconds["ours"]),
         "numpy_median_seconds": summary(seconds["numpy"]),
         "median_speedup_over_numpy": ratio(seconds["numpy"], seconds["ours"]),
-        "median_agrees": same,
+        "median_agrees": bool(np.allclose(median(trees)["w"].numpy(), np.median(stacked, axis=0))),
     }
-    print(json.dumps(result))
 
 
 if __name__ == "__main__":

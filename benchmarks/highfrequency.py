@@ -2,8 +2,8 @@
 
     python benchmarks/highfrequency.py [--repeats 15] [--crop 128]
 
-Both sides of each comparison take turns in one run and the best time of each counts, so that other load on the machine hits them alike. Ends by
-printing one JSON object. Claims: at least 3 times as fast as ptwt (loss and gradient), at most 2 % on top of a training step.
+Both sides of each comparison take turns in one run and the best time of each counts, so that other load on the machine hits them alike.
+Ends by printing one JSON object. Claims: at least 3 times as fast as ptwt (loss and gradient), at most 2 % on top of a training step.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import multiprocessing as mp
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -240,7 +241,7 @@ def flower_round(rounds: int, workers: int) -> list[float] | str:
     if line is None:
         return (out.stderr.strip().splitlines() or ["no output"])[-1][:300]
     stamps = json.loads(line.removeprefix("STAMPS"))
-    return [b - a for a, b in zip(stamps, stamps[1:], strict=False)]
+    return [b - a for a, b in pairwise(stamps)]
 
 
 def main() -> None:

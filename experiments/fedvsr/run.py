@@ -3,8 +3,8 @@
     python experiments/fedvsr/run.py --data ../shared/data --minutes 20 [--seeds 0,1,2] [--rows FedAvg,FedVSR]
     python experiments/fedvsr/run.py --table                     prints the tables of README.md from the finished cells
 
-A cell is one algorithm on one split with one seed; finished ones are kept as JSON under cells/ and are not run again. Seed 0 of every row comes
-first. No cell is begun after the budget is used up.
+A cell is one algorithm on one split with one seed; finished ones are kept as JSON under cells/ and are not run again. Seed 0 of every row
+comes first. No cell is begun after the budget is used up.
 """
 
 from __future__ import annotations
@@ -42,8 +42,19 @@ ROWS: dict[str, list[Layer]] = {
     "F-ALA": [LossAware()],
     "F-GLA": [LossAware(greedy=True)],
 }
-METRICS = ("psnr_y", "ssim_y", "psnr", "ssim", "temporal", "lpips", "vmaf")
-SETTING = {"clients": 12, "cohort": 4, "rounds": 12, "frames": 4, "crop": 48, "regions": 2, "repeat": 2, "batch": 4, "lr": 1e-3, "test_frames": 3}
+METRICS = ("psnr_y", "ssim_y", "psnr", "temporal", "lpips", "vmaf")
+SETTING = {
+    "clients": 12,
+    "cohort": 4,
+    "rounds": 8,
+    "frames": 4,
+    "crop": 48,
+    "regions": 2,
+    "repeat": 2,
+    "batch": 4,
+    "lr": 1e-3,
+    "test_frames": 3,
+}
 
 
 def source(data: Path, split: str) -> Clips:
@@ -126,7 +137,11 @@ def table() -> str:
     }
     out = []
     for split, name in SPLITS.items():
-        out += [f"\n**{name}** (`split={split}`)\n", f"| | {' | '.join(n for n, _ in shown.values())} | seeds |", "|---" * (len(shown) + 2) + "|"]
+        out += [
+            f"\n**{name}** (`split={split}`)\n",
+            f"| | {' | '.join(n for n, _ in shown.values())} | seeds |",
+            "|---" * (len(shown) + 2) + "|",
+        ]
         for row in ["bicubic", *ROWS]:
             mine = [c for c in cells if c["row"] == row and (c["split"] == split or row == "bicubic")]
             if not mine:

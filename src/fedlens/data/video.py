@@ -123,8 +123,8 @@ def load_av() -> Any:
 
 
 class FileFrames(Frames):
-    """A video file, by PyAV. Which frames there are is read from the packets, without decoding; reading on where the last read ended costs no
-    seek. The open file belongs to a process: a copy that is sent elsewhere opens its own."""
+    """A video file, by PyAV. Which frames there are is read from the packets, without decoding; reading on where the last read ended costs
+    no seek. The open file belongs to a process: a copy that is sent elsewhere opens its own."""
 
     block = 16
 

@@ -1,8 +1,8 @@
 """LPIPS (Zhang et al., 2018) with AlexNet, version 0.1: distance of deep features, weighted per channel; smaller is closer.
 
-Inputs are RGB in [0, 1] and are mapped to [-1, 1] here. (FedVSR's public script feeds 8-bit integers in BGR order, where 2x - 1 wraps around;
-its printed LPIPS are not comparable.) Weights come from local files, `alexnet_features.pth` and `lpips_v0.1_lin_alex.pth`, or else from
-torchvision (a download) and torchmetrics (which ships the small linear part).
+Inputs are RGB in [0, 1] and are mapped to [-1, 1] here. (FedVSR's public script feeds 8-bit integers in BGR order, where 2x - 1 wraps
+around; its printed LPIPS are not comparable.) Weights come from local files, `alexnet_features.pth` and `lpips_v0.1_lin_alex.pth`, or else
+from torchvision (a download) and torchmetrics (which ships the small linear part).
 """
 
 from __future__ import annotations

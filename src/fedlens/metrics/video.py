@@ -1,7 +1,7 @@
 """VMAF through ffmpeg's libvmaf. The ffmpeg that imageio-ffmpeg ships has the filter and the model vmaf_v0.6.1 built in.
 
-Frames go to ffmpeg as 8-bit RGB and become yuv420p there, like the PNG files of the usual evaluation. Identical clips do not score 100 but about
-99.7, because the first frame has no motion.
+Frames go to ffmpeg as 8-bit RGB and become yuv420p there, like the PNG files of the usual evaluation. Identical clips do not score 100 but
+about 99.7, because the first frame has no motion.
 """
 
 from __future__ import annotations
