@@ -143,8 +143,10 @@ def join(
                 crew.children.remove(worker)
                 worker = crew.start("python", "-m", "fedlens.engines.site", str(socket))
             time.sleep(0.5)
-        if node.returncode == 305:
-            raise click.ClickException(f"the server does not know this key: its operator has to add --site {key.name}.pub")
+        if node.returncode:
+            raise click.ClickException(
+                f"the SuperNode ended, its own words are above; if it is the key, the server's operator has to add --site {key.name}.pub"
+            )
         raise typer.Exit(node.returncode)
 
 
