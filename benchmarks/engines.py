@@ -4,7 +4,7 @@
 
 Work: ResNet-8 on 32 x 32 images, a few hundred per client, one epoch. "floor" is Flower with a client that does nothing: what is left
 are Flower's own waits (see `explain`). The payload part sends 35.6 M float32 (142 MB) down and up, once per round, and reports the peak
-resident memory of the ServerApp and of the site's worker above their own baseline, in copies of the payload.
+resident memory of each kind of process above what it holds without the payload, in copies of the payload.
 
 Prints progress to stderr and ends with one JSON object.
 """
@@ -12,11 +12,12 @@ Prints progress to stderr and ends with one JSON object.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import resource
 import statistics
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests"), str(ROOT / "src")]
 
+import psutil  # noqa: E402
 import torch  # noqa: E402
 
 from fedlens import Algorithm, Client, Federation, Message, Progress, Round, run  # noqa: E402
@@ -40,10 +42,12 @@ PAYLOAD = 35_600_000  # float32
 
 def federation(clients: int, examples: int = 256) -> Federation:
     rng = torch.Generator().manual_seed(0)
-    return Federation([
-        Tensors({"x": torch.randint(256, (examples, 3, 32, 32), dtype=torch.uint8, generator=rng), "y": torch.randint(10, (examples,), generator=rng)})
-        for _ in range(clients)
-    ])  # fmt: skip
+
+    def one() -> Tensors:
+        x = torch.randint(256, (examples, 3, 32, 32), dtype=torch.uint8, generator=rng)
+        return Tensors({"x": x, "y": torch.randint(10, (examples,), generator=rng)})
+
+    return Federation([one() for _ in range(clients)])
 
 
 @dataclass
@@ -77,19 +81,7 @@ def make_algorithm(name: str) -> Algorithm:
 def make_site(node: Mapping[str, Any], config: Mapping[str, Any]) -> Site:
     id, name = int(node["client"]), str(config["work"])
     data = federation(int(config["clients"])).holdings[id] if name == "train" else ()
-    return Site(id, Noting(make_algorithm(name), Path(str(config["out"])) / f"site-{id}"), alone(id, data), Path(str(node["folder"])))
-
-
-def Noting(algorithm: Algorithm, file: Path) -> Algorithm:
-    """The same algorithm, which writes down how much memory its process has held at most."""
-    inner = algorithm.client_step
-
-    def step(message: Message, client: Client) -> Message:
-        file.write_text(str(peak()))
-        return inner(message, client)
-
-    algorithm.client_step = step  # type: ignore[method-assign]
-    return algorithm
+    return Site(id, make_algorithm(name), alone(id, data), Path(str(node["folder"])))
 
 
 def main(grid: Any, config: Mapping[str, Any]) -> None:
@@ -98,18 +90,11 @@ def main(grid: Any, config: Mapping[str, Any]) -> None:
 
     out, name = Path(str(config["out"])), str(config["work"])
     algorithm = make_algorithm(name)
-    begin = peak()
-    state = algorithm.init()
     seconds: list[float] = []
     engine = Flower(grid, algorithm, int(config["clients"]), job=str(config["job"]), patience=120)
-    final = run(algorithm, engine, int(config["rounds"]), progress=Progress(state), after_round=lambda p, r: seconds.append(r.seconds))
+    final = run(algorithm, engine, int(config["rounds"]), after_round=lambda p, r: seconds.append(r.seconds))
     (out / "state").write_bytes(final.to_bytes() if name == "train" else b"")
-    (out / "server.json").write_text(json.dumps({"seconds": seconds, "peak": peak() - begin}))
-
-
-def peak() -> int:
-    """Bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    (out / "server.json").write_text(json.dumps({"seconds": seconds}))
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------------------
@@ -174,27 +159,56 @@ def benchmark(rounds: int, clients: int, payload: bool) -> dict[str, Any]:
             here.supernode(client)
         facts, out = flower(here, "train", rounds, clients)
         found["flower_s"] = steady(facts["seconds"])
-        found["same_bits"] = same and Message.from_bytes((out / "state").read_bytes()).trees["model"].keys() == wanted.trees["model"].keys() and (
-            (out / "state").read_bytes() == bytes(wanted.to_bytes())
-        )  # fmt: skip
-        facts, _ = flower(here, "floor", rounds, clients)
+        found["same_bits"] = same and (out / "state").read_bytes() == bytes(wanted.to_bytes())
+        with Watch(here) as watch:
+            facts, _ = flower(here, "floor", rounds, clients)
         found["flower_floor_s"] = steady(facts["seconds"])
         if payload:
-            found |= large(here, clients)
+            found |= large(here, clients, watch.most)
     found["explain"] = "idle SuperNodes look for work every 3 s (1.5 s on average); one new process per message at each site"
     return found
 
 
-def large(here: Any, clients: int) -> dict[str, Any]:
-    """142 MB to every client and back. Copies: the most memory a process held beyond what it held without the payload."""
+def large(here: Any, clients: int, floor: Mapping[str, int]) -> dict[str, Any]:
+    """142 MB to every client and back. Copies: the most memory a process of each kind held beyond what it held without the payload."""
     size = PAYLOAD * 4
-    small = {k: int((here.folder / "floor" / f"site-{k}").read_text()) for k in range(clients)}
-    facts, out = flower(here, "payload", 2, clients)
-    worker = max(int((out / f"site-{k}").read_text()) - small[k] for k in range(clients))
-    return {
-        "payload_mb": round(size / 1e6, 1), "payload_s": steady(facts["seconds"]), "payload_server_copies": round(facts["peak"] / size, 2),
-        "payload_site_copies": round(worker / size, 2),
-    }  # fmt: skip
+    with Watch(here) as watch:
+        facts, _ = flower(here, "payload", 2, clients)
+    copies = {role: round((top - floor.get(role, 0)) / size, 2) for role, top in sorted(watch.most.items())}
+    return {"payload_mb": round(size / 1e6, 1), "payload_s": steady(facts["seconds"]), "payload_copies": copies}
+
+
+class Watch(threading.Thread):
+    """The most memory that any process of each kind held, looked at twenty times a second."""
+
+    ROLES = ("flwr-serverapp", "flwr-clientapp", "flower-superlink", "flower-supernode", "fedlens.engines.site")
+
+    def __init__(self, here: Any) -> None:
+        super().__init__(daemon=True)
+        self.here, self.most, self.ended = here, dict[str, int](), threading.Event()
+
+    def run(self) -> None:
+        while not self.ended.wait(0.05):
+            for process in list(self.here.running.values()):
+                with contextlib.suppress(psutil.Error):
+                    top = psutil.Process(process.pid)
+                    for one in [top, *top.children(recursive=True)]:
+                        with contextlib.suppress(psutil.Error):
+                            self.note(one)
+
+    def note(self, process: psutil.Process) -> None:
+        command = " ".join(process.cmdline())
+        role = next((r for r in self.ROLES if r in command), None)
+        if role:
+            self.most[role] = max(self.most.get(role, 0), process.memory_info().rss)
+
+    def __enter__(self) -> Watch:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.join()
 
 
 if __name__ == "__main__":

@@ -315,7 +315,7 @@ def submit(
     forgive: bool,
     say: Say,
 ) -> int:
-    """Hand a recipe to a SuperLink, follow it, and return an exit code. `superlink`: an address, or a name from the user's Flower config."""
+    """Hand a recipe to a SuperLink and follow it; an exit code. superlink: an address, or a connection of the user's Flower config."""
     from fedlens.engines.flower import write_app
 
     home = flower_home()
