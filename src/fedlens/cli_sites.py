@@ -106,6 +106,7 @@ def join(
     folder: Annotated[
         Path | None, typer.Option("--folder", help="Where this site keeps its memory. [dim]default: sites/KEY[/]", show_default=False)
     ] = None,
+    patience: Annotated[float, typer.Option("--patience", help="Seconds to keep trying at the beginning.")] = 60.0,
 ) -> None:
     """Take part: a SuperNode for this site, and a worker that keeps its data loaded."""
     from fedlens import config as recipes
@@ -132,20 +133,28 @@ def join(
     facts = {
         "client": number, "folder": str(home), "worker": str(socket), "data": str(data.absolute()) if data else None, "recipe": recipe,
     }  # fmt: skip
+    node_command = (
+        "flower-supernode", "--superlink", address, "--root-certificates", str(ca), "--auth-supernode-private-key", str(key),
+        "--host", "127.0.0.1", "--port", str(sites.free_port()), "--node-config", sites.node_config(facts),
+    )  # fmt: skip
+    began = time.monotonic()
     with sites.Crew(say, home) as crew:
         worker = crew.start("python", "-m", "fedlens.engines.site", str(socket))
-        node = crew.start(
-            "flower-supernode", "--superlink", address, "--root-certificates", str(ca), "--auth-supernode-private-key", str(key),
-            "--host", "127.0.0.1", "--port", str(sites.free_port()), "--node-config", sites.node_config(facts),
-        )  # fmt: skip
-        while node.poll() is None:
-            if worker.poll() is not None:  # out of memory, a broken driver: the next message finds a new one
-                crew.children.remove(worker)
-                worker = crew.start("python", "-m", "fedlens.engines.site", str(socket))
+        node = crew.start(*node_command)
+        while True:
             time.sleep(0.5)
-        if node.returncode == 305:
-            raise click.ClickException(f"the server does not know this key: its operator has to add --site {key.name}.pub")
-        raise typer.Exit(node.returncode)
+            if worker.poll() is not None:  # out of memory, a broken driver: the next message finds a new one
+                worker = crew.again(worker)
+            if node.poll() is None:
+                continue
+            if not node.returncode or time.monotonic() - began > patience:
+                break
+            time.sleep(3)  # the server may not be up yet, or not have been told of this key
+            node = crew.again(node)
+        if node.returncode:
+            raise click.ClickException(
+                f"the SuperNode ended, its own words are above; if it is the key, the server's operator has to add --site {key.name}.pub"
+            )
 
 
 def _number(key: Path) -> int:

@@ -166,7 +166,7 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": os.environ.get("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.05"),
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": os.environ.get("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"),
     }
 
 
@@ -206,6 +206,12 @@ class Crew:
         child = subprocess.Popen(command, env=self.env, start_new_session=True)
         self.children.append(child)
         return child
+
+    def again(self, child: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        """The same command once more, in place of one that ended."""
+        self.children.remove(child)
+        assert isinstance(child.args, tuple)
+        return self.start(*map(str, child.args), quiet=True)
 
     def call(self, *command: str, check: bool = True) -> str:
         """Run a short one to its end; its output."""
@@ -309,12 +315,15 @@ def submit(
     forgive: bool,
     say: Say,
 ) -> int:
-    """Hand a recipe to a SuperLink, follow it, and return an exit code. `superlink`: an address, or a name from the user's Flower config."""
+    """Hand a recipe to a SuperLink and follow it; an exit code. superlink: an address, or a connection of the user's Flower config."""
     from fedlens.engines.flower import write_app
 
     home = flower_home()
     with Crew(say, home) as crew, tempfile.TemporaryDirectory(prefix="fedlens-app-") as app:
-        name = connection(home, superlink, ca) if ":" in superlink else superlink
+        name = superlink
+        if ":" in superlink:
+            name = connection(home, superlink, ca)
+            await_port(*split_address(superlink), ca, crew)
         facts: dict[str, bool | int | float | str] = {
             "name": config.name, "recipe": config.to_toml(), "out": str(folder.absolute()), "resume": resume, "fresh": fresh,
             "patience": patience, "least": least, "forgive": forgive,

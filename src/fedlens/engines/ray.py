@@ -81,7 +81,7 @@ class Ray:
         holdings = [ray.put(h) for h in federation.holdings]
         held_out = [ray.put(h) for h in federation.held_out]
         self.setup = ray.put((algorithm, _Holdings(holdings), _Holdings(held_out), self.folder, budget, threads))
-        self.options = {"num_cpus": threads, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0}
+        self.options: dict[str, Any] = {"num_cpus": threads, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0}
         wanted = workers or max(1, int(ray.cluster_resources().get("CPU", 1) // threads))
         self.home: dict[int, int] = {}  # which worker last held a client's memory
         self.touched: set[int] = set()
@@ -91,18 +91,25 @@ class Ray:
     def hire(self) -> Any:
         return _Actor.options(**self.options).remote(self.setup)  # type: ignore[attr-defined]
 
-    def await_crew(self, seconds: float = 60) -> None:
+    def await_crew(self, seconds: float = 300) -> None:
+        wanted = {"CPU": len(self.crew) * self.options["num_cpus"], "GPU": len(self.crew) * self.options["num_gpus"]}
+        have = {k: ray.cluster_resources().get(k, 0.0) for k in wanted}
+        why = (
+            f"Ray has {have['CPU']:g} cores and {have['GPU']:g} GPUs; {len(self.crew)} workers want {wanted['CPU']:g} and {wanted['GPU']:g}"
+        )
         try:
+            if any(wanted[k] > have[k] for k in wanted):
+                raise ValueError(why)
             ray.get([a.ready.remote() for a in self.crew], timeout=seconds)
         except ray.exceptions.GetTimeoutError as e:
-            have = {k: v for k, v in ray.cluster_resources().items() if k in ("CPU", "GPU")}
-            wanted = len(self.crew)
             self.close()
-            each = f"{self.options['num_cpus']} cores and {self.options['num_gpus']:g} GPUs"
-            raise ValueError(f"Ray cannot place {wanted} workers with {each} each: the cluster has {have}") from e
+            raise ValueError(f"the workers did not start within {seconds:g} s, perhaps the cluster is busy: {why}") from e
         except ray.exceptions.RayError as e:
             self.close()
             raise ValueError(f"a Ray worker did not start: {str(e).strip().splitlines()[-1]}") from e
+        except ValueError:
+            self.close()
+            raise
 
     def ids(self) -> Sequence[int]:
         return range(len(self.federation))
