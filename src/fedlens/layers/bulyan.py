@@ -1,7 +1,8 @@
 """Bulyan (El Mhamdi et al., 2018): pick n - 2f updates by repeated Krum, then average, in every coordinate, those nearest the median.
 
 theta = n - 2f updates are chosen one by one, each by Krum among what is left. In every coordinate the mean of the theta - 2f values nearest
-the chosen ones' median is the result. The guarantee needs n >= 4f + 3; a round with fewer replies is refused.
+the chosen ones' median is the result. The guarantee needs n >= 4f + 3; a round that lost too many replies falls back to the
+coordinate-wise median, which holds against any minority.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from torch import Tensor
 
 from fedlens.algorithm import StackError
 from fedlens.layers.krum import scores
-from fedlens.layers.median import by_rows, middle
+from fedlens.layers.median import by_rows, median, middle
 from fedlens.layers.robust import Robust, squared_distances
 from fedlens.tree import Tree
 
 
 @dataclass
 class Bulyan(Robust):
-    """liars: how many clients may lie (f); a round needs 4 * liars + 3 replies."""
+    """liars: how many clients may lie (f); a round needs 4 * liars + 3 replies, one with fewer takes the median."""
 
     liars: int = 1
 
@@ -32,7 +33,7 @@ class Bulyan(Robust):
     def merge(self, deltas: Sequence[Tree], weights: Sequence[float]) -> Tree:
         n, f = len(deltas), self.liars
         if n < 4 * f + 3:
-            raise ValueError(f"Bulyan against {f} liars needs {4 * f + 3} replies, this round brought {n}")
+            return median(deltas)
         chosen = chain_of_krum(squared_distances(deltas), f, n - 2 * f)
 
         def near(rows: list[Tensor]) -> Tensor:
