@@ -40,7 +40,7 @@ from fedlens import config as recipes
 from fedlens.algorithm import Algorithm
 from fedlens.algorithms.fedavg import FedAvg
 from fedlens.checkpoint import Checkpoint, write
-from fedlens.client import generator, seeded
+from fedlens.client import Data, generator, seeded
 from fedlens.config import Config, ConfigError, Settings
 from fedlens.engines.worker import threads
 from fedlens.federation import Federation
@@ -141,20 +141,20 @@ def prepare(config: Config, federation: Federation | None = None) -> Setup:
         raise ConfigError(f"{config.data.name} found no clients")
     if settings.cohort is not None and settings.cohort > len(federation):
         raise ConfigError(f"federation.cohort is {settings.cohort}, but {config.data.name} has only {len(federation)} clients")
-    setup = Setup(config, settings, task, federation, algorithm.given(federation.facts))
-    rehearse(setup)
-    return setup
+    return Setup(config, settings, task, federation, algorithm.given(federation.facts))
 
 
 def rehearse(setup: Setup) -> None:
-    """Two examples through a fresh model: sizes and labels that do not fit are found out here, not by every client on its own."""
+    """One example through a fresh model: sizes and labels that do not fit are found out here, not by every client on its own."""
     if not isinstance(setup.algorithm.base, FedAvg) or not isinstance(setup.task, LearningTask):
+        return
+    if not isinstance(next(iter(setup.federation.holdings)), Data):  # it is elsewhere
         return
     data = next((h for h in setup.federation.holdings if len(h)), None)
     if data is None:
         raise ConfigError(f"{setup.config.data.name}: no client has any data")
     with seeded(generator(setup.settings.seed)), torch.no_grad():
-        batch = data.batch(torch.arange(min(2, len(data))))
+        batch = data.batch(torch.arange(1))
         try:
             setup.task.loss(setup.task.forward(setup.task.model().eval(), batch), batch)
         except (RuntimeError, IndexError, KeyError, ValueError) as e:
@@ -203,6 +203,8 @@ def start(
                 f"{folder} already holds a run: --resume goes on with it, --fresh starts over, --out DIR puts the new one elsewhere"
             )
         setup = setup or prepare(config)
+        if not resume:
+            rehearse(setup)
         checkpoint = Checkpoint(folder / "checkpoint", watch.log)
         found = checkpoint.load() if resume else None
         write(folder / "config.toml", config.to_toml().encode())

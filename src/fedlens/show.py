@@ -18,7 +18,7 @@ from rich.table import Table
 
 from fedlens import config as recipes
 from fedlens.config import Config, ConfigError
-from fedlens.job import ENGINES, Setup, Watch, prepare
+from fedlens.job import ENGINES, Setup, Watch, prepare, rehearse
 
 if TYPE_CHECKING:
     from fedlens.compare import Cell
@@ -223,6 +223,7 @@ def dry_run(config: Config, engine: str, spinner: Any = None) -> None:
     from fedlens.estimate import estimate
 
     setup, out = prepare(config), console()
+    rehearse(setup)
     s = setup.settings
     sizes = [len(h) for h in setup.federation.holdings if hasattr(h, "__len__")]
     found = estimate(setup)
