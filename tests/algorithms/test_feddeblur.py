@@ -63,11 +63,11 @@ def test_the_fixed_point_satisfies_the_kkt_conditions_and_another_solver_agrees(
     slopes = misfit_gradient(views(federation), x)
     for kept, slope in zip(memory, slopes, strict=True):
         dual = rho * backward(kept["u"], SIZE[1]).numpy()
-        np.testing.assert_allclose(dual, -slope, atol=1e-6)
+        np.testing.assert_allclose(dual, -slope, atol=1e-5)
         if partial:
-            np.testing.assert_allclose(backward(kept["x"], SIZE[1]).numpy(), x, atol=1e-6)
+            np.testing.assert_allclose(backward(kept["x"], SIZE[1]).numpy(), x, atol=1e-5)
     mu = rho * (state.trees["q"]["scene"].numpy() - gradient(x))
-    np.testing.assert_allclose(divergence(mu), sum(slopes), atol=1e-6)
+    np.testing.assert_allclose(divergence(mu), sum(slopes), atol=1e-5)
     size, slope = np.sqrt((mu**2).sum((0, 1))), gradient(x)
     steep = np.sqrt((slope**2).sum((0, 1)))
     assert size.max() <= eta * (1 + 1e-6)
