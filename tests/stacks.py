@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from deblur import small_federation
 from toy import Denoise, Toy, dense_federation, toy_federation
 
 from fedlens import Algorithm, Federation, Layer, stack
-from fedlens.algorithms import FedAvg
+from fedlens.algorithms import CenDeblur, FedAvg, FedAvgDeblur, FedDeblur, FedGDDeblur, LocDeblur
 from fedlens.layers import (
     BackboneOnly,
     Bulyan,
@@ -54,6 +55,13 @@ def over(*layers: Layer, task: type[LearningTask] = Toy, on: Federation = VECTOR
     return Case(lambda: stack(FedAvg(task(), **{"batch": 8, **fedavg}), *layers), on)
 
 
+SCENE, VIEWS = small_federation(False, 7, seed=1), small_federation(True, 7, seed=1)
+
+
+def deblur(kind: type[FedDeblur], on: Federation, **keys: Any) -> Case:
+    return Case(lambda: kind(eta=2.0, rho=0.3, **keys).given(on.facts), on)
+
+
 STACKS: dict[str, Case] = {
     "fedavg": over(),
     "fedavg uniform, Adam, cosine": over(weights="uniform", optimizer="adam", lr=0.01, schedule="cosine", steps=3),
@@ -68,6 +76,14 @@ STACKS: dict[str, Case] = {
     "loss-aware, greedy": over(LossAware(greedy=True)),
     "median": over(Median()),
     "fedvsr": over(HighFrequency(), LossAware(tau=0.0), task=Denoise, on=CLIPS, optimizer="adam", lr=0.01),
+    "feddeblur": deblur(FedDeblur, SCENE),
+    "feddeblur, partial, measured": deblur(FedDeblur, VIEWS, measure_every=2),
+    "feddeblur, wavelets": deblur(FedDeblur, VIEWS, prior="wavelet"),
+    "feddeblur, box": deblur(FedDeblur, SCENE, prior="box"),
+    "cendeblur": deblur(CenDeblur, VIEWS),
+    "locdeblur": deblur(LocDeblur, VIEWS),
+    "fedavgdeblur": deblur(FedAvgDeblur, SCENE),
+    "fedgddeblur": deblur(FedGDDeblur, VIEWS, step=0.3),
     "raf with fedprox": over(FedProx(0.1), MultiResolution(((8, 8), (4, 4))), task=Denoise, on=IMAGES),
     "fednova": over(FedNova()),
     "fedprox in fednova, momentum": over(FedProx(0.1), FedNova(), momentum=0.9, lr=0.02),
