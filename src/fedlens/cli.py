@@ -205,14 +205,19 @@ def partition(
     show.partition(config, out or Path(f"{config.name}-partition.png"))
 
 
-@app.command(epilog=examples("fedlens report runs/demo"))
-def report(folder: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]) -> None:
-    """Write the report of a run (again)."""
+@app.command(epilog=examples("fedlens report runs/demo", "fedlens report runs/demo --figures pdf,png"))
+def report(
+    folder: Annotated[Path, typer.Argument(help="A run folder, or a folder of runs to compare.", show_default=False)],
+    figures: Annotated[
+        str, typer.Option(help="Also figures and tables for papers, of these kinds: pdf, png, svg, eps.", show_default=False)
+    ] = "",
+) -> None:
+    """Write the report of a run (again), or of several side by side."""
     from fedlens import show
 
     if not folder.is_dir():
         raise click.UsageError(f"there is no run folder {folder}")
-    show.report(folder)
+    show.report(folder, [kind for kind in figures.split(",") if kind.strip()])
 
 
 @app.command(epilog=examples("fedlens apply runs/vsr small.mp4 large.mp4", "fedlens apply runs/demo photos/ labels.csv"))

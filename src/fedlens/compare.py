@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens import config as recipes
-from fedlens import job
+from fedlens import job, report
 from fedlens.checkpoint import write
 from fedlens.config import Config, ConfigError, UnknownKey
 from fedlens.federation import Federation
@@ -83,7 +83,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def compare(
     todo: Sequence[Cell], folder: Path, *, engine: str = "simulator", fresh: bool = False, watch: Callable[[Cell], job.Watch]
 ) -> dict[str, Any]:
-    """Run what is not finished, then write table.json, table.md and compare.png; the table."""
+    """Run what is not finished, then write table.json, table.md, compare.png and report.html; the table."""
     if fresh:
         for cell in todo:
             job.clear(cell.folder)
@@ -102,6 +102,7 @@ def compare(
     write(folder / "table.json", json.dumps(table, indent=1).encode())
     write(folder / "table.md", markdown(table).encode())
     draw(table, folder / "compare.png")
+    report.write_comparison([cell.folder for cell in todo], folder)
     return table
 
 

@@ -244,7 +244,7 @@ def find_runs(root: Path, depth: int = 3) -> dict[str, Path]:
     base, found = root.resolve(), {}
 
     def walk(folder: Path, level: int) -> bool:
-        if _is_run(folder):
+        if is_run(folder):
             found[folder.relative_to(base).as_posix()] = folder
             return True
         here = False
@@ -261,6 +261,15 @@ def find_runs(root: Path, depth: int = 3) -> dict[str, Path]:
 
     walk(base, 0)
     return found
+
+
+def distinct(paths: Sequence[Path]) -> list[str]:
+    """The shortest tails of the paths that tell the runs apart."""
+    for parts in range(1, 5):
+        names = ["/".join(p.parts[-parts:]) for p in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{p.name} ({k + 1})" for k, p in enumerate(paths)]
 
 
 def table(value: Any) -> dict[str, Any]:
@@ -386,12 +395,12 @@ def _number(value: Any) -> float | int | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     return any((path / name).is_file() for name in MARKS)
 
 
 def _kind(path: Path) -> Literal["empty", "not a run"] | None:
-    if _is_run(path):
+    if is_run(path):
         return None
     try:
         return "not a run" if any(not p.name.startswith(".") for p in path.iterdir()) else "empty"

@@ -169,7 +169,7 @@ def compare(todo: Sequence[Cell], folder: Path, engine: str, fresh: bool) -> Non
     out.print(grid)
     seeds = table["seeds"]
     out.print(f"[dim]{f'mean ± standard deviation over {len(seeds)} seeds' if len(seeds) > 1 else 'one seed: no spread'}[/]")
-    out.print(f"{folder / 'table.md'}, {folder / 'table.json'}, {folder / 'compare.png'}", soft_wrap=True)
+    out.print(f"{folder / 'report.html'}, {folder / 'table.md'}, {folder / 'table.json'}, {folder / 'compare.png'}", soft_wrap=True)
 
 
 def headline(setup: Setup, folder: Path, done: int) -> list[str]:
@@ -405,13 +405,13 @@ def draw_partition(sizes: Sequence[int], labels: Sequence[Sequence[int]] | None,
 # -- after a job ---------------------------------------------------------------------------------------------------------------------
 
 
-def report(folder: Path) -> None:
-    try:
-        from fedlens import report as page  # type: ignore[attr-defined,unused-ignore]
-    except ImportError as e:
-        raise ConfigError(f"this installation has no report: {e}") from e
-    page.write(folder)
-    console().print(f"Report: {folder / 'report.html'}", soft_wrap=True)
+def report(folder: Path, figures: Sequence[str] = ()) -> None:
+    from fedlens import report as page
+
+    console().print(f"Report: {page.write(folder)}", soft_wrap=True)
+    if figures:
+        written = page.figures(folder, figures)
+        console().print(f"Figures and tables: {written[0].parent} ({len(written)} files)", soft_wrap=True)
 
 
 def apply(folder: Path, source: Path, target: Path, options: Sequence[str]) -> None:
