@@ -80,14 +80,12 @@ def main(grid: Any, run: Facts) -> None:
 
 def _server_setup(config: Config, log: Say) -> job.Setup:
     """The server needs no client's data. What the recipe's own [data] gives it, if it finds any, is something to test on."""
-    task = config.build_task()
-    algorithm = config.build_algorithm(task)
     try:
-        federation = config.build_source().federation(config.settings.clients, config.settings.seed)
-    except (DataError, ConfigError) as e:
+        return job.prepare(config)
+    except DataError as e:
         log(f"nothing to test on at the server: {e}")
-        federation = Federation([None] * config.settings.clients)
-    return job.Setup(config, config.settings, task, federation, algorithm)
+    task = config.build_task()
+    return job.Setup(config, config.settings, task, Federation([None] * config.settings.clients), config.build_algorithm(task))
 
 
 class _Log(job.Watch):
@@ -134,7 +132,8 @@ def make_site(node: Facts, run: Facts) -> Site:
         raise SiteError(f"this site is client {id}, but the recipe's data has {len(federation)} parts (0 to {len(federation) - 1})")
     part = 0 if own else id
     here = alone(id, federation.holdings[part], federation.held_out_of(part))
-    return Site(id, config.build_algorithm(config.build_task()), here, Path(str(node["folder"])), recipe=agreed, threads=s.threads)
+    algorithm = config.build_algorithm(config.build_task()).given(federation.facts)
+    return Site(id, algorithm, here, Path(str(node["folder"])), recipe=agreed, threads=s.threads)
 
 
 def site_number(node: Facts) -> int:

@@ -48,7 +48,7 @@ def rounds(out: Path) -> list[dict[str, Any]]:
 
 
 def expected(stack: str, clients: int, number: int) -> Message:
-    algorithm = STACKS[stack]()
+    algorithm = STACKS[stack].make()
     return run(algorithm, Loopback(algorithm, toy_federation(clients)), number, seed=3)
 
 
@@ -64,7 +64,7 @@ class Replay(Loopback):
 
 
 def replayed(stack: str, clients: int, out: Path) -> Message:
-    algorithm = STACKS[stack]()
+    algorithm = STACKS[stack].make()
     engine = Replay(algorithm, toy_federation(clients))
     engine.heard = [r["heard"] for r in rounds(out)]
     return run(algorithm, engine, len(engine.heard), seed=3)
@@ -209,7 +209,7 @@ def test_a_deadline_leaves_the_slow_behind(tmp_path: Path) -> None:
         here.submit(here.folder / "app-slow")
         final = finished(here, out, 300)
         assert rounds(out)[0]["lost"] == [[0, "no answer within 15 s"]]
-        assert same_bits(final, STACKS["fedavg"]().init())
+        assert same_bits(final, STACKS["fedavg"].make().init())
 
 
 @pytest.mark.slow

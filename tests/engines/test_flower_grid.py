@@ -1,7 +1,8 @@
-"""The Flower engine over a grid without a network: who is asked, who is waited for, what late replies may do. Real ClientApps, real envelopes."""
+"""The Flower engine over a grid without a network: who is asked, who is waited for, what late replies may do. ClientApps are real."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class Grid:
 
         def make_site(node: Any, config: Any) -> Site:
             id = int(node["client"])
-            return Site(id, STACKS[stack](), alone(id, EVERYONE.holdings[id], EVERYONE.held_out_of(id)), folder / str(id), "recipe")
+            return Site(id, STACKS[stack].make(), alone(id, EVERYONE.holdings[id], EVERYONE.held_out_of(id)), folder / str(id), "recipe")
 
         self.app = flower.client_app(make_site)
 
@@ -58,7 +59,7 @@ class Grid:
             return name
         number = int(message.metadata.group_id) if train else -1
         self.round = max(self.round, number)
-        self.replies[name] = self.app(message=message, context=context)
+        self.replies[name] = self.app(message=copy.deepcopy(message), context=context)
         if client in self.slow.get(number, set()):
             self.waiting[name] = number
         return name
@@ -76,7 +77,7 @@ def identity(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def engine(grid: Grid, stack: str, **options: Any) -> Any:
-    return flower.Flower(grid, STACKS[stack](), 3, recipe="recipe", poll=0.01, patience=1.0, **options)
+    return flower.Flower(grid, STACKS[stack].make(), 3, recipe="recipe", poll=0.01, patience=1.0, **options)
 
 
 def go(grid: Grid, stack: str, number: int = 3, late: int = 0, **options: Any) -> tuple[Any, list[Round]]:
@@ -89,7 +90,7 @@ def go(grid: Grid, stack: str, number: int = 3, late: int = 0, **options: Any) -
 
 @pytest.mark.parametrize("stack", ["scaffold", "median", "loss-aware"])
 def test_the_loopbacks_bits_metrics_and_bytes(tmp_path: Path, stack: str) -> None:
-    algorithm, wanted = STACKS[stack](), list[Round]()
+    algorithm, wanted = STACKS[stack].make(), list[Round]()
     state = run(algorithm, Loopback(algorithm, EVERYONE), 3, seed=3, test=EVERYONE.test, evaluate_every=1, personal=True,
                 after_round=lambda p, r: wanted.append(r))  # fmt: skip
     got, rounds = go(Grid(tmp_path, stack), stack)
@@ -136,7 +137,7 @@ def test_a_number_out_of_range_and_a_double_are_not_let_in(tmp_path: Path) -> No
     grid = Grid(tmp_path, "fedavg")
     grid.clients |= {24: 1, 25: 2}
     grid.online |= {24, 25}
-    here = flower.Flower(grid, STACKS["fedavg"](), 2, recipe="recipe", poll=0.01, patience=1.0, log=said.append)
+    here = flower.Flower(grid, STACKS["fedavg"].make(), 2, recipe="recipe", poll=0.01, patience=1.0, log=said.append)
     run(here.algorithm, here, 1)
     text = "\n".join(said)
     assert "calls itself client 1, which is somebody else already" in text

@@ -38,10 +38,10 @@ QUICK = ("scaffold",)
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in STACKS])
 def test_the_same_bits_as_the_loopback(name: str) -> None:
     """Sums and singles, with and without memory, on more clients than workers."""
-    expected = STACKS[name]()
-    wanted = run(expected, Loopback(expected, FEDERATION), 3, cohort=5, seed=3)
-    algorithm = STACKS[name]()
-    with Ray(algorithm, FEDERATION, workers=2) as engine:
+    expected, federation = STACKS[name].make(), STACKS[name].federation
+    wanted = run(expected, Loopback(expected, federation), 3, cohort=5, seed=3)
+    algorithm = STACKS[name].make()
+    with Ray(algorithm, federation, workers=2) as engine:
         assert same_bits(run(algorithm, engine, 3, cohort=5, seed=3), wanted)
 
 
@@ -74,9 +74,9 @@ def test_a_client_that_kills_its_worker_costs_its_own_reply_only() -> None:
 
 def test_a_lost_worker_changes_no_bits() -> None:
     """The worker is killed between rounds, with control variates resident in it; its successor finds them on disk."""
-    expected = STACKS["scaffold"]()
+    expected = STACKS["scaffold"].make()
     wanted = run(expected, Loopback(expected, FEDERATION), 3, seed=3)
-    algorithm = STACKS["scaffold"]()
+    algorithm = STACKS["scaffold"].make()
     with Ray(algorithm, FEDERATION, workers=2) as engine:
         state = run(algorithm, engine, 3, seed=3, after_round=lambda p, r: ray.kill(engine.crew[r.number % 2]))
         assert same_bits(state, wanted)
@@ -85,7 +85,7 @@ def test_a_lost_worker_changes_no_bits() -> None:
 @pytest.mark.slow
 def test_workers_share_a_gpu() -> None:
     """Half a GPU each: both workers fit on the cluster's only (logical) one."""
-    algorithm = STACKS["fedavg"]()
+    algorithm = STACKS["fedavg"].make()
     with Ray(algorithm, FEDERATION, workers=2, gpus=0.5) as engine:
         assert ray.get([a.gpus.remote() for a in engine.crew]) == [["0"], ["0"]]
 
@@ -95,9 +95,9 @@ def test_snapshots_bring_a_run_back(tmp_path: Path) -> None:
     """Round 2 again, on a new engine, from the memories of round 1."""
     from fedlens import Progress
 
-    expected = STACKS["scaffold"]()
+    expected = STACKS["scaffold"].make()
     wanted = run(expected, Loopback(expected, FEDERATION), 2, seed=3)
-    algorithm = STACKS["scaffold"]()
+    algorithm = STACKS["scaffold"].make()
     kept: list[Progress] = []
     with Ray(algorithm, FEDERATION, workers=2, folder=tmp_path / "a") as engine:
         run(algorithm, engine, 1, seed=3, after_round=lambda p, r: kept.append(p))
@@ -110,6 +110,6 @@ def test_snapshots_bring_a_run_back(tmp_path: Path) -> None:
 
 def test_what_cannot_be_placed_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one worker"):
-        Ray(STACKS["fedavg"](), FEDERATION, workers=0)
+        Ray(STACKS["fedavg"].make(), FEDERATION, workers=0)
     with pytest.raises(ValueError, match="Ray has 4 cores and 1 GPUs; 2 workers want 6 and 0"):
-        Ray(STACKS["fedavg"](), FEDERATION, workers=2, threads=3)
+        Ray(STACKS["fedavg"].make(), FEDERATION, workers=2, threads=3)

@@ -238,7 +238,7 @@ class _Round:
         cuts = [len(order) * k // len(crew) for k in range(len(crew) + 1)]
         self.waiting = {k: deque(range(cuts[k], cuts[k + 1])) for k in crew}
         self.suspects: set[int] = set()  # positions that are asked alone, because a worker died on them or on a neighbour
-        self.begun: set[int] = set()
+        self.begun: dict[int, Any] = {}  # worker -> the future that says it has the message
         self.open: dict[int, list[int]] = {k: [] for k in crew}  # handed out and not yet returned as sums
         self.busy: dict[Any, tuple[int, list[int], float]] = {}  # future -> worker, piece (empty: handing in), since
         self.results: dict[int, Message | Lost] = {}
@@ -265,8 +265,7 @@ class _Round:
             while piece[0] not in self.suspects and len(piece) < len(mine) and mine[0] not in self.suspects:
                 piece.append(mine.popleft())
             if k not in self.begun:
-                actor.begin.remote(self.message, self.sums)
-                self.begun.add(k)
+                self.begun[k] = actor.begin.remote(self.message, self.sums)
             jobs = []
             for position in piece:
                 id = self.order[position]
@@ -310,7 +309,9 @@ class _Round:
     def check_clocks(self) -> None:
         limit = self.owner.timeout
         for future, (k, piece, since) in list(self.busy.items()):
-            if limit and piece and time.monotonic() - since > limit * len(piece):
+            if limit and not ray.wait([self.begun[k]], timeout=0)[0]:
+                self.busy[future] = (k, piece, time.monotonic())  # the worker is still starting: that is nobody's fault
+            elif limit and piece and time.monotonic() - since > limit * len(piece):
                 del self.busy[future]
                 ray.kill(self.owner.crew[k])
                 self.bury(k, piece, f"took longer than {limit:g} s")
@@ -327,7 +328,7 @@ class _Round:
             self.suspects.update(piece)
             self.owner.log(f"worker {k}: {why}; it is replaced and {len(again)} clients are asked again")
         self.owner.crew[k] = self.owner.hire()
-        self.begun.discard(k)
+        self.begun.pop(k, None)
         for p in again:
             self.results.pop(p, None)
             self.owner.home[self.order[p]] = NEVER  # the file holds what is committed, whoever reads it
