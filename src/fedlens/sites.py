@@ -10,6 +10,7 @@ Every command is one of Flower's own programs and is said aloud before it runs, 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import ipaddress
 import json
@@ -192,6 +193,12 @@ def loopback(host: str) -> bool:
         return False
 
 
+def _die_with_parent() -> None:
+    """Between fork and exec: even `kill -9` leaves no server behind that nobody watches (Linux; elsewhere a polite kill is needed)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 class Crew:
     """Child processes that live and die together. Each is announced as the command it is."""
 
@@ -202,7 +209,7 @@ class Crew:
         need(command[0])
         if not quiet:
             self.say("$ " + shlex.join(command))
-        child = subprocess.Popen(command, env=self.env, start_new_session=True)
+        child = subprocess.Popen(command, env=self.env, start_new_session=True, preexec_fn=_die_with_parent)
         self.children.append(child)
         return child
 
