@@ -111,6 +111,21 @@ def test_a_client_that_misses_the_deadline_is_not_asked_until_it_has_answered(tm
         assert list(rounds[2].scalars) == [0, 1, 2]
 
 
+def test_rounds_do_not_run_away_while_everybody_is_busy(tmp_path: Path) -> None:
+    """All three answer round 0 after its deadline. Round 1 can ask nobody, waits for them, and ends as soon as they are heard."""
+    grid = Grid(tmp_path, "fedavg", slow={0: {0, 1, 2}})
+    here = engine(grid, "fedavg", timeout=0.5, late=1)
+    rounds: list[Round] = []
+
+    def after(p: Any, r: Round) -> None:
+        rounds.append(r)
+        grid.round = r.number + 1  # time passes
+
+    run(here.algorithm, here, 3, seed=3, late=1, after_round=after)
+    assert [list(r.scalars) for r in rounds] == [[], [0, 1, 2], [0, 1, 2]]
+    assert {s["round"] for s in rounds[1].scalars.values()} == {0}
+
+
 def test_a_process_that_dies_costs_one_reply(tmp_path: Path) -> None:
     _, rounds = go(Grid(tmp_path, "scaffold", broken={0}), "scaffold", number=1)
     assert [(x.sender, x.reason) for x in rounds[0].lost] == [(0, "its process died while it worked")]

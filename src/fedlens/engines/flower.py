@@ -114,15 +114,16 @@ class Flower:
         return range(self.clients)
 
     def exchange(self, message: Message, ids: Sequence[int], heard: Mapping[int, int]) -> Iterator[Message | Lost | Nodes]:
-        began = time.monotonic()
         self._assemble()
+        began = time.monotonic()
         door = Worker(self.algorithm, Federation([]), Memory())  # checks and folds what comes in, as every engine does
         door.begin(message, self.algorithm.needs == "sums" and not self.late)
         place = {id: p for p, id in enumerate(sorted(ids))}
         earlier = set(self._open)
         yield from self._send(message, sorted(ids), heard)
         mine = self._open.keys() - earlier
-        while mine & self._open.keys():
+        awaited = mine or earlier  # with everybody busy, a round is there to let them finish
+        while awaited & self._open.keys():
             for m, outcome in self._arrivals(mine if door.evaluating else self._open):
                 if isinstance(outcome, Message) and m in mine:
                     outcome = door.admit(place[outcome.sender], outcome)
