@@ -25,8 +25,11 @@ $(VENV)/.installed-all: $(BIN)/python pyproject.toml
 	@touch $@ $(VENV)/.installed
 
 demo: install
+	$(BIN)/fedlens run deblur --out runs/deblur --fresh
 	$(BIN)/fedlens run demo --out runs/demo --fresh
-	@echo "Open runs/demo/report.html in a browser."
+	@echo
+	@echo "Open in a browser:  runs/deblur/report.html  (one sharp scene from ten private, blurred views)"
+	@echo "                    runs/demo/report.html    (ten clients learn to tell shapes apart)"
 
 test: install-all
 	$(BIN)/pytest -n $(WORKERS)

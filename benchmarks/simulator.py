@@ -15,6 +15,7 @@ import multiprocessing as mp
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -213,11 +214,13 @@ class Timed(FedAvg):
 def server_fn(context):
     torch.manual_seed(0)
     start = ndarrays_to_parameters([t.numpy() for t in network().state_dict().values()])
-    strategy = Timed(fraction_fit=COHORT / CLIENTS, fraction_evaluate=0.0, min_fit_clients=COHORT, min_available_clients=CLIENTS, initial_parameters=start)
+    strategy = Timed(fraction_fit=COHORT / CLIENTS, fraction_evaluate=0.0, min_fit_clients=COHORT, min_available_clients=CLIENTS,
+                     initial_parameters=start)
     return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds={rounds}))
 from flwr.client import ClientApp as OldClientApp
+backend = {{"client_resources": {{"num_cpus": 1, "num_gpus": 0.0}}, "init_args": {{"num_cpus": {workers}, "log_to_driver": False}}}}
 run_simulation(server_app=ServerApp(server_fn=server_fn), client_app=OldClientApp(client_fn=client_fn), num_supernodes=CLIENTS,
-               backend_config={{"client_resources": {{"num_cpus": 1, "num_gpus": 0.0}}, "init_args": {{"num_cpus": {workers}, "log_to_driver": False}}}})
+               backend_config=backend)
 print("STAMPS", json.dumps(stamps))
 """
 
@@ -238,7 +241,7 @@ def flower_round(rounds: int, workers: int) -> list[float] | str:
     if line is None:
         return (out.stderr.strip().splitlines() or ["no output"])[-1][:300]
     stamps = json.loads(line.removeprefix("STAMPS"))
-    return [b - a for a, b in zip(stamps, stamps[1:], strict=False)]
+    return [b - a for a, b in pairwise(stamps)]
 
 
 def main() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +66,11 @@ def write_run(
     if finished:
         last = next((line["metrics"] for line in reversed(lines) if line["metrics"]), {})
         (folder / "summary.json").write_text(json.dumps({
-            "metrics": last, "seconds": sum(line["seconds"] for line in lines), "peak_memory": 1_234_567_890, "rounds": rounds, "seed": seed,
+            "metrics": last, "seconds": sum(line["seconds"] for line in lines), "peak_memory": 1_234_567_890, "rounds": rounds,
             "bytes_down": sum(line["bytes_down"] for line in lines), "bytes_up": sum(line["bytes_up"] for line in lines), "device": "cpu",
-            "versions": {"fedlens": "0.1.0", "torch": "2.9.0", "python": "3.11"}, "command": f"fedlens run classify --algorithm {layer} seed={seed}",
+            "seed": seed,
+            "versions": {"fedlens": "0.1.0", "torch": "2.9.0", "python": "3.11"},
+            "command": f"fedlens run classify --algorithm {layer} seed={seed}",
         }))  # fmt: skip
     return folder
 
@@ -107,7 +111,11 @@ def scene(size: int = 256, shift: float = 0.0) -> np.ndarray[Any, Any]:
     y, x = np.mgrid[0:size, 0:size] / size
     x = x - shift
     image = np.stack([0.55 + 0.35 * np.sin(3 * x + y), 0.5 + 0.3 * np.cos(4 * y - x), 0.62 - 0.25 * y], -1)
-    for cx, cy, r, tone in [(0.3, 0.36, 0.17, (0.93, 0.55, 0.2)), (0.68, 0.62, 0.22, (0.12, 0.3, 0.5)), (0.74, 0.2, 0.08, (0.95, 0.92, 0.8))]:
+    for cx, cy, r, tone in [
+        (0.3, 0.36, 0.17, (0.93, 0.55, 0.2)),
+        (0.68, 0.62, 0.22, (0.12, 0.3, 0.5)),
+        (0.74, 0.2, 0.08, (0.95, 0.92, 0.8)),
+    ]:
         image[((x - cx) ** 2 + (y - cy) ** 2) < r * r] = tone
     bars = ((np.floor(x * 46) % 2) == 0) & (y > 0.78) & (y < 0.92)
     image[bars] = 0.08
@@ -124,6 +132,13 @@ def blur(image: np.ndarray[Any, Any], width: int) -> np.ndarray[Any, Any]:
 def write_pictures(folder: Path, quality: float = 1.0) -> None:
     """One of each kind."""
     folder.mkdir(parents=True, exist_ok=True)
+    for name, raw in encoded(quality).items():
+        (folder / name).write_bytes(raw)
+
+
+@lru_cache
+def encoded(quality: float) -> dict[str, bytes]:
+    """The files of a pictures folder, the index last. Drawing takes longer than all the rest of a run folder."""
     noise = np.random.default_rng(3)
     sharp, psnr = scene(), lambda a, b: float(-10 * np.log10(np.mean((a - b) ** 2)))
     blurred = np.clip(blur(sharp, 4) + 0.02 * noise.standard_normal(sharp.shape), 0, 1)
@@ -136,17 +151,20 @@ def write_pictures(folder: Path, quality: float = 1.0) -> None:
         ("Restored scene", "compare", [blurred, restored, sharp], ["client 0, blurred", "restored", "sharp"],
          {"psnr": psnr(restored, sharp), "psnr_blurred": psnr(blurred, sharp)}, None),
         ("Video, four times finer", "strip", frames, [f"frame {k}" for k in range(12)], {"psnr": 29.4}, None),
-        ("Nearest neighbours", "sheet", tiles, ["query: climb"] + [f"{k}. {'climb' if k % 3 else 'run'}" for k in range(1, 12)], {"recall_at_5": 0.61}, None),
+        ("Nearest neighbours", "sheet", tiles,
+         ["query: climb"] + [f"{k}. {'climb' if k % 3 else 'run'}" for k in range(1, 12)], {"recall_at_5": 0.61}, None),
         ("Field of view of client 2", "map", [(signed - signed.min()) / (signed.max() - signed.min())], ["weight"], {},
          [[float(signed.min()), float(signed.max())]]),
         ("Attention", "map", [x * y], [], {}, None),
         ("What the generator draws", "image", [scene(128, 0.3)], ["generated"], {}, None),
     ]  # fmt: skip
-    index = []
+    index, out = [], {}
     for k, (caption, kind, images, labels, facts, ranges) in enumerate(entries):
         files = [f"{k:02d}-{j:02d}.png" for j in range(len(images))]
         for name, pixels in zip(files, images):
-            Image.fromarray((np.clip(pixels, 0, 1) * 255).round().astype(np.uint8)).save(folder / name)
+            raw = io.BytesIO()
+            Image.fromarray((np.clip(pixels, 0, 1) * 255).round().astype(np.uint8)).save(raw, "PNG")
+            out[name] = raw.getvalue()
         entry = {"caption": caption, "kind": kind, "files": files, "labels": labels, "facts": facts}
         index.append(entry | ({"ranges": ranges} if ranges else {}))
-    (folder / "index.json").write_text(json.dumps(index))
+    return out | {"index.json": json.dumps(index).encode()}

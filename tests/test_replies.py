@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlens.message import Message
-from fedlens.replies import Fold, Lost, Replies, gather, refuse
+from fedlens.replies import CHUNK, Fold, Lost, Replies, gather, refuse
 
 
 def reply(sender: int, value: float, weight: float = 1.0) -> Message:
@@ -52,6 +52,29 @@ def test_the_bits_do_not_depend_on_who_sums(n: int, workers: int, seed: int, abs
 def reply_of(p: int, rng: torch.Generator) -> Message:
     m = Message({"delta": {"w": torch.randn(50, generator=rng)}}, {"loss": 1.0}, sender=p)
     return m.weigh("delta", uniform=1.0, loss=float(torch.rand((), generator=rng)) + 0.1)
+
+
+@pytest.mark.parametrize("size", [1, 7, 31, 33, 1000, 1003, CHUNK - 1, CHUNK + 5, 2 * CHUNK + 17])
+def test_chunks_whole_arrays_and_threads_round_alike(size: int) -> None:
+    """The fused multiply-add must be one in vector code and in the tail, or a chunk's end would show in the bits."""
+    rng = torch.Generator().manual_seed(size)
+    messages = [Message({"delta": {"w": torch.randn(size, generator=rng)}}, sender=p).weigh("delta", 0.3 + p) for p in range(5)]
+    chunked, fold = gather(messages, range(5))[0].mean("delta")["w"], Fold()
+    torch.set_num_threads(2)
+    for m in messages:
+        fold.add(m.sender, m)
+    torch.set_num_threads(1)
+    total = fold.total()["delta", "mean"]
+    assert torch.equal(chunked, total.settled()["w"] / total.weight)
+
+
+def test_replies_are_never_written_to() -> None:
+    messages = [reply(p, 1.0 + p) for p in range(4)]
+    fold = Fold()
+    for m in messages:
+        fold.add(m.sender, m)
+    fold.total()
+    assert [float(m.trees["delta"]["w"][0]) for m in messages] == [1, 2, 3, 4]
 
 
 def test_a_fold_holds_a_logarithmic_number_of_partial_sums() -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from toy import Toy, toy_federation
+
 from fedlens import Federation
 from fedlens.data.source import DataError, Source
-from tests.toy import Toy, toy_federation
 
 RECIPE = """
 about = "toy"
 [task]
-name = "tests.toy_job:Slow"
+name = "toy_job:Slow"
 [data]
-name = "tests.toy_job:ToySource"
+name = "toy_job:ToySource"
 [federation]
 clients = 6
 rounds = 4
@@ -49,7 +50,8 @@ class Slow(Toy):
         self.pause, self.level = pause, level
 
     def loss(self, output, batch):  # type: ignore[no-untyped-def]
-        time.sleep(self.pause)
+        if self.pause:
+            time.sleep(self.pause)
         return super().loss(output, batch)
 
 

@@ -1,8 +1,9 @@
-"""Table II of the RAF paper on the LSPET people of the data pack: a cell per row and seed, as JSON in cells/; tables.py reads them.
+"""Table II of the RAF paper in small: a cell per row and seed, as JSON in cells/; tables.py reads them.
 
-    python experiments/raf/run.py --rows fedavg,raf-fedavg,fedprox,raf-fedprox --seeds 0 --budget 1200
+python experiments/raf/run.py lspet --rows fedavg,raf-fedavg,fedprox,raf-fedprox --seeds 0 --limit 400
 
-A cell that is there is not computed again; no new one is begun once the budget (seconds) is spent. One process, one thread.
+`lspet` takes the people of the data pack, `stick` draws figures. A cell that is there is not computed again. After `limit` seconds the
+run stops at the end of a round and leaves a .part file; calling again goes on from there, to the same bits. One process, one thread.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any
 
 import torch
 
-from fedlens import run, stack
+from fedlens import Message, Progress, run, stack
+from fedlens.algorithm import Algorithm
 from fedlens.algorithms import FedAvg
-from fedlens.data.pose import Lspet
+from fedlens.data.pose import Lspet, PoseSource, StickFigures
 from fedlens.engines.simulator import Simulator
+from fedlens.federation import Federation
 from fedlens.layers import FedProx, MultiResolution
 from fedlens.metrics.pose import hits
 from fedlens.tasks.pose import Pose
@@ -26,18 +29,25 @@ from fedlens.tasks.pose import Pose
 HERE = Path(__file__).parent
 SEEN = ((64, 48), (48, 36), (32, 24))
 ALL = ((32, 24), (48, 36), (64, 48), (80, 60), (96, 72), (128, 96))
-SETTINGS: dict[str, Any] = {
-    "rounds": 36, "epochs": 1, "batch": 16, "lr": 2e-3, "weight_decay": 0.01, "schedule": "cosine", "mu": 0.01, "alpha": 1.0,
-    "network": "vit-tiny", "scale": 0.25, "rotation": 30.0, "decode": "dark",
+COMMON: dict[str, Any] = {
+    "network": "vit-tiny", "epochs": 1, "lr": 2e-3, "weight_decay": 0.01, "schedule": "cosine", "mu": 0.01, "alpha": 1.0,
+    "sigma": 4.0, "scale": 0.15, "rotation": 15.0,
 }  # fmt: skip
+SETTINGS: dict[str, dict[str, Any]] = {
+    "lspet": {**COMMON, "rounds": 20, "batch": 8},
+    "stick": {**COMMON, "rounds": 20, "batch": 8, "people": 600, "tests": 200},
+}
 
 
-def cell(row: str, seed: int, settings: dict[str, Any], positions: str = "conv") -> dict[str, Any]:
-    """Train one row and judge it at all six resolutions; right joints per person are kept for the paired bootstrap."""
-    s = settings
-    source = Lspet(sizes=SEEN, scale=s["scale"], rotation=s["rotation"], folder=s.get("folder", ""))
-    federation = source.federation(s.get("clients", 3), seed)
-    task = Pose("lsp", s["network"], patch=4, positions="absolute" if row.endswith("-ape") else "conv", size=SEEN[0], decode=s["decode"])
+class OutOfTime(Exception):
+    """The limit is reached; a .part file has what is done."""
+
+
+def build(row: str, seed: int, data: str, s: dict[str, Any]) -> tuple[Pose, Algorithm, Federation]:
+    augment = {"sizes": SEEN, "scale": s["scale"], "rotation": s["rotation"]}
+    source: PoseSource = Lspet(**augment) if data == "lspet" else StickFigures(people=s["people"], tests=s["tests"], **augment)
+    positions: Any = "absolute" if row.endswith("-ape") else "conv"
+    task = Pose("lsp", s["network"], patch=4, positions=positions, size=SEEN[0], sigma=s["sigma"], flip_test=False)
     base = FedAvg(
         task, lr=s["lr"], optimizer="adamw", weight_decay=s["weight_decay"], schedule=s["schedule"], epochs=s["epochs"], batch=s["batch"],
         seed=seed, weights="uniform",
@@ -45,63 +55,87 @@ def cell(row: str, seed: int, settings: dict[str, Any], positions: str = "conv")
     layers: list[Any] = [FedProx(s["mu"])] if "fedprox" in row else []
     if row.startswith("raf"):
         layers.append(MultiResolution(sizes=SEEN, alpha=s["alpha"]))
-    algorithm = stack(base, *layers)
-    losses: list[float | None] = []
-    began, worked = time.perf_counter(), time.process_time()
+    return task, stack(base, *layers), source.federation(3, seed)
 
-    def heard(_: Any, done: Any) -> None:
-        losses.append(done.loss)
-        if done.number % 6 == 5:
-            print(f"  round {done.number + 1}: loss {done.loss:.5f}, {time.perf_counter() - began:.0f} s", flush=True)
+
+def train(algorithm: Algorithm, federation: Federation, seed: int, rounds: int, part: Path, until: float) -> tuple[Message, dict[str, Any]]:
+    """From where the .part file stands to the last round; none of these rows has client memory, so the state is all there is."""
+    notes: dict[str, Any] = {"losses": [], "train_seconds": 0.0, "train_cpu_seconds": 0.0}
+    progress = None
+    if part.exists():
+        size, rest = part.read_bytes().split(b"\n", 1)
+        notes = json.loads(rest[: int(size)])
+        progress = Progress(Message.from_bytes(rest[int(size) :], copy=True), len(notes["losses"]))
+    clock = [time.perf_counter(), time.process_time()]
+
+    def heard(here: Progress, done: Any) -> None:
+        now = [time.perf_counter(), time.process_time()]
+        notes["train_seconds"] += now[0] - clock[0]
+        notes["train_cpu_seconds"] += now[1] - clock[1]
+        clock[:] = now
+        notes["losses"].append(done.loss)
+        told = json.dumps(notes).encode()
+        part.with_suffix(".new").write_bytes(b"%d\n" % len(told) + told + here.state.to_bytes())
+        part.with_suffix(".new").replace(part)
+        print(f"  round {here.done}: loss {done.loss:.5f}, {notes['train_cpu_seconds']:.0f} s", flush=True)
+        if now[0] > until and here.done < rounds:
+            raise OutOfTime
 
     with Simulator(algorithm, federation, workers=0, threads=1) as engine:
-        state = run(algorithm, engine, s["rounds"], seed=seed, after_round=heard)
-    trained = time.perf_counter() - began
+        return run(algorithm, engine, rounds, seed=seed, progress=progress, after_round=heard), notes
+
+
+def cell(row: str, seed: int, data: str, settings: dict[str, Any], part: Path, until: float) -> dict[str, Any]:
+    """Train one row and judge it at all six resolutions; right joints per person are kept for the paired bootstrap."""
+    task, algorithm, federation = build(row, seed, data, settings)
+    state, notes = train(algorithm, federation, seed, settings["rounds"], part, until)
     model = algorithm.result(state)
-    right, counts, train_pck = {}, {}, {}
+    right, counts = {}, {}
     assert federation.test is not None
     for size in ALL:
         found = task.find(model, federation.test.at(size))
         ok, there = hits(found["predicted"], found["truth"][..., :2], found["truth"][..., 2], found["reference"], 0.2)
-        name = f"{size[0]}x{size[1]}"
-        right[name], counts[name] = ok.sum(1).tolist(), there.sum(1).tolist()
-    for people in federation.holdings:
-        name = f"{people.size[0]}x{people.size[1]}"
-        train_pck[name] = task.judge(task.find(model, people))["pck"]
+        right[f"{size[0]}x{size[1]}"], counts[f"{size[0]}x{size[1]}"] = ok.sum(1).tolist(), there.sum(1).tolist()
+    pck = {k: 100 * sum(right[k]) / sum(counts[k]) for k in right}
+    own = {f"{p.size[0]}x{p.size[1]}": task.judge(task.find(model, p.subset(range(min(100, len(p))))))["pck"] for p in federation.holdings}
     return {
-        "row": row, "seed": seed, "settings": s, "losses": losses, "train_seconds": trained, "seconds": time.perf_counter() - began,
-        "cpu_seconds": time.process_time() - worked, "right": right, "counts": counts, "train_pck": train_pck,
-        "pck": {k: 100 * sum(right[k]) / sum(counts[k]) for k in right}, "torch": torch.__version__,
+        "row": row, "seed": seed, "data": data, "settings": settings, **notes, "right": right, "counts": counts, "pck": pck,
+        "train_pck": own, "torch": torch.__version__,
     }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", choices=sorted(SETTINGS))
     parser.add_argument("--rows", default="fedavg,raf-fedavg,fedprox,raf-fedprox")
     parser.add_argument("--seeds", default="0")
-    parser.add_argument("--budget", type=float, default=1200)
+    parser.add_argument("--limit", type=float, default=1200)
     parser.add_argument("--out", type=Path, default=HERE / "cells")
     parser.add_argument("--set", action="append", default=[], help="a setting as key=value")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    settings = dict(SETTINGS)
+    until = time.perf_counter() + options.limit
+    settings = dict(SETTINGS[options.data])
     for pair in options.set:
         key, value = pair.split("=", 1)
-        settings[key] = type(SETTINGS[key])(value) if key in SETTINGS else value
+        settings[key] = type(settings[key])(value)
     options.out.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
     for seed in (int(s) for s in options.seeds.split(",")):
         for row in options.rows.split(","):
-            path = options.out / f"{row}-{seed}.json"
+            path = options.out / f"{options.data}-{row}-{seed}.json"
             if path.exists():
                 continue
-            if time.perf_counter() - began > options.budget:
-                print(f"budget spent before {path.name}")
-                return
             print(path.name, flush=True)
-            done = cell(row, seed, settings)
+            try:
+                done = cell(row, seed, options.data, settings, path.with_suffix(".part"), until)
+            except OutOfTime:
+                print("out of time; call again to go on")
+                return
             path.write_text(json.dumps(done))
-            print(json.dumps({k: round(v, 1) for k, v in done["pck"].items()}), f"{done['seconds']:.0f} s", flush=True)
+            path.with_suffix(".part").unlink()
+            print(json.dumps({k: round(v, 1) for k, v in done["pck"].items()}), f"{done['train_cpu_seconds']:.0f} s", flush=True)
+            if time.perf_counter() > until:
+                return
 
 
 if __name__ == "__main__":

@@ -75,6 +75,9 @@ class Layer(Algorithm):
     stage: ClassVar[Stage] = "learn"
     own_needs: ClassVar[Needs] = "sums"
     hides_replies: ClassVar[bool] = False  # single replies are not visible further in (secure aggregation)
+    merges: ClassVar[bool] = False  # decides how single deltas become one: a stack can do that only once
+    of_mean: ClassVar[bool] = False  # changes the merged update, so whatever looks at single ones must come before it, further out
+    steers: ClassVar[bool] = False  # adds a pull, so that local steps are no longer plain gradients of the loss
     inner: Algorithm
 
     def around(self, inner: Algorithm) -> Layer:
@@ -90,11 +93,26 @@ class Layer(Algorithm):
         if self.hides_replies and inner.needs == "replies":
             who = next(type(p).__name__ for p in inner.parts() if getattr(p, "own_needs", p.needs) == "replies")
             raise StackError(f"{name} hides single replies, but {who} needs them")
+        self._check_merging(inner)
         layer = copy.copy(self)
         layer.inner = inner
         layer.needs = "replies" if "replies" in (self.own_needs, inner.needs) else "sums"
         layer.check(inner)
         return layer
+
+    def _check_merging(self, inner: Algorithm) -> None:
+        """The outermost layer sees the replies first: single updates must be looked at before they are one."""
+        if not (self.merges or self.of_mean):
+            return
+        name = type(self).__name__
+        for part in inner.parts():
+            if not isinstance(part, Layer):
+                continue
+            other = type(part).__name__
+            if self.merges and part.merges:
+                raise StackError(f"{name} and {other} both decide how replies become one: keep one of them")
+            if part.merges or (part.stage == "merge" and part.own_needs == "replies"):
+                raise StackError(f"{name} works on the merged update, {other} on single ones: put {name} before {other} in the stack")
 
     def check(self, inner: Algorithm) -> None:
         """Refuse an inner algorithm this layer cannot work on: raise a StackError."""

@@ -1,9 +1,9 @@
 """Checkpoints: after `kill -9` at any moment a run goes on from the last one and ends in the same bits.
 
-A checkpoint is a manifest and the files it names: the state (with the round and what the server heard of whom) and one file per client that
-has memory. Files never change once they are there; a client that did not work since the last checkpoint is named again, not written again.
-The manifest carries the sha256 of every file and of itself and is renamed into place last, so a half-written checkpoint is one
-without a manifest, and a damaged one is found out. The one before is kept and used then. Everything is safetensors and JSON; nothing is unpickled.
+A checkpoint is a manifest and the files it names: the state, and one file per client that has memory. Files never change once they
+are there; a client that did not work since the last checkpoint is named again, not written again. The manifest holds the round, what
+the server heard of whom, and the sha256 of every file and of itself. It is renamed into place last: a half-written checkpoint is one
+without a manifest, and a damaged one is found out. The one before is kept for that case. All is safetensors and JSON, no pickle.
 
 Random streams need no room here: each is made from (seed, round, client) or (seed, round, layer) when it is used, so the round says it all.
 Nor does it matter that a client may have worked on a round that was cut off: its memory holds that work as a draft which the

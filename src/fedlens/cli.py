@@ -13,12 +13,14 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import click
 import typer
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from fedlens.config import Config
 
 USER, STOPPED = 2, 130
@@ -40,7 +42,10 @@ app = typer.Typer(
 )
 
 Recipe = Annotated[str, typer.Argument(help="A shipped recipe, a TOML file, or a run folder.", show_default=False)]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides: rounds=6, FedProx.mu=0.01, data.alpha=0.1", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides: rounds=6, FedProx.mu=0.01, data.alpha=0.1", show_default=False),
+]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run folder. [dim]default: runs/RECIPE[/]", show_default=False)]
 EngineName = Annotated[str, typer.Option("--engine", help="simulator, ray or flower.")]
 Workers = Annotated[int | None, typer.Option("--workers", "-w", help="Processes. [dim]default: cores[/]", show_default=False)]
@@ -64,7 +69,13 @@ def run(
     recipe: Recipe,
     overrides: Overrides = None,
     algorithm: Annotated[
-        str | None, typer.Option("--algorithm", "-a", help="Instead of the recipe's own: a name from `list algorithms`, or parts joined by +.", show_default=False)
+        str | None,
+        typer.Option(
+            "--algorithm",
+            "-a",
+            help="Instead of the recipe's own: a name from `list algorithms`, or parts joined by +.",
+            show_default=False,
+        ),
     ] = None,
     out: Out = None,
     engine: EngineName = "simulator",
@@ -72,25 +83,104 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over in a folder that already holds a run.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done, and what it would take.")] = False,
+    superlink: Annotated[
+        str | None,
+        typer.Option("--superlink", help="With --engine flower: host:port, or a connection of your Flower config.", show_default=False),
+    ] = None,
+    ca: Annotated[Path, typer.Option("--ca", help="With --engine flower: the federation's CA certificate.")] = Path("keys/ca.crt"),
+    patience: Annotated[float, typer.Option("--patience", help="With --engine flower: seconds to wait for sites.")] = 600.0,
+    least: Annotated[int, typer.Option("--least", help="With --engine flower: sites a round needs.")] = 1,
+    forgive: Annotated[bool, typer.Option("--forgive", help="With --engine flower: let sites that lost their memory begin anew.")] = False,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address", help="With --engine ray: a running cluster. [dim]default: one is started here[/]", show_default=False
+        ),
+    ] = None,
 ) -> None:
-    """Run a recipe and leave a run folder with curves, model and report."""
-    from fedlens import show
+    """Run a recipe and leave a run folder with curves, model and report.
 
+    RECIPE is the name of a shipped recipe, a TOML file of yours, or a run folder. KEY=VALUE sets one of its keys: rounds=6, data.alpha=0.1,
+    FedProx.mu=0.01; where a key occurs once, its own name will do.
+    """
     if resume and fresh:
         raise click.UsageError("--resume goes on, --fresh starts over: choose one")
-    config = load(recipe, overrides, algorithm, workers)
-    if dry_run:
-        show.dry_run(config, engine)
-        return
-    from fedlens import job
+    with waiting() as spinner:
+        from fedlens import job, show
 
-    folder = out or default_folder(recipe, config, resume, fresh)
-    job.start(config, folder, engine=engine, resume=resume, fresh=fresh, watch=show.live())
+        config = load(recipe, overrides, algorithm, workers)
+        if dry_run:
+            show.dry_run(config, engine, spinner)
+            return
+        folder = out or default_folder(recipe, config, resume, fresh)
+        if engine == "flower":
+            from fedlens import sites
+
+            if not superlink:
+                raise click.UsageError("--engine flower needs --superlink host:port (`fedlens serve` starts one)")
+            spinner.stop()
+            raise typer.Exit(
+                sites.submit(
+                    config, folder, superlink, ca=ca, resume=resume, fresh=fresh, patience=patience, least=least, forgive=forgive,
+                    say=lambda text: click.echo(text, err=True),
+                )
+            )  # fmt: skip
+        if ray_address:
+            os.environ["RAY_ADDRESS"] = ray_address
+        job.start(config, folder, engine=engine, resume=resume, fresh=fresh, watch=show.live(spinner))
+
+
+@app.command(
+    epilog=examples(
+        "fedlens compare demo --algorithms fedavg,fedprox,scaffold --seeds 0,1,2",
+        "fedlens compare classification --algorithms fedavg,FedAvg+FedProx+Median data.alpha=0.1 mu=0.1 --out runs/skew",
+    )
+)
+def compare(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    algorithms: Annotated[
+        str,
+        typer.Option("--algorithms", "-a", help="Names from `list algorithms`, or parts joined by +; commas between.", show_default=False),
+    ] = "",
+    seeds: Annotated[str, typer.Option("--seeds", "-s", help="Whole numbers, commas between.")] = "0",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder. [dim]default: runs/RECIPE-compare[/]", show_default=False)
+    ] = None,
+    engine: EngineName = "simulator",
+    workers: Workers = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run finished cells again.")] = False,
+) -> None:
+    """Several algorithms, several seeds: one table (mean and spread) and one plot.
+
+    Run it again to go on where it stopped, or with more algorithms or seeds: cells that are finished are kept.
+    """
+    from fedlens import show
+    from fedlens.compare import cells
+    from fedlens.job import Interrupted
+
+    names = [n.strip() for n in algorithms.split(",") if n.strip()]
+    if not names:
+        raise click.UsageError("which ones? add --algorithms fedavg,fedprox")
+    try:
+        numbers = sorted({int(s) for s in seeds.split(",")})
+    except ValueError:
+        raise click.UsageError(f"--seeds takes whole numbers such as 0,1,2, not {seeds!r}") from None
+    given = [*(overrides or []), *([f"federation.workers={workers}"] if workers is not None else [])]
+    folder = out or Path("runs") / f"{Path(recipe).stem}-compare"
+    todo = cells(recipe, list(dict.fromkeys(names)), numbers, given, folder)
+    try:
+        show.compare(todo, folder, engine, fresh)
+    except Interrupted as e:
+        e.again = shlex.join(["fedlens", *[a for a in sys.argv[1:] if a != "--fresh"]])
+        raise
 
 
 @app.command("list", epilog=examples("fedlens list", "fedlens list layers", "fedlens list recipes"))
 def list_(
-    kind: Annotated[str, typer.Argument(help="recipes, algorithms, layers, tasks, models, datasets, metrics or engines.", show_default=False)] = "",
+    kind: Annotated[
+        str, typer.Argument(help="recipes, algorithms, layers, tasks, models, datasets, metrics or engines.", show_default=False)
+    ] = "",
 ) -> None:
     """What there is: recipes, algorithms, layers, tasks, models, datasets, metrics."""
     from fedlens import show
@@ -98,11 +188,15 @@ def list_(
     show.catalogue(kind)
 
 
-@app.command(epilog=examples("fedlens partition classification", "fedlens partition classification data.alpha=0.1 clients=20 --out split.png"))
+@app.command(
+    epilog=examples("fedlens partition classification", "fedlens partition classification data.alpha=0.1 clients=20 --out split.png")
+)
 def partition(
     recipe: Recipe,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Picture. [dim]default: RECIPE-partition.png[/]", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Picture. [dim]default: RECIPE-partition.png[/]", show_default=False)
+    ] = None,
 ) -> None:
     """Who holds what, as a table and a picture."""
     from fedlens import show
@@ -136,6 +230,14 @@ def apply(
     if not source.exists():
         raise click.UsageError(f"there is no {source}")
     show.apply(folder, source, target, options or [])
+
+
+def waiting() -> Status:
+    """A sign of life on a terminal while torch and the data are loaded; nothing in a pipe."""
+    from rich.console import Console
+    from rich.status import Status
+
+    return Status("[dim]loading[/]", console=Console(stderr=True), spinner_style="cyan")
 
 
 # -- how a command line becomes a config ---------------------------------------------------------------------------------------------------
@@ -192,7 +294,7 @@ def invoke(argv: Sequence[str] | None = None) -> int:
 
         if not isinstance(e, Interrupted):
             raise
-        return complain(f"{e}; everything is saved. Go on with: fedlens run {shlex.quote(str(e.folder))} --resume", code=STOPPED)
+        return complain(f"{e}; what was done is saved. Go on with: {e.again}", code=STOPPED)
 
 
 def complain(sentence: str, error: BaseException | None = None, code: int = USER) -> int:
@@ -200,7 +302,7 @@ def complain(sentence: str, error: BaseException | None = None, code: int = USER
     if error is not None and os.environ.get("FEDLENS_DEBUG"):
         raise error
     text = " ".join(sentence.split())
-    click.echo(f"fedlens: {text}" + ("" if text.endswith((".", "?", "!", "resume")) else "."), err=True)
+    click.echo(f"fedlens: {text}" + ("" if code == STOPPED or text.endswith((".", "?", "!")) else "."), err=True)
     return code
 
 

@@ -8,6 +8,7 @@ the path but the last may be left out as long as one place only is meant (`FedPr
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib
@@ -42,11 +43,15 @@ class ConfigError(ValueError):
     """A recipe or an override that cannot be meant; the message is one sentence for the user."""
 
 
+class UnknownKey(ConfigError):
+    """An override that fits nothing in this recipe."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """clients: how many hold data. cohort: how many are asked in a round (default: all). seed: of everything. workers: processes
-    (default: cores), 0 for none. threads: of torch in each. evaluate_every, checkpoint_every: rounds, 0 for never. personal: evaluate on the
-    clients' held-out parts too. timeout: seconds a client may take. late: rounds a reply may be late."""
+    (default: cores), 0 for none. threads: of torch in each. evaluate_every, checkpoint_every: rounds, 0 for never. personal: evaluate
+    on the clients' held-out parts too. timeout: seconds a client may take. late: rounds a reply may be late."""
 
     clients: int = 10
     cohort: int | None = None
@@ -231,6 +236,8 @@ def from_tables(
         federation=config.federation.checked(),
         algorithm=tuple(p.checked() for p in config.algorithm),
     )
+    if "clients" not in config.federation.given and (usual := config.data.build().default_clients()) is not None:
+        config = replace(config, federation=config.federation.with_value("clients", usual))
     config.settings  # noqa: B018  refuses impossible numbers now
     return config
 
@@ -273,10 +280,8 @@ class Written(str):
         try:
             yield tomllib.loads(f"value = {self}")["value"]
         except tomllib.TOMLDecodeError:
-            try:
+            with contextlib.suppress(ValueError):
                 yield float(self)
-            except ValueError:
-                pass
         yield str(self)
 
 
@@ -399,7 +404,8 @@ def algorithm_tables(name: str) -> list[dict[str, Any]]:
 
 
 def carry_over(new: list[dict[str, Any]], old: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Keys of the same name carry over to a part of the same name, and from base to base: Greek letters mean something else in every layer."""
+    """Keys of the same name carry over to a part of the same name, and from base to base. Not between layers: there a Greek letter
+    means something else in each."""
     before = {str(t.get("name", "")).lower(): t for t in old}
     out = []
     for k, table in enumerate(new):
@@ -413,8 +419,9 @@ def _swap(key: str, table: Mapping[str, Any], pairs: list[tuple[str, Any]]) -> M
     """`data.name=Cifar10` names another class; keys that it knows carry over."""
     for pair in [p for p in pairs if p[0].lower() == f"{key}.name"]:
         pairs.remove(pair)
-        cls = find_class(key, str(pair[1]).strip("\"'"), key)
-        table = {"name": cls.__name__, **{k: v for k, v in table.items() if k in parameters(cls)}}
+        name = str(pair[1]).strip("\"'")
+        cls = find_class(key, name, key)
+        table = {"name": name, **{k: v for k, v in table.items() if k != "name" and k in parameters(cls)}}
     return table
 
 
@@ -481,9 +488,9 @@ def find_place(config: Config, key: str) -> Place:
         raise ConfigError(f"{key} could mean {' or '.join(p.text for p in found)}: write one of these")
     stack = [p.name for p in config.algorithm]
     if words[0] == "algorithm" and len(words) > 2 and words[1].lower() not in [s.lower() for s in stack]:
-        raise ConfigError(f"{words[1]} is not in the stack ({', '.join(stack)}){nearest(words[1], stack)}")
+        raise UnknownKey(f"{words[1]} is not in the stack ({', '.join(stack)}){nearest(words[1], stack)}")
     choices = {p.path[-1] for p in everything} if len(words) == 1 else {p.text for p in everything}
-    raise ConfigError(f"nothing here is called {key!r}{nearest(key, choices)}")
+    raise UnknownKey(f"nothing here is called {key!r}{nearest(key, choices)}")
 
 
 def _put(part: Part, route: tuple[str, ...], value: Any) -> Part:
@@ -557,7 +564,7 @@ def wording(hint: Any) -> str:
 
 
 def nearest(word: str, choices: Iterable[str], prefix: str = "") -> str:
-    """"; did you mean ...?" where something is close, otherwise what there is, if that is short."""
+    """ "; did you mean ...?" where something is close, otherwise what there is, if that is short."""
     options = list(dict.fromkeys(choices))
     lowered = {o.lower(): o for o in options}
     close = difflib.get_close_matches(word.lower(), list(lowered), n=1, cutoff=0.55)

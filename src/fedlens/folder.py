@@ -62,9 +62,8 @@ def read(path: Path) -> RunFolder:
     """Everything a page shows about one run."""
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder.")
-    status = _kind(path)
-    if status is not None:
-        return RunFolder(path, status)
+    if (kind := _kind(path)) is not None:
+        return RunFolder(path, kind)
     problems: list[str] = []
     text = _text(path / "config.toml", problems, wanted=True)
     config = _toml(text, problems)
@@ -74,7 +73,9 @@ def read(path: Path) -> RunFolder:
     pictures = read_pictures(path, problems)
     status = _progress(path, rounds, table(summary), config)
     if status == "stopped":
-        problems.insert(0, f"The run ended before it was complete: {len(rounds)} rounds are recorded and there is no up-to-date summary.json.")
+        problems.insert(
+            0, f"The run ended before it was complete: {len(rounds)} rounds are recorded and there is no up-to-date summary.json."
+        )
     return RunFolder(path, status, config, text, rounds, table(summary), table(federation), pictures, problems)
 
 
@@ -119,7 +120,9 @@ def read_pictures(path: Path, problems: list[str]) -> list[dict[str, Any]]:
         files = [str(name) for name in names] if isinstance(names, list) else []
         paths = [p for name in files if (p := (folder / name).resolve()).parent == inside and p.suffix.lower() in IMAGES and p.is_file()]
         if len(paths) < len(files):
-            problems.append(f"Picture “{entry.get('caption', '')}”: {len(files) - len(paths)} of {len(files)} files are missing or not allowed.")
+            problems.append(
+                f"Picture “{entry.get('caption', '')}”: {len(files) - len(paths)} of {len(files)} files are missing or not allowed."
+            )
         if paths:
             entries.append({**entry, "paths": paths})
     return entries
@@ -137,7 +140,7 @@ def view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
             "facts": table(p.get("facts")),
             "ranges": sequence(p.get("ranges")),
         }
-        for p in run.pictures
+        for p in sorted(run.pictures, key=lambda p: p.get("kind") not in ("compare", "strip"))  # results first, then what explains them
     ]
     seen: dict[str, Any] = {
         "name": run.path.resolve().name,
@@ -149,7 +152,7 @@ def view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
         "curves": _curves(run.rounds),
         "clients": _clients(run.rounds),
         "lost": _reasons(run.rounds),
-        "federation": run.federation,
+        "federation": _holdings(run.federation),
         "pictures": pictures,
         "config": run.config_text,
         "settings": flatten(run.config),
@@ -196,7 +199,24 @@ def final_metrics(run: RunFolder) -> dict[str, float]:
 
 
 def higher_is_better(name: str) -> bool:
-    worse = ("loss", "error", "lpips", "niqe", "fid", "kid", "mse", "mae", "rmse", "nll", "distance", "seconds", "bytes", "memory", "spread", "epe")
+    worse = (
+        "loss",
+        "error",
+        "lpips",
+        "niqe",
+        "fid",
+        "kid",
+        "mse",
+        "mae",
+        "rmse",
+        "nll",
+        "distance",
+        "seconds",
+        "bytes",
+        "memory",
+        "spread",
+        "epe",
+    )
     return not any(part in worse for part in name.lower().replace("-", "_").split("_"))
 
 
@@ -288,12 +308,28 @@ def _curves(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     columns = ("round", "seconds", "loss", "bytes_down", "bytes_up", "asked", "heard", "refused")
     curves: dict[str, Any] = {name: [_number(r.get(name)) for r in thin] for name in columns}
     curves["lost"] = [len(sequence(r.get("lost"))) for r in thin]
-    metrics: dict[str, list[list[float]]] = {}
+    return curves | {"metrics": _by_name(rounds, "metrics"), "state": _by_name(rounds, "state"), "step": step}
+
+
+def _by_name(rounds: Sequence[Mapping[str, Any]], column: str) -> dict[str, list[list[float]]]:
+    """[round, value] pairs of every number in a column, thinned like the curves but never without the last."""
+    found: dict[str, list[list[float]]] = {}
     for r in rounds:
-        for name, value in table(r.get("metrics")).items():
-            if isinstance(value, int | float):
-                metrics.setdefault(name, []).append([int(r["round"]), value])
-    return curves | {"metrics": {k: v[:: max(1, math.ceil(len(v) / POINTS))] for k, v in metrics.items()}, "step": step}
+        for name, value in table(r.get(column)).items():
+            if _number(value) is not None:
+                found.setdefault(name, []).append([int(r["round"]), value])
+    return {k: v[-1 :: -max(1, math.ceil(len(v) / POINTS))][::-1] for k, v in found.items()}
+
+
+def _holdings(federation: Mapping[str, Any]) -> dict[str, Any]:
+    """Who holds what: sizes, counts of labels, names. What a source tells about its split stands under `facts`."""
+    told = {**table(federation.get("facts")), **federation}
+    sizes = [_number(s) or 0 for s in sequence(told.get("sizes", told.get("examples")))]
+    labels = [[c if isinstance(c, int | float) else 0 for c in sequence(row)] for row in sequence(told.get("labels"))]
+    if len({len(row) for row in labels}) > 1 or not all(labels):
+        labels = []
+    names, classes = (sequence(told.get(key)) for key in ("names", "classes"))
+    return {"sizes": sizes if any(sizes) else [sum(row) for row in labels], "labels": labels, "names": names, "classes": classes}
 
 
 def _clients(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -310,7 +346,13 @@ def _clients(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         heard.append(rows)
     lost = [[_id(table(x).get("client")) for x in sequence(r.get("lost"))] for r in shown]
     ids = {row[0] for rows in heard for row in rows} | {i for row in lost for i in row}
-    return {"ids": sorted(ids, key=lambda i: (isinstance(i, str), i)), "rounds": [r["round"] for r in shown], "heard": heard, "lost": lost, "step": step}
+    return {
+        "ids": sorted(ids, key=_order),
+        "rounds": [r["round"] for r in shown],
+        "heard": heard,
+        "lost": lost,
+        "step": step,
+    }
 
 
 def _reasons(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -320,8 +362,8 @@ def _reasons(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for item in sequence(r.get("lost")):
             entry = table(item)
             who.setdefault(_reason(entry.get("reason")), Counter())[_id(entry.get("client"))] += 1
-    rows = [{"reason": k, "times": sum(v.values()), "clients": sorted(v, key=str)[:50]} for k, v in who.items()]
-    return sorted(rows, key=lambda row: -row["times"])[:20]
+    often = sorted(who.items(), key=lambda item: -item[1].total())[:20]
+    return [{"reason": k, "times": v.total(), "clients": sorted(v, key=_order)[:50]} for k, v in often]
 
 
 def _reason(value: Any) -> str:
@@ -336,6 +378,10 @@ def _id(value: Any) -> int | str:
         return str(value)
 
 
+def _order(id: int | str) -> tuple[bool, int | str]:
+    return (isinstance(id, str), id)
+
+
 def _number(value: Any) -> float | int | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
@@ -348,7 +394,7 @@ def _kind(path: Path) -> Literal["empty", "not a run"] | None:
     if _is_run(path):
         return None
     try:
-        return "not a run" if any(path.iterdir()) else "empty"
+        return "not a run" if any(not p.name.startswith(".") for p in path.iterdir()) else "empty"
     except OSError:
         return "not a run"
 
@@ -360,8 +406,20 @@ def _progress(path: Path, rounds: Sequence[Mapping[str, Any]], summary: Mapping[
         planned, reached = table(config.get("federation")).get("rounds"), summary.get("rounds")
         stopped = bool(summary.get("interrupted")) or (not rounds and bool(planned) and reached == 0)
         return "stopped" if stopped else "finished"
+    if _locked(path / ".lock"):
+        return "running"
     slowest = max((r["seconds"] for r in rounds[-20:] if _number(r.get("seconds"))), default=0.0)
     return "running" if time.time() - max(metrics_at, config_at) / 1e9 < max(QUIET, 5 * slowest) else "stopped"
+
+
+def _locked(path: Path) -> bool:
+    """Does a job hold the folder? Looked up where the system lists its locks: trying to take one might get in a job's way."""
+    try:
+        stat = path.stat()
+        held = Path("/proc/locks").read_text()
+    except OSError:
+        return False
+    return f" {os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino} " in held
 
 
 def _changed(path: Path) -> float:
@@ -411,7 +469,7 @@ def _sampled(path: Path, count: int = 24) -> list[dict[str, Any]]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            chunks = _spread(file, size, count) if size > 1 << 16 else [file.read()]
+            chunks = list(_spread(file, size, count)) if size > 1 << 16 else [file.read()]
     except OSError:
         return []
     return parse_rounds(b"".join(chunks).decode("utf-8", "replace"), [])

@@ -16,38 +16,43 @@ The run folder is the contract between all tools:
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import importlib.metadata
 import json
 import math
 import os
 import platform
+import shlex
 import shutil
 import signal
 import threading
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedlens import config as recipes
 from fedlens.algorithm import Algorithm
 from fedlens.algorithms.fedavg import FedAvg
 from fedlens.checkpoint import Checkpoint, write
+from fedlens.client import generator, seeded
 from fedlens.config import Config, ConfigError, Settings
 from fedlens.engines.worker import threads
 from fedlens.federation import Federation
 from fedlens.message import Message
 from fedlens.pictures import save_pictures
 from fedlens.run import Engine, Progress, Round, run
-from fedlens.tasks.task import Task
+from fedlens.tasks.task import LearningTask, Task
 
 ENGINES = ("simulator", "ray", "flower")
 OWN = (
     "config.toml", "federation.json", "metrics.jsonl", "summary.json", "model.safetensors", "restored.png", "report.html",
-    "pictures", "checkpoint", "tensorboard", "memory", ".part",
+    "pictures", "checkpoint", "tensorboard", "memory", "flower.json", ".part",
 )  # fmt: skip
 # What may change when a run goes on: none of these alters what a round computes.
 FREE = tuple(f"federation.{k}" for k in ("rounds", "workers", "timeout", "checkpoint_every", "evaluate_every", "personal"))
@@ -80,6 +85,8 @@ class Watch:
     def round(self, record: Mapping[str, Any]) -> None: ...
     def log(self, text: str) -> None: ...
     def end(self, summary: Mapping[str, Any]) -> None: ...
+    def close(self) -> None:
+        """Whatever happened, it is over."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +113,8 @@ class Interrupted(Exception):
     """The user stopped the job; what was done is saved."""
 
     def __init__(self, folder: Path, done: int, rounds: int) -> None:
-        super().__init__(f"stopped after round {done} of {rounds}")
-        self.folder, self.done, self.rounds = folder, done, rounds
+        super().__init__(f"stopped after round {done} of {rounds}" if done else "stopped before the first round was complete")
+        self.folder, self.again = folder, f"fedlens run {shlex.quote(str(folder))} --resume"
 
 
 def experiment(
@@ -120,24 +127,49 @@ def experiment(
     return start(config, folder, engine=engine, resume=resume, fresh=fresh, watch=watch)
 
 
-def prepare(config: Config) -> Setup:
+def load_federation(config: Config) -> Federation:
+    return config.build_source().federation(config.settings.clients, config.settings.seed)
+
+
+def prepare(config: Config, federation: Federation | None = None) -> Setup:
     """Build everything, and refuse what cannot work, before any work starts."""
     settings = config.settings
     task = config.build_task()
-    algorithm, source = config.build_algorithm(task), config.build_source()
-    if "clients" not in config.federation.given and (usual := source.default_clients()) is not None:
-        settings = replace(settings, clients=usual)
-    federation = source.federation(settings.clients, settings.seed)
+    algorithm = config.build_algorithm(task)
+    federation = federation or load_federation(config)
     if not len(federation):
         raise ConfigError(f"{config.data.name} found no clients")
     if settings.cohort is not None and settings.cohort > len(federation):
         raise ConfigError(f"federation.cohort is {settings.cohort}, but {config.data.name} has only {len(federation)} clients")
-    return Setup(config, settings, task, federation, algorithm.given(federation.facts))
+    setup = Setup(config, settings, task, federation, algorithm.given(federation.facts))
+    rehearse(setup)
+    return setup
 
 
-def make_engine(name: str, setup: Setup, folder: Path, log: Any) -> Engine:
-    """The only place that knows what engines there are."""
+def rehearse(setup: Setup) -> None:
+    """Two examples through a fresh model: sizes and labels that do not fit are found out here, not by every client on its own."""
+    if not isinstance(setup.algorithm.base, FedAvg) or not isinstance(setup.task, LearningTask):
+        return
+    data = next((h for h in setup.federation.holdings if len(h)), None)
+    if data is None:
+        raise ConfigError(f"{setup.config.data.name}: no client has any data")
+    with seeded(generator(setup.settings.seed)), torch.no_grad():
+        batch = data.batch(torch.arange(min(2, len(data))))
+        try:
+            setup.task.loss(setup.task.forward(setup.task.model().eval(), batch), batch)
+        except (RuntimeError, IndexError, KeyError, ValueError) as e:
+            why = str(e).strip().splitlines()[0]
+            raise ConfigError(f"{setup.config.data.name} does not fit {setup.config.task.name} as it is set up here: {why}") from e
+
+
+MakeEngine = Callable[[Setup, Path, Any], Engine]
+
+
+def make_engine(name: str | MakeEngine, setup: Setup, folder: Path, log: Any) -> Engine:
+    """The only place that knows what engines there are; a function makes one that needs more than a config, such as a network."""
     s = setup.settings
+    if not isinstance(name, str):
+        return name(setup, folder, log)
     if name == "simulator":
         from fedlens.engines.simulator import Simulator
 
@@ -155,18 +187,22 @@ def make_engine(name: str, setup: Setup, folder: Path, log: Any) -> Engine:
 
 
 def start(
-    config: Config, folder: Path, *, engine: str = "simulator", resume: bool = False, fresh: bool = False, watch: Watch | None = None
-) -> Outcome:
-    """Run a config into a folder, from the beginning or from its newest checkpoint."""
+    config: Config, folder: Path, *, engine: str | MakeEngine = "simulator", resume: bool = False, fresh: bool = False,
+    watch: Watch | None = None, setup: Setup | None = None,
+) -> Outcome:  # fmt: skip
+    """Run a config into a folder, from the beginning or from its newest checkpoint. `setup`: where it is not simply what the config says,
+    because the clients' data is elsewhere or already loaded."""
     watch = watch or Watch()
-    with claim(folder):
+    with contextlib.closing(watch), claim(folder):
         if fresh:
             clear(folder)
         if resume:
             _same_run(config, folder)
         elif holds_run(folder):
-            raise ConfigError(f"{folder} already holds a run: --resume goes on with it, --fresh starts over, --out DIR puts the new one elsewhere")
-        setup = prepare(config)
+            raise ConfigError(
+                f"{folder} already holds a run: --resume goes on with it, --fresh starts over, --out DIR puts the new one elsewhere"
+            )
+        setup = setup or prepare(config)
         checkpoint = Checkpoint(folder / "checkpoint", watch.log)
         found = checkpoint.load() if resume else None
         write(folder / "config.toml", config.to_toml().encode())
@@ -177,15 +213,15 @@ def start(
 class _Job:
     """One run under way: keeps the files of the folder in step with the rounds."""
 
-    def __init__(self, setup: Setup, folder: Path, engine: str, watch: Watch, checkpoint: Checkpoint) -> None:
-        self.setup, self.folder, self.engine_name, self.watch, self.checkpoint = setup, folder, engine, watch, checkpoint
+    def __init__(self, setup: Setup, folder: Path, engine: str | MakeEngine, watch: Watch, checkpoint: Checkpoint) -> None:
+        self.setup, self.folder, self.make_engine, self.watch, self.checkpoint = setup, folder, engine, watch, checkpoint
         self.records: list[dict[str, Any]] = []
         self.peak = Peak()
 
     def run(self, found: tuple[Progress, dict[int, Path]] | None) -> Outcome:
         s = self.setup.settings
         (self.folder / "summary.json").unlink(missing_ok=True)
-        with threads(s.threads), contextlib.closing(make_engine(self.engine_name, self.setup, self.folder, self.watch.log)) as self.engine:
+        with threads(s.threads), contextlib.closing(make_engine(self.make_engine, self.setup, self.folder, self.watch.log)) as self.engine:
             progress = Progress(self.setup.algorithm.init())
             if found:
                 progress, memories = found
@@ -216,6 +252,9 @@ class _Job:
         )  # fmt: skip
 
     def _after_round(self, here: Progress, finished: Round) -> None:
+        full = next((x for x in finished.lost if os.strerror(errno.ENOSPC) in x.reason), None)
+        if full:  # a client that cannot keep its memory would fall out of every round from now on
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / "memory"))
         with undisturbed():
             record = describe(finished)
             with (self.folder / "metrics.jsonl").open("a") as f:
@@ -235,7 +274,8 @@ class _Job:
     def _finish(self) -> Outcome:
         state, folder = self.safe.state, self.folder
         _put_in_place(folder, lambda part: self.setup.task.save(state, part))
-        pictures = self.setup.task.pictures(self.setup.algorithm.result(state), self.setup.federation)
+        somebody = any(h is not None for h in self.setup.federation.holdings)
+        pictures = self.setup.task.pictures(self.setup.algorithm.result(state), self.setup.federation) if somebody else ()
         if pictures:
             save_pictures(pictures, folder / "pictures")
         summary = self._summarise(interrupted=False)
@@ -255,7 +295,7 @@ class _Job:
             "rounds": self.safe.done,
             "interrupted": interrupted,
             "seconds": sum(r["seconds"] for r in records),
-            "peak_memory": self.peak.bytes,
+            "peak_memory": self.peak.look(),
             "bytes_down": sum(r["bytes_down"] for r in records),
             "bytes_up": sum(r["bytes_up"] for r in records),
             "asked": sum(r["asked"] for r in records),
@@ -263,7 +303,7 @@ class _Job:
             "refused": sum(r["refused"] for r in records),
             "seed": setup.settings.seed,
             "clients": len(setup.federation),
-            "engine": self.engine_name,
+            "engine": type(self.engine).__name__.lower(),
             "device": setup.device,
             "versions": versions(),
         }
@@ -407,11 +447,14 @@ class Peak:
 
     def __exit__(self, *_: object) -> None:
         self.done.set()
+
+    def look(self) -> int:
         self.bytes = max(self.bytes, memory_in_use())
+        return self.bytes
 
     def _watch(self) -> None:
         while not self.done.wait(0.5):
-            self.bytes = max(self.bytes, memory_in_use())
+            self.look()
 
 
 def memory_in_use() -> int:

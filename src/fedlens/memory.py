@@ -158,8 +158,12 @@ class Memory:
 
     def _write(self, client: int, record: Record) -> None:
         part = self.path(client).with_suffix(f".part{os.getpid()}")
-        part.write_bytes(record.to_message().to_bytes())
-        os.replace(part, self.path(client))
+        try:
+            part.write_bytes(record.to_message().to_bytes())
+            os.replace(part, self.path(client))
+        except OSError:
+            part.unlink(missing_ok=True)  # half a file on a full disk is in the way of those that would still fit
+            raise
 
 
 def read_record(path: Path) -> Record:

@@ -4,7 +4,8 @@ The asked clients, sorted by id, are the leaves of a fixed binary tree. A node a
 leaf counts for nothing, and whoever holds both children of a node may add them. So one worker, N workers and a real network
 give the same bits, and a process holds at most log2(cohort) partial sums, whatever the cohort.
 
-A product and a sum are two separate operations on purpose: a fused multiply-add would round differently in vector and tail code.
+Where leaves meet, w_l T_l + w_r T_r is a product and then a fused multiply-add; torch fuses in vector and tail code alike, so that
+chunks, whole arrays and any number of threads round the same way (a test holds it to that).
 """
 
 from __future__ import annotations
@@ -52,21 +53,39 @@ def refuse(reply: Message, expected: Mapping[str, Tree]) -> str | None:
 
 @dataclass
 class Sum:
-    """Sum of w T and sum of w, for one tree and one named weight."""
+    """Sum of w T and sum of w, for one tree and one named weight.
+
+    A leaf is `pending`: its arrays are the reply's own, which the client may also remember, and count that many times. They are first
+    read, and never written, when the leaf meets another node; a product of its own is then needed on the left side only."""
 
     tree: Tree
     weight: float
-    borrowed: bool = False  # the arrays are a reply's own, which its client may also remember: not to be written to
+    pending: float | None = None
 
     def absorb(self, right: Sum) -> Sum:
         """self + right, in place where the arrays are private to the process that folds."""
-        if self.borrowed:
-            self.tree, self.borrowed = {n: torch.add(t, right.tree[n]) for n, t in self.tree.items()}, False
-        else:
-            for name, t in self.tree.items():
-                t.add_(right.tree[name])
-        self.weight += right.weight
+        for name, t in self.tree.items():
+            self.tree[name] = _added(t, self.pending, right.tree[name], right.pending)
+        self.weight, self.pending = self.weight + right.weight, None
         return self
+
+    def settled(self) -> Tree:
+        """The sum itself, also where there was only one leaf."""
+        return self.tree if self.pending is None else {n: _counted(t) * self.pending for n, t in self.tree.items()}
+
+
+def _added(left: Tensor, times: float | None, right: Tensor, right_times: float | None) -> Tensor:
+    """times left + right_times right. Multiplying and adding the right side is one operation, with one rounding, everywhere."""
+    alpha = 1.0 if right_times is None else right_times
+    if times is None:
+        return left.add_(_counted(right), alpha=alpha)
+    if times == 1:
+        return torch.add(_counted(left), _counted(right), alpha=alpha)
+    return (_counted(left) * times).add_(_counted(right), alpha=alpha)
+
+
+def _counted(t: Tensor) -> Tensor:
+    return t if t.is_floating_point() or t.is_complex() else t.double()
 
 
 Key = tuple[str, str]  # (tree, weight name)
@@ -78,17 +97,6 @@ def _weights(reply: Message, tree: str) -> Mapping[str, float]:
     return reply.weights.get(tree) or {MEAN: 1.0}
 
 
-def _leaf(tree: Tree, weight: float) -> Sum:
-    """A weight of one needs no product, and so no copy: 1.0 x is x, bit for bit."""
-    if weight == 1 and all(t.is_floating_point() or t.is_complex() for t in tree.values()):
-        return Sum(tree, weight, borrowed=True)
-    return Sum(_weighted(tree, weight), weight)
-
-
-def _weighted(tree: Mapping[str, Tensor], weight: float) -> Tree:
-    return {n: (t if t.is_floating_point() or t.is_complex() else t.double()) * weight for n, t in tree.items()}
-
-
 class Fold:
     """A worker's partial sums: add leaves, in any order; `nodes` are what is left to be added elsewhere."""
 
@@ -96,7 +104,11 @@ class Fold:
         self.nodes: Nodes = {}
 
     def add(self, position: int, reply: Message) -> None:
-        leaf = {(tree, name): _leaf(arrays, w) for tree, arrays in reply.trees.items() for name, w in _weights(reply, tree).items()}
+        leaf = {
+            (tree, name): Sum(dict(arrays), w, pending=w)
+            for tree, arrays in reply.trees.items()
+            for name, w in _weights(reply, tree).items()
+        }
         self.merge((0, position), leaf)
 
     def merge(self, node: Node, sums: dict[Key, Sum]) -> None:
@@ -168,7 +180,7 @@ class Replies:
         total = self._sum(tree, name)
         if total.weight == 0:
             raise ZeroDivisionError(f"the weights {name!r} of {tree!r} sum to zero")
-        return {n: t / total.weight for n, t in total.tree.items()}
+        return {n: t / total.weight for n, t in total.settled().items()}
 
     def put(self, **means: Tree) -> Replies:
         """The same replies with other means: the inner algorithm sees one reply that is already averaged."""
@@ -189,18 +201,18 @@ def sum_singles(singles: Mapping[int, Message], tree: str, name: str = MEAN) -> 
     if not leaves:
         raise KeyError(f"no reply carries the tree {tree!r} with a weight {name!r}")
     plan = _plan([p for p, _, _ in leaves])
+    weights = [w for _, _, w in leaves]
     out: Tree = {}
     for key, first in leaves[0][1].items():
-        arrays = [(arrays[key].reshape(-1), w) for _, arrays, w in leaves]
-        kind = first.dtype if first.is_floating_point() or first.is_complex() else torch.float64
-        total = torch.empty(first.numel(), dtype=kind)
-        for low in range(0, first.numel(), CHUNK):
-            part = [a[low : low + CHUNK].to(kind) * w for a, w in arrays]
+        chunks = [torch.split(arrays[key].reshape(-1), CHUNK) for _, arrays, _ in leaves]
+        total = torch.empty(first.numel(), dtype=_counted(first).dtype)
+        for k, space in enumerate(torch.split(total, CHUNK)):
+            parts, pending = [c[k] for c in chunks], list[float | None](weights)
             for left, right in plan:
-                part[left].add_(part[right])
-            total[low : low + CHUNK] = part[0]
+                parts[left] = _added(parts[left], pending[left], parts[right], pending[right])
+                pending[left] = None
+            space.copy_(parts[0] if pending[0] is None else _counted(parts[0]) * pending[0])
         out[key] = total.reshape(first.shape)
-    weights = [w for _, _, w in leaves]
     for left, right in plan:
         weights[left] += weights[right]
     return Sum(out, weights[0])

@@ -120,7 +120,9 @@ def _distinct(paths: Sequence[Path]) -> list[str]:
 def _plain(views: Sequence[dict[str, Any]]) -> str:
     """For readers without JavaScript: the results as a table."""
     rows = "".join(
-        f"<tr><td>{html.escape(str(v['name']))}</td><td>{html.escape(str(k))}</td><td>{x}</td></tr>" for v in views for k, x in v["final"].items()
+        f"<tr><td>{html.escape(str(v['name']))}</td><td>{html.escape(str(k))}</td><td>{x}</td></tr>"
+        for v in views
+        for k, x in v["final"].items()
     )
     return f"<h1>FedLens</h1><p>Curves and pictures need JavaScript. Final metrics:</p><table>{rows}</table>"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -18,6 +19,9 @@ from rich.table import Table
 from fedlens import config as recipes
 from fedlens.config import Config, ConfigError
 from fedlens.job import ENGINES, Setup, Watch, prepare
+
+if TYPE_CHECKING:
+    from fedlens.compare import Cell
 
 ACCENT = "cyan"
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -32,8 +36,8 @@ def console() -> Console:
 # -- a job, live ---------------------------------------------------------------------------------------------------------------------
 
 
-def live() -> Watch:
-    return Live() if console().is_terminal else Plain()
+def live(spinner: Any = None) -> Watch:
+    return Live(spinner) if console().is_terminal else Plain()
 
 
 class Plain(Watch):
@@ -43,7 +47,7 @@ class Plain(Watch):
         self.console = console()
 
     def begin(self, setup: Setup, folder: Path, done: int) -> None:
-        self.rounds = setup.settings.rounds
+        self.rounds, self.folder = setup.settings.rounds, folder
         for line in headline(setup, folder, done):
             self.print(line)
 
@@ -56,7 +60,7 @@ class Plain(Watch):
         pass  # whoever got lost is in the round's own lines
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        for line in ending(summary):
+        for line in [*ending(summary), whereabouts(self.folder)]:
             self.print(line)
 
     def print(self, text: str) -> None:
@@ -66,8 +70,8 @@ class Plain(Watch):
 class Live(Watch):
     """A bar that shows round, loss, metric, clients heard and time left, with what went wrong above it."""
 
-    def __init__(self) -> None:
-        self.console = console()
+    def __init__(self, spinner: Any = None) -> None:
+        self.console, self.spinner = console(), spinner
         self.bar = Progress(
             SpinnerColumn(style=ACCENT),
             TextColumn("[bold]{task.completed:.0f}[/][dim]/{task.total:.0f}[/]"),
@@ -80,6 +84,7 @@ class Live(Watch):
         self.values: list[float] = []
 
     def begin(self, setup: Setup, folder: Path, done: int) -> None:
+        self.close()
         first, *rest = headline(setup, folder, done)
         self.console.print(f"[bold {ACCENT}]{escape(first)}[/]", soft_wrap=True)
         for line in rest:
@@ -106,26 +111,81 @@ class Live(Watch):
 
     def end(self, summary: Mapping[str, Any]) -> None:
         self.close()
-        first, *rest = ending(summary)
+        first, *rest = [*ending(summary), whereabouts(self.folder)]
         self.console.print(f"[bold green]✓[/] [bold]{escape(first)}[/]", soft_wrap=True)
         for line in rest:
             self.console.print(f"  [dim]{escape(line)}[/]", soft_wrap=True)
 
     def close(self) -> None:
         self.bar.stop()
+        if self.spinner:
+            self.spinner.stop()
+
+
+class Cells(Live):
+    """A bar a cell, and a line when it is done."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self.title = title
+
+    def begin(self, setup: Setup, folder: Path, done: int) -> None:
+        self.first, self.rounds, self.began, self.folder = done, setup.settings.rounds, time.monotonic(), folder
+        self.task = self.bar.add_task("", total=self.rounds, completed=done, facts=f"[dim]{escape(self.title)} starts[/]", left="")
+        if self.console.is_terminal:
+            self.bar.start()
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        super().round(record)
+        self.bar.update(self.task, facts=f"[bold]{escape(self.title)}[/]  {self.bar.tasks[0].fields['facts']}")
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self.close()
+        self.console.print(
+            f"[green]✓[/] {escape(self.title)}  {escape(ending(summary)[0])}  [dim]{duration(summary['seconds'])}[/]", soft_wrap=True
+        )
+
+
+def compare(todo: Sequence[Cell], folder: Path, engine: str, fresh: bool) -> None:
+    from fedlens import compare as comparison
+
+    out, width = console(), max(len(c.algorithm) for c in todo)
+    skipped = 0 if fresh else sum(comparison.is_finished(c) for c in todo)
+    out.print(
+        f"[bold {ACCENT}]{escape(todo[0].config.name)}[/]: {len(todo)} runs" + (f", {skipped} of them finished before" if skipped else "")
+    )
+    table = comparison.compare(todo, folder, engine=engine, fresh=fresh, watch=lambda c: Cells(f"{c.algorithm:<{width}}  seed {c.seed}"))
+    shown = comparison.columns(table)
+    grid = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
+    grid.add_column("algorithm", style=ACCENT)
+    for _, head, _ in shown:
+        grid.add_column(head, justify="right")
+    for name, row in table["algorithms"].items():
+        cells = [comparison.text_of(row, k) for k, _, _ in shown]
+        marked = [
+            f"[bold]{c}[/]" if name in comparison.best(table, k, larger) else c for c, (k, _, larger) in zip(cells, shown, strict=True)
+        ]
+        grid.add_row(name, *marked)
+    out.print(grid)
+    seeds = table["seeds"]
+    out.print(f"[dim]{f'mean ± standard deviation over {len(seeds)} seeds' if len(seeds) > 1 else 'one seed: no spread'}[/]")
+    out.print(f"{folder / 'table.md'}, {folder / 'table.json'}, {folder / 'compare.png'}", soft_wrap=True)
 
 
 def headline(setup: Setup, folder: Path, done: int) -> list[str]:
     s, config = setup.settings, setup.config
     cohort = f"{s.cohort} of {len(setup.federation)} clients a round" if s.cohort else f"{len(setup.federation)} clients"
     again = f", going on after round {done}" if done else ""
-    return [f"{config.name}: {setup.stack}", f"{config.task.name} on {config.data.name}, {cohort}, {s.rounds} rounds, seed {s.seed}{again} → {folder}"]
+    return [
+        f"{config.name}: {setup.stack}",
+        f"{config.task.name} on {config.data.name}, {cohort}, {s.rounds} rounds, seed {s.seed}{again} → {folder}",
+    ]
 
 
 def facts(record: Mapping[str, Any]) -> list[str]:
-    """Loss, the first two metrics, who was heard."""
+    """Training loss, the headline metric, who was heard."""
     out = [f"loss {record['loss']:.4f}"] if record["loss"] is not None else []
-    out += [f"{name} {number(value)}" for name, value in list(record["metrics"].items())[:2] if value is not None]
+    out += [f"{name} {number(value)}" for name, value in list(record["metrics"].items())[:1] if value is not None]
     return [*out, f"heard {record['heard']}/{record['asked']}"]
 
 
@@ -138,22 +198,25 @@ def losses(record: Mapping[str, Any]) -> list[str]:
     return lines if record["heard"] else [*lines, f"round {record['round'] + 1}: nobody was heard, so it is skipped"]
 
 
+def whereabouts(folder: Path) -> str:
+    return str(folder / "report.html") if (folder / "report.html").exists() else str(folder)
+
+
 def ending(summary: Mapping[str, Any]) -> list[str]:
-    metrics = [f"{k} {number(v)}" for k, v in list(summary["metrics"].items())[:4] if v is not None]
-    loss = [f"loss {summary['loss']:.4f}"] if summary["loss"] is not None else []
-    lost = summary["asked"] - summary["heard"]
-    lines = ["  ".join([*metrics, *loss]) or "done"]
-    lines.append(
-        f"{summary['rounds']} rounds in {duration(summary['seconds'])}, {size(summary['bytes_down'])} down, {size(summary['bytes_up'])} up, "
-        f"peak memory {size(summary['peak_memory'])}" + (f", {lost} of {summary['asked']} replies lost" if lost else "")
-    )
-    return lines
+    metrics = [f"{k} {number(v)}" for k, v in summary["metrics"].items() if v is not None and k != "loss"][:3]
+    loss = [f"training loss {summary['loss']:.4f}"] if summary["loss"] is not None else []
+    lost = f", {gone} of {summary['asked']} replies lost" if (gone := summary["asked"] - summary["heard"]) else ""
+    traffic = f"{size(summary['bytes_down'])} down, {size(summary['bytes_up'])} up"
+    return [
+        "  ".join([*metrics, *loss]) or "done",
+        f"{summary['rounds']} rounds in {duration(summary['seconds'])}, {traffic}, peak memory {size(summary['peak_memory'])}{lost}",
+    ]
 
 
 # -- before a job ----------------------------------------------------------------------------------------------------------------------
 
 
-def dry_run(config: Config, engine: str) -> None:
+def dry_run(config: Config, engine: str, spinner: Any = None) -> None:
     """What would be done, with estimates from a little of it."""
     if engine not in ENGINES:
         raise ConfigError(f"there is no engine {engine!r}{recipes.nearest(engine, ENGINES)}")
@@ -163,6 +226,8 @@ def dry_run(config: Config, engine: str) -> None:
     s = setup.settings
     sizes = [len(h) for h in setup.federation.holdings if hasattr(h, "__len__")]
     found = estimate(setup)
+    if spinner:
+        spinner.stop()
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()
@@ -261,8 +326,8 @@ def about_export(package: str, name: str) -> str:
 
 def first_sentence(text: str) -> str:
     head = " ".join(text.strip().split("\n\n")[0].split())
-    stop = head.find(". ")
-    return head if stop < 0 else head[: stop + 1]
+    stop = re.search(r"(?<!\bEq)(?<!\bEqs)(?<!\bal)(?<!\bFig)(?<!\bSec)\. (?=[A-Z])", head)
+    return head[: stop.start() + 1] if stop else head
 
 
 def about_recipe(path: Path) -> str:
@@ -304,7 +369,7 @@ def partition(config: Config, picture: Path) -> None:
         table.add_row(*row)
     out = console()
     out.print(table)
-    test = f", {len(federation.test)} to test on" if hasattr(federation.test, "__len__") else ""
+    test = f", {len(federation.test)} to test on" if federation.test is not None and hasattr(federation.test, "__len__") else ""
     out.print(f"{len(sizes)} clients hold {sum(sizes)} examples ({min(sizes)} to {max(sizes)} each){test}")
     draw_partition(sizes, labels, federation.facts.get("classes"), picture, config.name)
     out.print(f"Picture: {picture}", soft_wrap=True)

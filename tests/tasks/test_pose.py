@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from fedlens import Output, run, stack
+from fedlens import Output, StackError, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.data.pose import CocoPose, StickFigures
 from fedlens.engines.simulator import Simulator
@@ -131,7 +131,7 @@ def test_a_perfect_network_scores_a_hundred_at_every_resolution() -> None:
         found = task.find(perfect, people.at(size))
         assert task.judge(found) == {"pck": pytest.approx(100)}
         gap = np.abs(found["predicted"] - found["truth"][..., :2])
-        assert gap[found["truth"][..., 2] > 0].max() < 0.5
+        assert gap[found["truth"][..., 2] > 0].max() < 1  # a map pixel of the smallest is 7 image pixels
 
 
 def test_coco_is_judged_by_ap(data_pack: Path) -> None:
@@ -194,6 +194,9 @@ def test_refusals() -> None:
         Pose(sizes=((30, 24),))
     with pytest.raises(ValueError, match="multiples of 16"):
         Pose(network="resnet-18", stages=3, sizes=((64, 48), (40, 32)))
+    odd = StickFigures(people=2, tests=1, sizes=((64, 48), (30, 22))).federation(2, 0)
+    with pytest.raises(StackError, match="client 1 has 30x22 inputs, but the model takes multiples of 4"):
+        stack(FedAvg(Pose()), MultiResolution(sizes=((64, 48), (32, 24)))).given(odd.facts)
     people = StickFigures(people=2, tests=1).federation(1, 0).holdings[0]
     batch = people.batch(torch.arange(2))
     with pytest.raises(ValueError, match="the data has 14 joints, the skeleton 'mpii' has 16"):

@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from fedlens import tree
-from fedlens.algorithm import Algorithm
+from fedlens.algorithm import Algorithm, StackError
 from fedlens.client import Batch, Client, Data, generator, seeded
 from fedlens.message import Message
 from fedlens.replies import Replies
@@ -139,6 +139,13 @@ class FedAvg(Algorithm):
 
             load_weights(model, self.init_from)
         return Message({"model": tree.clone(model.state_dict())})
+
+    def given(self, facts: Mapping[str, Any]) -> Algorithm:
+        """Clients whose own resolution the model cannot take are refused here, not one by one in every round."""
+        for client, native in enumerate(facts.get("resolutions", ())):
+            if any(int(side) % self.task.multiple for side in native.split("x")):
+                raise StackError(f"client {client} has {native} inputs, but the model takes multiples of {self.task.multiple}")
+        return self
 
     def broadcast(self, state: Message) -> Message:
         return Message({"model": state.trees["model"]})

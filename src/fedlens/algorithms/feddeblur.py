@@ -158,7 +158,7 @@ class FedDeblur(Algorithm):
     double: bool = False
     _scenes: dict[str, tuple[int, int, int]] = field(default_factory=dict, init=False, repr=False)
     _pad: int = field(default=0, init=False, repr=False)
-    _halves: dict[tuple[int, str], tuple[Observation, float, float, Half]] = field(
+    _halves: dict[tuple[int, str], tuple[Observation, float, float, Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _prior: Prior | None = field(default=None, init=False, repr=False, compare=False)
@@ -279,13 +279,17 @@ class FedDeblur(Algorithm):
             values = [self.regulariser.value(x) for x in state.trees["image"].values()]  # the image the clients measured
             if None not in values:
                 notes["objective"] = sum(fits) / len(fits) + state.scalars["eta"] * sum(v for v in values if v is not None)
-        return Message({**state.trees, **trees}, {**state.scalars, **notes})
+        old = {k: v for k, v in state.scalars.items() if k not in ("change_w", "consensus", "objective")}  # of an earlier measurement
+        return Message({**state.trees, **trees}, {**old, **notes})
 
     def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
         if self.task is None:
             return {}
-        images = {n: spectrum.backward(s, self._scenes[n][2]) for n, s in message.trees["x"].items()}
-        return self.task.evaluate({n: inside(x, self._pad) for n, x in images.items()}, data)
+        return self.task.evaluate({n: inside(x, self._pad) for n, x in self.images(message).items()}, data)
+
+    def images(self, message: Message) -> Tree:
+        """What was broadcast, as images."""
+        return {n: spectrum.backward(s, self._scenes[n][2]) for n, s in message.trees["x"].items()}
 
     def result(self, state: Message) -> Tree:
         """The restored scenes, (C, H, W) in [0, 255], neither clamped nor rounded."""
@@ -311,7 +315,8 @@ class FedDeblur(Algorithm):
         if found is None or found[0] is not seen or found[1:3] != (n, rho):
             half = (Partial if seen.partial else Complete)(seen, n, rho, self.dtype)
             found = self._halves[client.id, scene] = (seen, n, rho, half)
-        return found[3]
+        made: Half = found[3]
+        return made
 
     def _inverse(self, prior: Prior, n: float, size: torch.Size) -> Tensor:
         """1 / (n + W^T W), each entry twice."""

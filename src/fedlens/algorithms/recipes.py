@@ -35,6 +35,13 @@ NAMED: dict[str, Named] = {
     "fedbn": named("Li et al. 2021: every client keeps its own normalisation layers", "FedAvg", "FedBN"),
     "median": named("Yin et al. 2018: coordinate-wise median, half of the clients may lie", "FedAvg", "Median"),
     "lossaware": named("FedVSR's server half alone: clients with a small loss count more", "FedAvg", "LossAware"),
+    "raf": named("Lim et al. 2025: low resolution learns from high, inside each client", "FedAvg", "MultiResolution"),
+    "raf-fedprox": named("RAF on FedProx", "FedAvg", "FedProx", "MultiResolution"),
+    "fedvsr": named("FedVSR 2025: high-frequency loss on clients, loss-aware server", "FedAvg", "HighFrequency", "LossAware"),
+    "fedsr": named("Yang et al. 2025: contrastive term on shallow features, layer-wise averages", "FedAvg", "FedSR"),
+    "f-hifr": named("FedVSR's ablation: the high-frequency loss alone", "FedAvg", "HighFrequency"),
+    "f-ala": named("FedVSR's ablation: adaptive loss-aware weights alone", "FedAvg", "LossAware"),
+    "f-gla": named("FedVSR's ablation: greedy inverse-loss weights", "FedAvg", ("LossAware", {"greedy": True})),
     "fedvssl": named(
         "Rehman et al. 2022: only the backbone travels, loss and sample weights mixed, moving mean",
         "FedAvg", "BackboneOnly", ("MixedWeights", {"alpha": 0.9}), ("MovingMean", {"beta": 1}),

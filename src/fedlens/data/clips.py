@@ -204,13 +204,13 @@ class Cut:
 
 @dataclass
 class Clips(Source):
-    """folder: where the training clips lie, as folders of pictures or video files. test: the same for the server's test clips; test_low: their
-    low-resolution versions, if they are given. split, regions: see above. labels: a JSON file {clip name or number: group}.
-    list_file: a text file that names the clips to use, one a line. clips: how many at most. leave_out: clips kept out of training; "reds4" takes
-    the four of REDS4, "auto" does so where the folder is REDS, and tests on them unless `test` says otherwise.
-    frames, crop, scale: window, high-resolution crop, factor. stride: between windows. repeat: crops per window and epoch. held_out: share of each
-    client's windows for its own evaluation. test_frames: how many frames of a test clip. cache_mb, cache: memory for decoded frames, or a folder for
-    them."""
+    """folder: where the training clips lie, as folders of pictures or video files. test: the same for the server's test clips, or "none";
+    test_low: their low-resolution versions, if they are given. split, regions: see above. labels: a JSON file {clip name or number: group}.
+    list_file: a text file that names the clips to use, one a line. clips: how many at most. leave_out: clips kept out of training; "reds4"
+    takes the four of REDS4, "auto" does so where the folder is REDS; they are the test clips unless `test` says otherwise.
+    frames, crop, scale: window, high-resolution crop, factor. stride: between windows. repeat: crops per window and epoch. held_out: share
+    of each client's windows for its own evaluation. test_frames: how many frames of a test clip. cache_mb, cache: memory for decoded
+    frames, or a folder for them."""
 
     folder: str
     test: str | None = None
@@ -232,6 +232,7 @@ class Clips(Source):
     cache: str | None = None
 
     def __post_init__(self) -> None:
+        self.test = None if self.test == "none" else self.test
         self.cut = Cut(self.split, self.frames, self.scale, self.crop, self.regions, self.stride, self.repeat, self.held_out)
 
     def federation(self, clients: int, seed: int) -> Federation:
@@ -333,8 +334,8 @@ def located(path: str) -> Path:
 
 @dataclass
 class MovingTextures(Source):
-    """Made-up scenes: gratings, checks and hard-edged shapes on noise, seen by a moving camera. A group is a family of scenes: its own spectrum,
-    colours and speed. groups: how many families. clips: scenes in all. The rest as in `Clips`."""
+    """Made-up scenes: gratings, checks and hard-edged shapes on noise, seen by a moving camera. A group is a family of scenes: its own
+    spectrum, colours and speed. groups: how many families. clips: scenes in all, each of `length` frames. The rest as in `Clips`."""
 
     split: Literal["pooled", "groups"] = "pooled"
     scale: int = 4

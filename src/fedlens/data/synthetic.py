@@ -64,8 +64,10 @@ class Synthetic(LabelledSource):
 
 
 def _colours(n: int, rng: Generator) -> Tensor:
-    """Ground, figure, distractor: any three colours, figure and ground at least 0.5 apart so that the figure can be seen."""
+    """Ground, figure, distractor: three colours, the figure lighter than the ground and at least 0.5 away so that it can be seen."""
     colours = torch.rand(3, n, 3, 1, 1, generator=rng)
+    colours[0] *= 0.6
+    colours[1] = 0.4 + 0.6 * colours[1]
     gap = colours[1] - colours[0]
     length = gap.norm(dim=1, keepdim=True).clamp_min(1e-6)
     colours[1] = (colours[0] + gap * (0.5 / length).clamp_min(1)).clamp(0, 1)
@@ -82,7 +84,7 @@ def _figures(shape: Tensor, texture: Tensor, size: int, radius: tuple[float, flo
     angle = math.pi / 3 * (draw[3] - 0.5)
     u, v = (x * angle.cos() + y * angle.sin()) / r, (y * angle.cos() - x * angle.sin()) / r
     inside = torch.stack(_shapes(u, v)).gather(0, shape.view(1, n, 1, 1).expand(1, n, size, size))[0]
-    filled = torch.stack(_textures(u * r, v * r, 2 * math.pi * draw[4], 10 + 4 * draw[5]))
+    filled = torch.stack(_textures(u * r, v * r, 2 * math.pi * draw[4], 8 + 4 * draw[5]))
     filled = filled.gather(0, texture.view(1, n, 1, 1).expand(1, n, size, size))[0]
     return (torch.sigmoid(inside * r * size) * filled)[:, None]
 

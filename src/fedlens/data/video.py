@@ -25,6 +25,7 @@ from fedlens.data.source import DataError
 
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"}
 VIDEOS = {".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg", ".y4m"}
+SPARE = 2  # frames that may be missing at the end of a file
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
@@ -122,8 +123,8 @@ def load_av() -> Any:
 
 
 class FileFrames(Frames):
-    """A video file, by PyAV. Which frames there are is read from the packets, without decoding; reading on where the last read ended costs no
-    seek. The open file belongs to a process: a copy that is sent elsewhere opens its own."""
+    """A video file, by PyAV. Which frames there are is read from the packets, without decoding; reading on where the last read ended costs
+    no seek. The open file belongs to a process: a copy that is sent elsewhere opens its own."""
 
     block = 16
 
@@ -139,6 +140,7 @@ class FileFrames(Frames):
                 promised = stream.frames
                 self.size = (stream.codec_context.height, stream.codec_context.width)
                 self.rate = Fraction(stream.average_rate) if stream.average_rate else None
+                self.counted = container.format.name == "avi"  # its time stamps say nothing about the order of frames
                 packets = [p for p in container.demux(stream) if p.size and not p.is_discard]
         except (av.FFmpegError, OSError) as e:
             raise DataError(f"{path} cannot be read as a video ({e}); it may be truncated") from e
@@ -156,40 +158,45 @@ class FileFrames(Frames):
     def read(self, low: int, high: int) -> Tensor:
         self._check(low, high)
         out = torch.empty(high - low, 3, *self.size, dtype=torch.uint8)
-        av = load_av()
+        av, got = load_av(), 0
         try:
-            for k, frame in enumerate(self._from(low, high - low)):
-                out[k] = torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
+            for frame in self._from(low, high - low):
+                out[got] = torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
+                got += 1
         except av.FFmpegError as e:
-            raise DataError(f"{self.path} cannot be decoded after frame {low} ({e}); it may be truncated") from e
+            raise DataError(f"{self.path} cannot be decoded after frame {low + got} ({e}); it may be truncated") from e
+        if got == high - low:
+            return out
+        if len(self) - low - got > SPARE:
+            raise DataError(f"{self.path} ends after frame {low + got}, though {len(self)} are listed: it is truncated")
+        # Packed MPEG-4 ends with placeholders that hold no picture: the last frame stays on.
+        out[got:] = out[got - 1] if got else self.read(low - 1, low)[0]
         return out
 
     def _from(self, low: int, count: int) -> Iterator[Any]:
-        if self._open is None or not 0 <= low - self._open[2] <= self.block:
+        reach = len(self) if self.counted else self.block
+        if self._open is None or not 0 <= low - self._open[2] <= reach:
             self._seek(low)
         assert self._open is not None
         container, decoder, place = self._open
-        wanted, got = self.times[low], 0
         for frame in decoder:
-            if frame.pts is not None and frame.pts < wanted and place <= low:
-                continue
-            got += 1
-            place = low + got
+            early = place < low if self.counted else place <= low and frame.pts is not None and frame.pts < self.times[low]
+            place = place + 1 if self.counted else max(place, low) + (not early)
             self._open = (container, decoder, place)
-            yield frame
-            if got == count:
+            if not early:
+                yield frame
+            if place == low + count:
                 return
         self.close()
-        raise DataError(f"{self.path} ends after frame {low + got}, though its index lists {len(self)}: it is truncated")
 
     def _seek(self, low: int) -> None:
         self.close()
         container = load_av().open(str(self.path), metadata_errors="ignore")
         stream = container.streams.video[0]
         stream.thread_type = "AUTO"
-        if low:
+        if low and not self.counted:
             container.seek(self.times[low], stream=stream, backward=True)
-        self._open = (container, container.decode(stream), low)
+        self._open = (container, container.decode(stream), 0 if self.counted else low)
 
     def close(self) -> None:
         if self._open:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import mmap
 import multiprocessing as mp
@@ -27,7 +28,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -64,7 +65,7 @@ class Simulator:
         self.keep_singles = False
         self.log = log or (lambda text: None)
         wanted = os.cpu_count() or 1 if workers is None else workers
-        self.scratch = Path(tempfile.mkdtemp(prefix="fedlens-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+        self.scratch, self.lock = make_scratch(Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()))
         self.folder = folder or self.scratch / "memory"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.inline = Worker(algorithm, federation, Memory(self.folder, budget)) if wanted == 0 else None
@@ -117,6 +118,7 @@ class Simulator:
             process.stop()
         self.crew = []
         self.inbox.close()
+        self.lock.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def __enter__(self) -> Simulator:
@@ -193,8 +195,8 @@ class _Round:
         else:
             payload = process.outbox.read(told["size"], copy=not self.sums)
             nodes: Nodes = {}
-            for k, (level, index, tree, name, weight) in enumerate(told["nodes"]):
-                nodes.setdefault((level, index), {})[tree, name] = Sum(payload.trees[str(k)], weight)
+            for k, (level, index, tree, name, weight, pending) in enumerate(told["nodes"]):
+                nodes.setdefault((level, index), {})[tree, name] = Sum(payload.trees[str(k)], weight, pending)
             for position, weights, names in told["singles"]:
                 old = self.results[position]
                 assert isinstance(old, Message)
@@ -236,6 +238,18 @@ class _Round:
         self.open[fresh] = []
         process.stop()
         self.give(fresh)
+
+
+def make_scratch(root: Path) -> tuple[Path, IO[str]]:
+    """A folder of our own, locked as long as we live. What killed runs left behind goes now: nobody holds its lock any more."""
+    for old in root.glob("fedlens-*"):
+        with contextlib.suppress(OSError), (old / "lock").open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(old, ignore_errors=True)
+    hidden = Path(tempfile.mkdtemp(prefix=".fedlens-", dir=root))
+    mine = (hidden / "lock").open("w")
+    fcntl.flock(mine, fcntl.LOCK_EX)
+    return hidden.rename(root / hidden.name[1:]), mine
 
 
 class Shared:
@@ -372,7 +386,7 @@ def _hand_in(worker: Worker, outbox: Shared, singles: list[tuple[int, Message]])
     for (level, place), sums in worker.finish().items():
         for (tree, name), total in sums.items():
             trees[str(len(index))] = total.tree
-            index.append([level, place, tree, name, total.weight])
+            index.append([level, place, tree, name, total.weight, total.pending])
     for position, reply in singles:
         trees |= {f"{position}:{n}": t for n, t in reply.trees.items()}
     told = [[position, {t: dict(w) for t, w in reply.weights.items()}, list(reply.trees)] for position, reply in singles]

@@ -1,24 +1,56 @@
 """Layers: one idea per file, both halves in it."""
 
+from fedlens.layers.bulyan import Bulyan
+from fedlens.layers.fedcda import FedCDA
+from fedlens.layers.feddyn import FedDyn
+from fedlens.layers.fedgen import FedGen
+from fedlens.layers.fednova import FedNova
+from fedlens.layers.fedntd import FedNTD
 from fedlens.layers.fedprox import FedProx
+from fedlens.layers.fedsr import FedSR
+from fedlens.layers.geometric_median import GeometricMedian
 from fedlens.layers.high_frequency import HighFrequency
+from fedlens.layers.krum import Krum, MultiKrum
 from fedlens.layers.loss_aware import LossAware
 from fedlens.layers.median import Median
 from fedlens.layers.mixed_weights import MixedWeights
+from fedlens.layers.moon import Moon
 from fedlens.layers.moving_mean import MovingMean
 from fedlens.layers.multi_resolution import MultiResolution
+from fedlens.layers.norm_clip import NormClip
 from fedlens.layers.private import BackboneOnly, FedBN
 from fedlens.layers.scaffold import Scaffold
+from fedlens.layers.server_optimizer import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fedlens.layers.trimmed_mean import TrimmedMean
+from fedlens.layers.upload_failures import UploadFailures
 
 __all__ = [
     "BackboneOnly",
+    "Bulyan",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvgM",
     "FedBN",
+    "FedCDA",
+    "FedDyn",
+    "FedGen",
+    "FedNTD",
+    "FedNova",
     "FedProx",
+    "FedSR",
+    "FedYogi",
+    "GeometricMedian",
     "HighFrequency",
+    "Krum",
     "LossAware",
     "Median",
     "MixedWeights",
+    "Moon",
     "MovingMean",
+    "MultiKrum",
     "MultiResolution",
+    "NormClip",
     "Scaffold",
+    "TrimmedMean",
+    "UploadFailures",
 ]

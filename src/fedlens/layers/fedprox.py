@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedlens.algorithm import Layer
+from fedlens.algorithm import Algorithm, Layer, StackError
 from fedlens.client import Client
 from fedlens.message import Message
 
@@ -21,6 +22,13 @@ class FedProx(Layer):
     """mu: strength; 0.001 to 1 in the literature."""
 
     mu: float = 0.01
+    steers: ClassVar[bool] = True
+
+    def check(self, inner: Algorithm) -> None:
+        from fedlens.layers.fednova import FedNova
+
+        if any(isinstance(part, FedNova) for part in inner.parts()):
+            raise StackError("FedNova must know how FedProx bends the local steps: put FedProx before FedNova in the stack")
 
     def client_step(self, message: Message, client: Client) -> Message:
         received = message.trees["model"]

@@ -117,7 +117,7 @@ def _bands(x: Tensor) -> Tensor:
 def _transpose(bands: Tensor, out: Tensor) -> None:
     """The way back."""
     torch.view_as_complex(bands.view(*bands.shape[:-1], -1, 2)).mul_(1 + 1j)
-    over = bands.unflatten(0, (2, 2))
+    over = bands.view(2, 2, *bands.shape[1:])
     for part, rows in enumerate((over[:, 0] + over[:, 1], over[:, 0] - over[:, 1])):
         torch.add(rows[0], rows[1], out=out[:, 0, :, part::2])
         torch.sub(rows[0], rows[1], out=out[:, 1, :, part::2])

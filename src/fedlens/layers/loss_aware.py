@@ -34,6 +34,7 @@ class LossAware(Layer):
     decay: Literal["linear", "paper"] = "linear"
     greedy: bool = False
     stage: ClassVar[Stage] = "merge"
+    merges: ClassVar[bool] = True
 
     def exponent(self, message: Message) -> float:
         if self.greedy or self.decay == "paper":

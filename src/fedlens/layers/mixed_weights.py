@@ -23,6 +23,7 @@ class MixedWeights(Layer):
 
     alpha: float = 0.9
     stage: ClassVar[Stage] = "merge"
+    merges: ClassVar[bool] = True
 
     def client_step(self, message: Message, client: Client) -> Message:
         reply = self.inner.client_step(message, client)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from fedlens import tree
 from fedlens.algorithm import Algorithm, Layer, StackError
 from fedlens.algorithms.fedavg import FedAvg
 from fedlens.client import Client
+from fedlens.layers.fednova import FedNova
 from fedlens.message import Message
 from fedlens.replies import Replies
 from fedlens.tree import Tree
@@ -35,12 +36,17 @@ class Scaffold(Layer):
     """option: "I", "II" or "auto" (II where it is valid). c_i lives in the client's memory, c in the state."""
 
     option: Literal["auto", "I", "II"] = "auto"
+    steers: ClassVar[bool] = True
 
     def check(self, inner: Algorithm) -> None:
         if not isinstance(inner.base, FedAvg):
             raise StackError(f"Scaffold needs FedAvg's local gradients, {type(inner.base).__name__} has none")
-        if self.option == "II" and not plain_sgd(inner.base):
-            raise StackError("Scaffold option II holds for plain SGD only (no momentum, Adam, clipping or weight decay): use option I")
+        if any(isinstance(part, FedNova) for part in inner.parts()):
+            raise StackError("Scaffold's memory needs the updates as they are, FedNova rescales them: keep one of them")
+        if self.option == "II" and (not plain_sgd(inner.base) or steered(inner)):
+            raise StackError(
+                "Scaffold option II holds for plain SGD only (no momentum, Adam, clipping, weight decay or other pull): use option I"
+            )
 
     def init(self) -> Message:
         state = self.inner.init()
@@ -57,7 +63,7 @@ class Scaffold(Layer):
         c = message.trees["control"]
         c_i = client.memory.get("control") or tree.zeros_like(c)
         correction = tree.subtract(c, c_i)
-        gradient = None if self._second else self._fedavg.gradient(message, client)
+        gradient = None if self._second(client) else self._fedavg.gradient(message, client)
         reply = self.inner.client_step(message, client.pull(lambda model: linear(model, correction)))
         if gradient is None:
             rates = {n: self._fedavg.factor(n, message) * reply.scalars["lr_sum"] for n in c}
@@ -80,13 +86,18 @@ class Scaffold(Layer):
         assert isinstance(base, FedAvg)
         return base
 
-    @property
-    def _second(self) -> bool:
-        return self.option == "II" or (self.option == "auto" and plain_sgd(self._fedavg))
+    def _second(self, client: Client) -> bool:
+        """Layers further out have left their pulls with the client, those further in are parts of `inner`."""
+        alone = not client.pulls and not steered(self.inner)
+        return self.option == "II" or (self.option == "auto" and plain_sgd(self._fedavg) and alone)
 
 
 def plain_sgd(base: FedAvg) -> bool:
     return base.optimizer == "sgd" and not base.momentum and not base.weight_decay and not base.clip
+
+
+def steered(algorithm: Algorithm) -> bool:
+    return any(isinstance(part, Layer) and part.steers for part in algorithm.parts())
 
 
 def linear(model: nn.Module, direction: Mapping[str, Tensor]) -> Tensor:

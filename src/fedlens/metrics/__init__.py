@@ -7,11 +7,16 @@ from typing import Any
 
 _WHERE = {
     "coco_ap": "pose",
+    "frame_psnr": "frames",
+    "frame_ssim": "frames",
+    "lpips": "perceptual",
     "oks": "pose",
     "pck": "pose",
     "pckh": "pose",
     "psnr": "image",
     "ssim": "image",
+    "temporal_gap": "frames",
+    "vmaf": "video",
 }
 __all__ = list(_WHERE)
 

@@ -47,7 +47,7 @@ def _ssim(a: Tensor, b: Tensor) -> Tensor:
         raise ValueError(f"SSIM needs frames of at least 11x11 pixels, these have {a.shape[-1]}x{a.shape[-2]}")
     # Moments around mid-grey: variances do not change and lose fewer digits.
     x, y = a - 128, b - 128
-    mx, my, xx, yy, xy = blur(torch.stack([x, y, x * x, y * y, x * y])).unbind()
+    mx, my, xx, yy, xy = (torch.stack([blur(m) for m in maps]) for maps in (x, y, x * x, y * y, x * y))
     vx, vy, cov = xx - mx * mx, yy - my * my, xy - mx * my
     mx, my = mx + 128, my + 128
     c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
@@ -69,8 +69,8 @@ def blur(x: Tensor) -> Tensor:
 
 
 def temporal_gap(prediction: Tensor, target: Tensor) -> Tensor:
-    """Temporal consistency: how much the change from frame to frame differs from the true change, mean absolute in 8-bit levels. Flicker and
-    trailing raise it, a constant error does not. Zero for a single frame."""
+    """Temporal consistency: how much the change from frame to frame differs from the true change, mean absolute in 8-bit levels. Flicker
+    and trailing raise it, a constant error does not. Zero for a single frame."""
     a, b = levels(prediction), levels(target)
     if a.shape[-4] < 2:
         return torch.zeros(())

@@ -33,6 +33,7 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
     "vitpose-b": (768, 12, 12, 256),
     "vit-small": (96, 4, 3, 64),
     "vit-tiny": (64, 3, 2, 32),
+    "vit-nano": (32, 2, 1, 16),
 }
 
 

@@ -127,22 +127,24 @@ const Draw = (() => {
   /* A line chart. data: {title, unit, format, series: [{name, x, y, k, area}], log: may it be logarithmic, zero: start at 0, from: x of the first round}.
      Pointer or arrow keys move a cross-hair; the key below says the values there. */
   function lines(first) {
-    let data = first, logarithmic = false, at = null, geometry = null;
+    let data = first, logarithmic = null, at = null, geometry = null;
     const title = h("h3"), logButton = h("button", { type: "button", class: "plain", text: "log", "aria-pressed": "false", onclick: () => {
-      logarithmic = !logarithmic;
-      logButton.setAttribute("aria-pressed", logarithmic);
+      logarithmic = !isLog();
       draw();
     } });
     const svg = s("svg", { tabindex: 0, role: "img" }), key = h("div", { class: "key" }), said = h("span", { class: "hidden", "aria-live": "polite" });
     const node = h("section", { class: "chart" }, h("header", {}, title, logButton), svg, key, said);
     const format = (v) => (data.format || number)(v);
     const series = () => data.series.filter((one) => one.y.some((v) => v !== null));
-    const positive = () => series().every((one) => one.y.every((v) => v === null || v > 0));
+    const ratio = () => { const ys = series().flatMap((one) => one.y).filter((v) => v !== null); return Math.max(...ys) / Math.min(...ys); };
+    const isLog = () => Boolean(data.log) && positive() && (logarithmic ?? ratio() > 300);  // unless the reader chose, wide ranges are logarithmic
+    const positive = () => series().length > 0 && series().every((one) => one.y.every((v) => v === null || v > 0));
 
     function draw() {
       const width = node.clientWidth, height = Math.round(Math.max(170, Math.min(250, width * 0.48)));
       if (!width) return;
-      const list = series(), log = logarithmic && positive();
+      const list = series(), log = isLog();
+      logButton.setAttribute("aria-pressed", log);
       title.textContent = data.title;
       logButton.style.display = data.log && positive() ? "" : "none";
       svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -175,11 +177,15 @@ const Draw = (() => {
       for (const one of list) {
         let path = "", pen = "M", start = null, last = null;
         one.x.forEach((x, i) => {
-          if (one.y[i] === null) { pen = "M"; return; }
+          if (one.y[i] === null) return;  // not measured in that round: the line goes on to the next that was
           path += `${pen}${X(x).toFixed(1)} ${Y(one.y[i]).toFixed(1)}`;
           pen = "L"; start = start ?? X(x); last = X(x);
         });
         if (one.area && !log) svg.append(s("path", { class: "area", d: `${path}L${last} ${Y(Math.max(0, y0))}L${start} ${Y(Math.max(0, y0))}Z`, fill: `var(--c${one.k % 8})` }));
+        if (one.band && !log && one.x.length > 1) {
+          const edge = (sign) => one.x.map((x, i) => `${X(x).toFixed(1)} ${Y(one.y[i] + sign * one.band[i]).toFixed(1)}`);
+          svg.append(s("path", { class: "area", d: `M${[...edge(1), ...edge(-1).reverse()].join("L")}Z`, fill: `var(--c${one.k % 8})` }));
+        }
         svg.append(s("path", { class: "series", d: path, ...look(one.k) }));
         if (one.y.filter((v) => v !== null).length <= 30) one.x.forEach((x, i) => one.y[i] !== null && svg.append(s("circle", { class: "dot", cx: X(x), cy: Y(one.y[i]), r: 3, fill: `var(--c${one.k % 8})` })));
       }
@@ -261,8 +267,8 @@ const Draw = (() => {
       if (!width) return;
       const R = data.rows.length, C = data.columns.length;
       const left = Math.min(width * 0.3, 14 + 6.2 * Math.max(2, ...data.rows.map((l) => String(l).length))), bottom = 22;
-      const cw = Math.max(data.dots ? 5 : 2, Math.min(data.dots ? 30 : 26, (width - left - 4) / Math.max(1, C)));
-      const ch = Math.max(R > 150 ? 4 : 7, Math.min(data.dots ? 24 : 17, data.dots ? Math.max(cw, 13) : 520 / Math.max(1, R)));
+      const cw = Math.max(data.dots ? 5 : 2, Math.min(data.square ? 52 : data.dots ? 34 : 26, (width - left - 4) / Math.max(1, C)));
+      const ch = Math.max(R > 150 ? 4 : 7, data.square ? Math.max(9, cw * 0.62) : Math.min(data.dots ? 24 : 17, data.dots ? Math.max(cw, 13) : 520 / Math.max(1, R)));
       const w = Math.ceil(left + cw * C + 4), hgt = Math.ceil(ch * R + bottom), ratio = Math.min(window.devicePixelRatio || 1, 2);
       canvas.width = w * ratio; canvas.height = hgt * ratio;
       canvas.style.width = `${w}px`; canvas.style.height = `${hgt}px`;
@@ -274,8 +280,8 @@ const Draw = (() => {
       const every = Math.ceil(13 / ch);
       data.rows.forEach((label, r) => { if (r % every === 0) ctx.fillText(clip(String(label), left - 8, ctx), left - 8, (r + 0.5) * ch); });
       ctx.textAlign = "center";
-      const wide = 8 + 6.5 * Math.max(...data.columns.map((l) => String(l).length)), jump = nice(Math.ceil(wide / cw));
-      data.columns.forEach((label, c) => { if (c % jump === 0) ctx.fillText(label, Math.max(left + 4, left + (c + 0.5) * cw), hgt - 9); });
+      const wide = 8 + 6.5 * Math.max(...data.columns.map((l) => String(l).length)), jump = data.square ? 1 : nice(Math.ceil(wide / cw));
+      data.columns.forEach((label, c) => { if (c % jump === 0) ctx.fillText(data.square ? clip(String(label), cw - 3, ctx) : label, Math.max(left + 4, left + (c + 0.5) * cw), hgt - 9); });
       if (data.dots) {
         ctx.fillStyle = line;
         for (let r = 0; r < R; r++) ctx.fillRect(left, (r + 0.5) * ch - 0.25, cw * C, 0.5);
@@ -302,11 +308,11 @@ const Draw = (() => {
       if (picked) { ctx.strokeStyle = css("--ink"); ctx.lineWidth = 1.5; ctx.strokeRect(left + picked[1] * cw - 0.5, picked[0] * ch - 0.5, cw, ch); }
       readout.textContent = picked ? data.say(...picked) : data.rest || "";
     }
-    const nice = (n) => [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000].find((v) => v >= n) || n;
-    const clip = (text, room, ctx) => {
-      while (text.length > 2 && ctx.measureText(text).width > room) text = text.slice(0, -2) + "…";
+    function nice(n) { return [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000].find((v) => v >= n) || n; }
+    function clip(text, room, ctx) {
+      while (text.length > 1 && ctx.measureText(text).width > room) text = text.slice(0, -2) + "…";
       return text;
-    };
+    }
     function pick(next) {
       if (String(next) === String(picked)) return;
       picked = next;

@@ -241,12 +241,17 @@ const Pictures = (() => {
     layout();
   }
   function still(src, text) {
-    const img = h("img", { src, alt: text, onload: () => img.classList.toggle("crisp", img.naturalWidth < 100) });
+    const img = h("img", { src, alt: text, onload: () => {
+      const aspect = img.naturalWidth / img.naturalHeight;
+      img.classList.toggle("crisp", img.naturalWidth < 100);
+      img.classList.toggle("odd", aspect < 0.5 || aspect > 2.5);  // a strip of pixels must not take the page
+    } });
     return h("figure", {}, h("button", { type: "button", class: "look", "aria-label": `Look closer: ${text || "image"}`, onclick: () => closeLook(src, text || "image") }, img), text && h("figcaption", { text }));
   }
   function sheet(first, large) {
-    const node = h("div", { class: large ? "sheet large" : "sheet" });
-    const update = (picture) => node.replaceChildren(...picture.images.map((src, k) => still(src, label(picture, k))));
+    const node = h("div");
+    const update = (picture) => { node.className = large ? "sheet large" : picture.images.length < 8 ? "sheet few" : "sheet"; return replace(picture); };
+    const replace = (picture) => node.replaceChildren(...picture.images.map((src, k) => still(src, label(picture, k))));
     update(first);
     return { node, update };
   }
@@ -279,14 +284,27 @@ const Pictures = (() => {
     return { node, update };
   }
 
-  const KINDS = { compare: (p) => (p.images.length > 1 ? compare(p) : sheet(p, true)), strip: (p) => (p.images.length > 1 ? strip(p) : sheet(p, true)), sheet, map, image: (p) => sheet(p, true) };
+  /* A map that brings its classes and counts is a confusion matrix: drawn with names, read cell by cell. */
+  function confusion(first) {
+    const data = (p) => {
+      const { classes, counts } = p.facts, sums = counts.map((row) => row.reduce((a, b) => a + b, 0));
+      return { label: p.caption, rows: classes, columns: classes.map((name, k) => (classes.length > 12 ? k : name)), square: true, rest: "Rows are the truth, columns the prediction; darker is a larger share of the row.",
+        cell: (r, c) => ({ t: sums[r] ? counts[r][c] / sums[r] : null }), say: (r, c) => `${classes[r]} taken for ${classes[c]}: ${number(counts[r][c])} of ${number(sums[r])} (${number((100 * counts[r][c]) / (sums[r] || 1), 3)} %)` };
+    };
+    const grid = Draw.matrix(data(first));
+    return { node: grid.node, update: (p) => grid.update(data(p)) };
+  }
+  const isConfusion = ({ facts: { classes, counts } }) => Array.isArray(classes) && Array.isArray(counts) && counts.length === classes.length && counts.every((row) => Array.isArray(row) && row.length === classes.length);
+
+  const KINDS = { compare: (p) => (p.images.length > 1 ? compare(p) : sheet(p, true)), strip: (p) => (p.images.length > 1 ? strip(p) : sheet(p, true)), sheet, map: (p) => (isConfusion(p) ? confusion(p) : map(p)), image: (p) => sheet(p, true) };
   function one(picture) {
     const title = h("h3"), chips = h("div", { class: "chips" }), part = (KINDS[picture.kind] || KINDS.image)(picture);
-    const half = picture.images.length === 1 ? " half" : "";
+    const half = picture.images.length === 1 && picture.kind !== "sheet" ? " half" : "";
     const node = h("figure", { class: `picture${half}`, "data-kind": picture.kind }, h("figcaption", {}, title, chips), part.node);
     function head(p) {
       title.textContent = p.caption;
-      chips.replaceChildren(...Object.entries(p.facts).map(([k, v]) => h("span", {}, `${words(k)} `, h("b", { class: "num", text: typeof v === "number" ? number(v) : String(v) }))));
+      const flat = Object.entries(p.facts).flatMap(([k, v]) => (v && typeof v === "object" && !Array.isArray(v) ? Object.entries(v).map(([j, x]) => [`${words(k)}: ${words(j)}`, x]) : [[words(k), v]]));
+      chips.replaceChildren(...flat.filter(([, v]) => v !== null && typeof v !== "object").map(([k, v]) => h("span", {}, `${k} `, h("b", { class: "num", text: typeof v === "number" ? number(v) : String(v) }))));
     }
     head(picture);
     return { node, kind: picture.kind, count: picture.images.length, update(next) { head(next); part.update(next); } };

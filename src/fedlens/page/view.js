@@ -5,6 +5,7 @@ const View = (() => {
   const CHIEF = ["accuracy", "psnr", "map", "pck", "top1", "recall", "ssim", "ap"];  // what people ask for first
   const rank = (name) => { const k = CHIEF.findIndex((c) => name.toLowerCase().includes(c)); return (name.startsWith("client_") ? 20 : 0) + (higherIsBetter(name) ? 0 : 10) + (k < 0 ? CHIEF.length : k); };
   const chief = (names) => [...names].sort((a, b) => rank(a) - rank(b));
+  const PART = /_(class_\d+|\d+x\d+)$/;  // one of many: a class, a resolution
   const points = (view, name) => view.curves.metrics[name] || [];
   const last = (list) => list.filter((v) => v !== null && v !== undefined).at(-1);
   const total = (list) => list.reduce((a, b) => a + (b || 0), 0);
@@ -36,6 +37,11 @@ const View = (() => {
   /* Final metrics, each with the comparison that matters: the named baseline if the run has one, else its own first evaluation. */
   const BASELINES = ["input", "before", "blurred", "bicubic", "observed", "local", "alone", "baseline", "start"];
   function baseline(view, name) {
+    for (const p of view.pictures) {  // a before-and-after that says what both are worth, if its "after" is this result
+      const told = Object.entries(p.facts).filter(([, v]) => v && typeof v === "object" && Number.isFinite(v[name]));
+      const after = told.findIndex(([, v]) => Math.abs(v[name] - view.final[name]) <= 1e-3 * Math.abs(view.final[name]));
+      if (after > 0) return [told[0][0], told[0][1][name], told[0][0]];
+    }
     for (const b of BASELINES) for (const key of [`${name}_${b}`, `${b}_${name}`]) if (key in view.final) return [b, view.final[key], key];
     const history = points(view, name);
     return history.length > 1 ? [`round ${history[0][0]}`, history[0][1], null] : null;
@@ -44,7 +50,7 @@ const View = (() => {
     const node = h("div", { class: "headline" }), used = new Set();
     const names = chief(Object.keys(view.final));
     for (const name of names) { const b = baseline(view, name); if (b && b[2]) used.add(b[2]); }
-    const tell = names.filter((n) => !used.has(n) && !/_(worst|spread)$/.test(n)).slice(0, 3);
+    const tell = names.filter((n) => !used.has(n) && !/_(worst|spread)$/.test(n) && !PART.test(n)).slice(0, 3);
     tell.forEach((name, k) => {
       const value = view.final[name], base = baseline(view, name), worst = view.final[`${name}_worst`], history = points(view, name).map((p) => p[1]), note = h("div", { class: "note" });
       if (base) {
@@ -55,69 +61,104 @@ const View = (() => {
       node.append(h("div", { class: k ? "figure-number minor" : "figure-number", "data-metric": name }, h("div", { class: "name", text: words(name === "loss" ? "test_loss" : name) }), h("div", { class: "value" }, number(value), unit(name) && h("span", { class: "unit", text: unit(name) })), note, history.length > 2 && k < 2 && spark(history)));
     });
     const loss = last(view.curves.loss);
-    if (tell.length < 3 && loss !== undefined) node.append(h("div", { class: tell.length ? "figure-number minor" : "figure-number" }, h("div", { class: "name", text: "training loss, mean of clients" }), h("div", { class: "value", text: number(loss) }), h("div", { class: "note", text: `from ${number(view.curves.loss.find((v) => v !== null))}` })));
-    const spent = view.summary.seconds ?? total(view.curves.seconds), moved = total(view.curves.bytes_down) + total(view.curves.bytes_up);
-    if (view.done) node.append(h("div", { class: "figure-number minor" }, h("div", { class: "name", text: "time and traffic" }), h("div", { class: "value", text: seconds(spent) }), h("div", { class: "note", text: moved ? `${bytes(moved)} over the wire` : "" })));
+    if (tell.length < 3 && loss !== undefined) node.append(h("div", { class: tell.length ? "figure-number minor" : "figure-number" }, h("div", { class: "name", text: "loss, mean of clients" }), h("div", { class: "value", text: number(loss) }), h("div", { class: "note", text: `from ${number(view.curves.loss.find((v) => v !== null))}` })));
+    const moved = traffic(view);
+    if (view.done) node.append(h("div", { class: "figure-number minor" }, h("div", { class: "name", text: "time and traffic" }), h("div", { class: "value", text: seconds(spent(view)) }), h("div", { class: "note", text: moved ? `${bytes(moved)} over the wire` : "" })));
     return node;
+  }
+
+  // ---- finished runs that differ only in their seed belong together
+  function grouped(views) {
+    const found = new Map();
+    for (const v of views) {
+      const { "federation.seed": _, ...rest } = v.settings, whole = v.status === "finished" && Object.keys(rest).length, key = whole ? JSON.stringify(rest) : v.name;
+      found.set(key, [...(found.get(key) || []), v]);
+    }
+    return [...found.values()].map((members) => ({ members, name: members.length > 1 ? `${(members[0].title.algorithm || []).join(" + ") || members[0].name} (${members.length} seeds)` : members[0].name }));
+  }
+  const mean = (list) => list.reduce((a, b) => a + b, 0) / list.length;
+  const deviation = (list) => (list.length > 1 ? Math.sqrt(list.reduce((a, b) => a + (b - mean(list)) ** 2, 0) / (list.length - 1)) : 0);
+  /* One curve for a group: the mean where all seeds have a value, with a band of one standard deviation. */
+  function merged(group, k, take) {
+    const tables = group.members.map((v) => { const [x, y] = take(v); return new Map(x.map((at, i) => [at, y[i]]).filter(([, value]) => value !== null)); });
+    const x = [...tables[0].keys()].filter((at) => tables.every((t) => t.has(at))), values = x.map((at) => tables.map((t) => t.get(at)));
+    return { name: group.name, x, y: values.map(mean), k, band: group.members.length > 1 ? values.map(deviation) : null };
   }
 
   // ---- curves
   const series = (name, x, y, k, more) => ({ name, x, y, k, ...more });
   const fromPoints = (list) => [list.map((p) => p[0]), list.map((p) => p[1])];
-  /* Metrics that belong together share a chart: accuracy with its mean and worst client. */
+  /* Metrics that belong together share a chart: accuracy with its mean and worst client, all classes, all resolutions. */
   function families(names) {
     const out = new Map();
     for (const name of chief(names)) {
       if (name.endsWith("_spread")) continue;
-      const root = name.replace(/^client_/, "").replace(/_worst$/, "");
+      const root = name.replace(/^client_/, "").replace(/_worst$/, "").replace(/_class_\d+$/, "_by_class").replace(/_\d+x\d+$/, "");
       out.set(root, [...(out.get(root) || []), name]);
     }
     return out;
   }
   function curveData(views) {
-    const many = views.length > 1, charts = [];
-    const named = (view, text) => (many ? (text ? `${view.name}, ${text}` : view.name) : text);
+    const many = views.length > 1, charts = [], groups = grouped(views);
+    const over = (take) => (many ? groups.map((g, k) => merged(g, k, take)) : [series("", ...take(views[0]), 0)]);
     const until = Math.max(...views.map((v) => (v.status === "running" ? (v.title.rounds || 1) - 1 : 0)));
-    charts.push({ id: "training", title: "Training loss, mean of clients", log: true, until, series: views.map((v, k) => series(named(v, ""), v.curves.round, v.curves.loss, k)) });
+    charts.push({ id: "training", title: "Loss, mean of clients", log: true, until, series: over((v) => [v.curves.round, v.curves.loss]) });
     for (const [root, names] of families(new Set(views.flatMap((v) => Object.keys(v.curves.metrics))))) {
-      const shown = many ? names.slice(0, 1) : names;
-      charts.push({ id: root, title: words(shown[0] === "loss" ? "test_loss" : shown[0]), unit: unit(root), log: !higherIsBetter(root), until, series: views.flatMap((v, k) => shown.map((name, j) => series(many ? v.name : shown.length > 1 ? { 0: "server", 1: "mean of clients", 2: "worst client" }[["", "c", "w"].indexOf(name.endsWith("_worst") ? "w" : name.startsWith("client_") ? "c" : "")] : "", ...fromPoints(points(v, name)), many ? k : j))) });
+      if (many && names.every((n) => PART.test(n))) continue;
+      const who = (name) => (PART.test(name) ? words(PART.exec(name)[1]) : names.some((n) => /\d+x\d+$/.test(n)) ? "all" : name.endsWith("_worst") ? "worst client" : name.startsWith("client_") ? "mean of clients" : "server");
+      charts.push({ id: root, title: words(root === "loss" ? "test_loss" : names.length > 1 ? root : names[0]), unit: unit(root), log: !higherIsBetter(root), until, series: many ? over((v) => fromPoints(points(v, names[0]))) : names.map((name, j) => series(names.length > 1 ? who(name) : "", ...fromPoints(points(views[0], name)), j)) });
+    }
+    const varies = (name) => views.some((v) => new Set((v.curves.state[name] || []).map((p) => p[1])).size > 1);
+    for (const name of [...new Set(views.flatMap((v) => Object.keys(v.curves.state)))].filter(varies).slice(0, 8)) {
+      charts.push({ id: `state-${name}`, title: `${words(name)} (server state)`, log: true, until, series: over((v) => fromPoints(v.curves.state[name] || [])) });
     }
     return charts;
   }
   function costData(views) {
-    const many = views.length > 1, until = 0;
+    const many = views.length > 1, groups = grouped(views);
     return [
-      { id: "seconds", title: "Seconds per round", zero: true, until, format: (v) => seconds(v), series: views.map((v, k) => series(many ? v.name : "", v.curves.round, v.curves.seconds, k, { area: !many })) },
-      { id: "bytes", title: "Bytes per round", zero: true, until, format: bytes, series: many ? views.map((v, k) => series(v.name, v.curves.round, v.curves.bytes_up.map((b, i) => (b ?? 0) + (v.curves.bytes_down[i] ?? 0)), k)) : [series("down to clients", views[0].curves.round, views[0].curves.bytes_down, 0), series("up to the server", views[0].curves.round, views[0].curves.bytes_up, 1)] },
+      { id: "seconds", title: "Seconds per round", zero: true, format: seconds, series: many ? groups.map((g, k) => merged(g, k, (v) => [v.curves.round, v.curves.seconds])) : [series("", views[0].curves.round, views[0].curves.seconds, 0, { area: true })] },
+      { id: "bytes", title: "Bytes per round", zero: true, format: bytes, series: many ? groups.map((g, k) => merged(g, k, (v) => [v.curves.round, v.curves.bytes_up.map((b, i) => (b ?? 0) + (v.curves.bytes_down[i] ?? 0))])) : [series("down to clients", views[0].curves.round, views[0].curves.bytes_down, 0), series("up to the server", views[0].curves.round, views[0].curves.bytes_up, 1)] },
     ].filter((c) => c.series.some((one) => one.y.some((v) => v)));
+  }
+  /* More curves than eyes can tell apart: one row each instead, darker is higher. */
+  function rows(first) {
+    const grid = matrix({ label: "", rows: [], columns: [], cell: () => null, say: () => "" }), title = h("h3"), node = h("section", { class: "chart" }, h("header", {}, title), grid.node);
+    function update(data) {
+      const columns = [...new Set(data.series.flatMap((one) => one.x))].sort((a, b) => a - b), all = data.series.flatMap((one) => one.y).filter((v) => v !== null);
+      const low = Math.min(...all), high = Math.max(...all), at = (r, c) => { const i = data.series[r].x.indexOf(columns[c]); return i < 0 ? null : data.series[r].y[i]; };
+      title.textContent = data.title;
+      grid.update({ label: data.title, rows: data.series.map((one) => one.name), columns, rest: `From ${number(low)} (light) to ${number(high)}; columns are rounds.`, cell: (r, c) => { const v = at(r, c); return v === null ? null : { t: (v - low) / (high - low || 1) }; }, say: (r, c) => `${data.series[r].name}, round ${columns[c]}: ${number(at(r, c))}` });
+    }
+    update(first);
+    return { node, update };
   }
   function charts() {
     const node = h("div", { class: "grid" }), shown = new Map();
     return { node, update(list) {
       for (const data of list) {
-        if (!shown.has(data.id)) { const chart = lines(data); chart.node.dataset.chart = data.id; shown.set(data.id, chart); node.append(chart.node); }
+        if (!shown.has(data.id)) { const chart = data.series.length > 12 ? rows(data) : lines(data); chart.node.dataset.chart = data.id; shown.set(data.id, chart); node.append(chart.node); }
         else shown.get(data.id).update(data);
       }
     } };
   }
 
   // ---- the federation
-  const clientName = (view, id) => { const names = view.federation.names; return Array.isArray(names) && names[id] !== undefined ? String(names[id]) : `client ${id}`; };
-  const short = (view, id) => { const names = view.federation.names; return Array.isArray(names) && names[id] !== undefined ? String(names[id]) : String(id); };
+  const clientName = (view, id) => { const names = view.federation.names; return names[id] !== undefined ? String(names[id]) : `client ${id}`; };
+  const short = (view, id) => { const names = view.federation.names; return names[id] !== undefined ? String(names[id]) : String(id); };
 
   function holdings(view) {
-    const f = view.federation, counts = Array.isArray(f.labels) && Array.isArray(f.labels[0]) ? f.labels : null;
-    const sizes = Array.isArray(f.sizes) ? f.sizes : counts ? counts.map(total) : null;
-    if (!sizes || !sizes.length) return null;
+    const f = view.federation, counts = f.labels.length ? f.labels : null, sizes = f.sizes;
+    if (!sizes.length) return null;
     const clients = sizes.map((_, k) => k), all = total(sizes), out = [];
-    const summary = `${plural(sizes.length, "client")} hold ${number(all)} examples: ${number(Math.min(...sizes))} to ${number(Math.max(...sizes))} each.`;
+    const least = Math.min(...sizes), most = Math.max(...sizes);
+    const summary = `${plural(sizes.length, "client")} hold ${plural(all, "example")}: ${least === most ? number(least) : `${number(least)} to ${number(most)}`} each.`;
     if (counts && counts[0].length > 1) {
-      const classes = counts[0].map((_, c) => (Array.isArray(f.classes) && f.classes[c] !== undefined ? String(f.classes[c]) : String(c)));
+      const classes = counts[0].map((_, c) => (f.classes[c] !== undefined ? String(f.classes[c]) : String(c)));
       const top = Math.max(1, ...counts.map((row) => Math.max(...row)));
       out.push(matrix({ label: "Examples of each class held by each client", rows: classes, columns: clients, dots: true, rest: "Each dot's area is a number of examples; columns are clients.",
         cell: (r, c) => ({ t: (counts[c]?.[r] || 0) / top }), say: (r, c) => `${clientName(view, c)} holds ${number(counts[c]?.[r] || 0)} of ${classes[r]}, of ${number(sizes[c])} in all` }).node);
-    } else {
+    } else if (least < most) {
       const chart = lines({ title: "Examples per client", xname: "client", zero: true, series: [series("", clients, sizes, 0, { area: true })] });
       out.push(chart.node);
     }
@@ -174,7 +215,7 @@ const View = (() => {
     const put = (name, value) => value !== undefined && value !== null && value !== "" && facts.push(h("dt", { text: name }), h("dd", { class: "num", text: value }));
     put("Device", s.device); put("Seed", s.seed ?? view.title.seed); put("Time", Number.isFinite(s.seconds) ? seconds(s.seconds) : null); put("Peak memory", Number.isFinite(s.peak_memory) ? bytes(s.peak_memory) : null);
     put("Down to clients", Number.isFinite(s.bytes_down) ? bytes(s.bytes_down) : null); put("Up to the server", Number.isFinite(s.bytes_up) ? bytes(s.bytes_up) : null); put("Versions", versions);
-    const command = Array.isArray(s.command) ? s.command.join(" ") : s.command;
+    const command = (Array.isArray(s.command) ? s.command.join(" ") : s.command) || (view.config && "fedlens run config.toml --out AGAIN");
     return [facts.length ? h("dl", { class: "facts" }, facts) : "", command && h("pre", { tabindex: 0, class: "command", text: command }), view.config && h("details", { open: view.config.length < 4000 }, h("summary", { text: "Resolved configuration (config.toml)" }), h("pre", { tabindex: 0, text: view.config }))];
   }
   function roundsTable(view) {
@@ -197,7 +238,7 @@ const View = (() => {
     let heldBy = null;
     function update(view) {
       const any = (list) => list.some((v) => v !== null && v !== undefined);
-      const shown = [view.pictures.length > 0, any(view.curves.loss) || Object.keys(view.curves.metrics).length > 0, view.clients.ids.length > 0 || Boolean(view.federation.sizes || view.federation.labels), any(view.curves.seconds), Boolean(view.config || view.summary.command)];
+      const shown = [view.pictures.length > 0, any(view.curves.loss) || Object.keys(view.curves.metrics).length > 0, view.clients.ids.length > 0 || view.federation.sizes.length > 0, any(view.curves.seconds), Boolean(view.config || view.summary.seconds)];
       parts.forEach((part, k) => { part.hidden = !shown[k]; });
       const nav = h("nav", { class: "parts", "aria-label": "Parts of this page" }, parts.filter((p) => !p.hidden).map((p) => h("a", { href: `#${p.id}`, text: p.querySelector("h2").textContent, onclick: (e) => { e.preventDefault(); p.scrollIntoView(); p.querySelector("a, button, [tabindex], input, summary")?.focus({ preventScroll: true }); } })));
       head.replaceChildren(masthead(brand, view.name, view.status, h("div", { class: "what" }, what(view)), problems(view), nav.children.length ? nav : ""));
@@ -218,16 +259,29 @@ const View = (() => {
   }
 
   // ---- several runs
+  const traffic = (v) => total(v.curves.bytes_down) + total(v.curves.bytes_up), spent = (v) => v.summary.seconds ?? total(v.curves.seconds);
   function results(views) {
-    const names = chief(new Set(views.flatMap((v) => Object.keys(v.final)))).filter((n) => !n.endsWith("_spread")).slice(0, 8), table = h("tbody");
+    const groups = grouped(views);
+    if (groups.length === views.length) return singles(views);
+    const names = chief(new Set(views.flatMap((v) => Object.keys(v.final)))).filter((n) => !n.endsWith("_spread") && !PART.test(n)).slice(0, 8);
+    const values = (g, n) => g.members.map((v) => v.final[n]).filter((x) => x !== undefined && x !== null);
+    const best = Object.fromEntries(names.map((n) => { const all = groups.map((g) => values(g, n)).filter((x) => x.length).map(mean); return [n, higherIsBetter(n) ? Math.max(...all) : Math.min(...all)]; }));
+    const rows = groups.map((g, k) => h("tr", {}, h("td", {}, h("span", { style: `color: var(--c${k % 8})`, "aria-hidden": "true", text: "● " }), g.name),
+      names.map((n) => { const x = values(g, n), m = mean(x), places = (number(m).split(".")[1] || "").length; return h("td", { class: groups.length > 1 && m === best[n] ? "n best" : "n", text: x.length ? `${number(m)}${x.length > 1 ? ` ± ${deviation(x).toFixed(places)}` : ""}` : "–" }); }),
+      h("td", { class: "n", text: seconds(mean(g.members.map(spent))) }), h("td", { class: "n", text: bytes(mean(g.members.map(traffic))) })));
+    const table = h("table", { class: "results" }, h("thead", {}, h("tr", {}, h("th", { text: "Method" }), names.map((n) => h("th", { class: "n", text: words(n === "loss" ? "test_loss" : n) + (unit(n) ? ` (${unit(n)})` : "") })), h("th", { class: "n", text: "Time" }), h("th", { class: "n", text: "Traffic" }))), h("tbody", {}, rows));
+    return h("div", {}, h("div", { class: "wide", style: "margin-top:30px" }, table), h("p", { class: "small soft", style: "margin-top:8px", text: "Mean ± standard deviation over seeds." }), h("details", {}, h("summary", { text: "Every run" }), singles(views)));
+  }
+  function singles(views) {
+    const place = new Map(grouped(views).flatMap((g, k) => g.members.map((v) => [v, k]))), names = chief(new Set(views.flatMap((v) => Object.keys(v.final)))).filter((n) => !n.endsWith("_spread") && !PART.test(n)).slice(0, 8), table = h("tbody");
     const best = Object.fromEntries(names.map((n) => { const all = views.map((v) => v.final[n]).filter((x) => x !== undefined && x !== null); return [n, higherIsBetter(n) ? Math.max(...all) : Math.min(...all)]; }));
     views.forEach((v, k) => {
       const cells = names.map((n) => {
         const value = v.final[n], gap = k && value !== undefined && views[0].final[n] !== undefined ? value - views[0].final[n] : null;
         return h("td", { class: value === best[n] && views.length > 1 ? "n best" : "n" }, number(value), gap ? h("span", { class: `small ${gap > 0 === higherIsBetter(n) ? "up" : "down"}`, text: ` ${gap > 0 ? "+" : "−"}${number(Math.abs(gap), 2)}` }) : "");
       });
-      const moved = total(v.curves.bytes_down) + total(v.curves.bytes_up);
-      table.append(h("tr", {}, h("td", {}, h("span", { style: `color: var(--c${k % 8})`, "aria-hidden": "true", text: "● " }), v.name, h("div", { class: "small soft", text: (v.title.algorithm || []).join(" + ") })), cells, h("td", { class: "n", text: number(last(v.curves.loss)) }), h("td", { class: "n", text: seconds(v.summary.seconds ?? total(v.curves.seconds)) }), h("td", { class: "n", text: moved ? bytes(moved) : "–" }), h("td", {}, h("span", { class: `status ${v.status.replaceAll(" ", "-")}`, text: v.status }))));
+      const moved = traffic(v);
+      table.append(h("tr", {}, h("td", {}, h("span", { style: `color: var(--c${place.get(v) % 8})`, "aria-hidden": "true", text: "● " }), v.name, h("div", { class: "small soft", text: (v.title.algorithm || []).join(" + ") })), cells, h("td", { class: "n", text: number(last(v.curves.loss)) }), h("td", { class: "n", text: seconds(spent(v)) }), h("td", { class: "n", text: moved ? bytes(moved) : "–" }), h("td", {}, h("span", { class: `status ${v.status.replaceAll(" ", "-")}`, text: v.status }))));
     });
     return h("div", { class: "wide", style: "margin-top:30px" }, h("table", { class: "results" }, h("thead", {}, h("tr", {}, h("th", { text: "Run" }), names.map((n) => h("th", { class: "n", text: words(n === "loss" ? "test_loss" : n) + (unit(n) ? ` (${unit(n)})` : "") })), h("th", { class: "n", text: "Loss" }), h("th", { class: "n", text: "Time" }), h("th", { class: "n", text: "Traffic" }), h("th", { text: "Status" }))), table));
   }
@@ -258,7 +312,7 @@ const View = (() => {
     const gallery = Pictures.gallery(), curves = charts(), cost = charts(), head = h("div"), table = h("div"), settings = h("div");
     const pictures = section("pictures", "Pictures", "What all runs share is shown once; choose any two for the slider.", gallery.node);
     const node = h("article", {}, head, table, section("curves", "Curves", "", curves.node), pictures, section("cost", "Cost", "", cost.node), section("settings", "What differs", "", settings));
-    head.replaceChildren(masthead(brand, title, null, h("div", { class: "what" }, `${first.length} runs; differences are to the first, the best value is bold.`)));
+    head.replaceChildren(masthead(brand, title, null, h("div", { class: "what" }, grouped(first).length < first.length ? `${first.length} runs; the best value is bold.` : `${first.length} runs; differences are to the first, the best value is bold.`)));
     function update(views) {
       const list = views.flatMap((v) => v.problems.map((p) => `${v.name}: ${p}`));
       table.replaceChildren(results(views), list.length ? h("ul", { class: "problems" }, list.map((text) => h("li", { text }))) : "");
@@ -272,5 +326,5 @@ const View = (() => {
     update(first);
     return { node, update };
   }
-  return { run, comparison, number };
+  return { run, comparison, chief };
 })();

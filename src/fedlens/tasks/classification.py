@@ -139,9 +139,9 @@ class Classification(LearningTask):
 
 
 def _remembered(folder: Path) -> Sequence[str] | None:
-    """The class names that a run left beside its confusion matrix."""
+    """The class names that a run left in its folder."""
     try:
-        index = json.loads((folder / "pictures" / "index.json").read_text())
-    except (OSError, ValueError):
+        found: Sequence[str] | None = json.loads((folder / "federation.json").read_text()).get("classes")
+    except (OSError, ValueError, AttributeError):
         return None
-    return next((p["facts"]["classes"] for p in index if "classes" in p.get("facts", {})), None)
+    return found

@@ -42,10 +42,10 @@ IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 @dataclass
 class Pose(LearningTask):
-    """joints: the skeleton, which also decides the metric (mpii: PCKh, lsp: PCK@0.2, coco: AP). network: vit-tiny, vit-small,
+    """joints: the skeleton, which also decides the metric (mpii: PCKh, lsp: PCK@0.2, coco: AP). network: vit-nano, vit-tiny, vit-small,
     vitpose-s, vitpose-b or resnet-18 ... resnet-152. patch, positions, size, drop_path: see ViTPose. stages: see SimpleBaseline. sizes:
     resolutions (height, width) to evaluate at; the data's own if none. capture, how: test images have only this resolution and are
-    interpolated to each of `sizes` by "bilinear", "area" or "bicubic"."""
+    interpolated to each of `sizes`, in each of these ways. embed: how many people to show in an embedding of the features."""
 
     joints: Literal["mpii", "lsp", "coco"] = "lsp"
     network: str = "vit-tiny"
@@ -61,8 +61,9 @@ class Pose(LearningTask):
     flip_test: bool = True
     sizes: tuple[tuple[int, int], ...] = ()
     capture: tuple[int, int] | None = None
-    how: Literal["bilinear", "area", "bicubic"] = "bilinear"
+    how: tuple[Literal["bilinear", "area", "bicubic"], ...] = ("bilinear",)
     test_batch: int = 64
+    embed: int = 0
 
     def __post_init__(self) -> None:
         if self.network not in SIZES and not self.network.startswith("resnet-"):
@@ -138,11 +139,15 @@ class Pose(LearningTask):
 
     def evaluate(self, result: Any, data: People) -> dict[str, float]:
         sizes = self.sizes or (data.size,)
-        found = {size: self.judge(self.find(result, data.at(size, self.capture, self.how))) for size in sizes}
-        headline = next(iter(found[sizes[0]]))
+        found: dict[str, dict[str, float]] = {}
+        for size in sizes:
+            for how in self.how:
+                name = f"{size[0]}x{size[1]}" + (f"_{how}" if len(self.how) > 1 else "")
+                found[name] = self.judge(self.find(result, data.at(size, self.capture, how)))
+        headline = next(iter(next(iter(found.values()))))
         out = {headline: float(np.mean([f[headline] for f in found.values()]))}
-        for size, metrics in found.items():
-            out |= {f"{name}_{size[0]}x{size[1]}": value for name, value in metrics.items()}
+        for name, metrics in found.items():
+            out |= {f"{metric}_{name}": value for metric, value in metrics.items()}
         return out
 
     def judge(self, found: Mapping[str, Array]) -> dict[str, float]:
@@ -164,7 +169,7 @@ class Pose(LearningTask):
         for k in range(min(3, len(data))):
             joints, heat, labels = [], [], []
             for size in sizes:
-                view = data.at(size, self.capture, self.how)
+                view = data.at(size, self.capture, self.how[0])
                 batch = view.batch(torch.tensor([k]))
                 maps = self.heatmaps(result, batch["x"].to(next(result.parameters()).device)).cpu()
                 points, _ = self.locate(maps, size)
@@ -175,7 +180,22 @@ class Pose(LearningTask):
                 labels.append(f"{size[0]}x{size[1]}")
             out.append(Picture(f"Person {k}: joints at each resolution", joints, labels, "sheet"))
             out.append(Picture(f"Person {k}: heat maps at each resolution (maximum over the joints)", heat, labels, "sheet"))
-        return out
+        return [*out, self.embedding(result, data, sizes)] if self.embed else out
+
+    def embedding(self, model: Any, data: People, sizes: Sequence[Size]) -> Picture:
+        """The last features of the same people at every resolution, averaged over the grid and laid out in the plane by t-SNE."""
+        from fedlens.metrics.embedding import scatter, tsne
+
+        count, place, rows = min(self.embed, len(data)), next(model.parameters()).device, []
+        for size in sizes:
+            view = data.at(size, self.capture, self.how[0])
+            with torch.no_grad():
+                for low in range(0, count, self.test_batch):
+                    batch = view.batch(torch.arange(low, min(low + self.test_batch, count)))
+                    rows.append(model.features(batch["x"].to(place)).mean((2, 3)).cpu())
+        labels = [f"{h}x{w}" for h, w in sizes]
+        groups = torch.arange(len(sizes)).repeat_interleave(count)
+        return Picture("Features by resolution (t-SNE)", [scatter(tsne(torch.cat(rows)), groups, labels)], ["; ".join(labels)])
 
     # -- to use ----------------------------------------------------------------------------------------------------------------------
 
@@ -210,7 +230,7 @@ def draw_targets(joints: Tensor, size: Size, maps: Size, coding: Coding, sigma: 
     if coding == "udp":
         centre = points * joints.new_tensor([(w - 1) / (size[1] - 1), (h - 1) / (size[0] - 1)])
     else:
-        centre = (points * joints.new_tensor([w / size[1], h / size[0]]) + 0.5).floor()
+        centre = (points * joints.new_tensor([w / size[1], h / size[0]]) + 0.5).trunc()  # as public code, which cuts towards zero
     reach = 3 * sigma
     last = joints.new_tensor([w - 1, h - 1])
     weight = weight * ((centre >= -reach) & (centre <= last + reach)).all(-1)

@@ -36,9 +36,9 @@ def charbonnier(prediction: Tensor, target: Tensor, eps: float = 1e-9) -> Tensor
 
 
 class SuperResolution(LearningTask):
-    """model: see above; options: its constructor arguments besides the scale. metrics: some of psnr, ssim (RGB), psnr_y, ssim_y (luma), temporal,
-    lpips, vmaf. border: pixels not looked at. eps: Charbonnier's. lpips_weights: folder with local weight files. tile, margin: low-resolution
-    pixels of a piece and of the context around it; window, overlap: frames of a piece and of the context before and after it."""
+    """model: see above; options: its constructor arguments besides the scale. metrics: some of psnr, ssim (RGB), psnr_y, ssim_y (luma),
+    temporal, lpips, vmaf. border: pixels not looked at. eps: Charbonnier's. lpips_weights: folder with local weight files. tile, margin:
+    low-resolution pixels of a piece and of its context; window, overlap: frames of a piece and of the context before and after."""
 
     def __init__(
         self,
@@ -128,9 +128,9 @@ class SuperResolution(LearningTask):
     def pictures(self, result: nn.Module, federation: Federation) -> Sequence[Picture]:
         """Of up to three test clips: before and after under a slider, the part with most detail enlarged, the error, a few frames."""
         out: list[Picture] = []
-        data = federation.test
+        data: Any = federation.test
         for i in range(min(3, len(data) if data is not None else 0)):
-            batch = data.batch(torch.tensor([i]))  # type: ignore[union-attr]
+            batch = data.batch(torch.tensor([i]))
             name = data.name(i) if hasattr(data, "name") else f"clip {i}"
             x, y = batch["x"][:, :8], batch["y"][0, :8]
             with torch.no_grad():
@@ -257,26 +257,25 @@ class Tiles:
             high = min(low + self.window, length)
             first, last = max(0, low - self.overlap), min(length, high + self.overlap)
             with grad:
-                out = self._frame(model, read(first, last).to(place), low - first, high - low)
-            out = out.clamp(0, 1).mul_(255)
-            yield out.round().byte() if rounded else out
+                out = self._window(model, read(first, last).to(place), low - first, high - low, rounded)
+            yield out
             if done:
                 done(high - low)
 
-    def _frame(self, model: nn.Module, clip: Tensor, skip: int, count: int) -> Tensor:
+    def _window(self, model: nn.Module, clip: Tensor, skip: int, count: int, rounded: bool) -> Tensor:
+        """Frames skip ... skip + count - 1 of the enlarged clip; each tile is rounded at once, so that only bytes are kept."""
         h, w = clip.shape[-2:]
         s = self.scale
-        if h <= self.tile and w <= self.tile:
-            return enlarged(model, clip[None], s)[0, skip : skip + count].cpu()
-        out = torch.empty(count, 3, h * s, w * s)
+        out = torch.empty(count, 3, h * s, w * s, dtype=torch.uint8 if rounded else torch.float32)
         for top in range(0, h, self.tile):
             for left in range(0, w, self.tile):
                 bottom, right = min(top + self.tile, h), min(left + self.tile, w)
                 up, before = max(0, top - self.margin), max(0, left - self.margin)
                 piece = clip[..., up : min(h, bottom + self.margin), before : min(w, right + self.margin)]
-                big = enlarged(model, piece[None], s)[0, skip : skip + count]
                 y0, x0 = (top - up) * s, (left - before) * s
-                out[..., top * s : bottom * s, left * s : right * s] = big[..., y0 : y0 + (bottom - top) * s, x0 : x0 + (right - left) * s]
+                big = enlarged(model, piece[None], s)[0, skip : skip + count]
+                big = big[..., y0 : y0 + (bottom - top) * s, x0 : x0 + (right - left) * s].float().clamp(0, 1) * 255
+                out[..., top * s : bottom * s, left * s : right * s] = big.round_() if rounded else big
         return out
 
 

@@ -1,0 +1,152 @@
+"""All baselines on one recipe: a cell per method and seed, kept as JSON; seed 0 of every row first.
+
+    python experiments/baselines/run.py cifar10-0.1 --budget 30 --seeds 0,1,2      minutes; stops before a cell that would not fit
+    python experiments/baselines/run.py cifar10-0.1 --table                        what is there, as Markdown
+
+A cell that is there is not computed again. One process, one thread. All methods share the recipe's network, learning rate, batches
+and rounds; a method's own parameter is the one its paper names for CIFAR-like data (METHODS below), not tuned here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlens import run
+from fedlens.config import from_tables
+from fedlens.engines.simulator import Simulator
+from fedlens.job import prepare
+
+HERE = Path(__file__).parent
+# name -> (layers, overrides of the recipe)
+METHODS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
+    "FedAvg": ([], {}),
+    "FedAvg, IID data": ([], {"data.partition": "iid"}),
+    "FedProx 0.01": ([{"name": "FedProx", "mu": 0.01}], {}),
+    "Scaffold": ([{"name": "Scaffold"}], {}),
+    "Scaffold, plain SGD": ([{"name": "Scaffold"}], {"FedAvg.momentum": 0.0, "FedAvg.lr": 0.1}),
+    "FedAvg, plain SGD": ([], {"FedAvg.momentum": 0.0, "FedAvg.lr": 0.1}),
+    "FedNova": ([{"name": "FedNova"}], {}),
+    "FedDyn 0.01": ([{"name": "FedDyn", "alpha": 0.01}], {"FedAvg.clip": 10.0}),
+    "FedDyn 0.1": ([{"name": "FedDyn", "alpha": 0.1}], {"FedAvg.clip": 10.0}),
+    "Moon 1": ([{"name": "Moon", "mu": 1.0}], {}),
+    "FedNTD": ([{"name": "FedNTD"}], {}),
+    "FedGen": ([{"name": "FedGen"}], {}),
+    "FedGen 0.1": ([{"name": "FedGen", "alpha": 0.1, "beta": 0.1}], {}),
+    "FedCDA": ([{"name": "FedCDA", "warmup": 5}], {}),
+    "FedAvgM 0.7": ([{"name": "FedAvgM", "beta": 0.7}], {}),
+    "FedAdam": ([{"name": "FedAdam", "lr": 0.01}], {}),
+    "FedYogi": ([{"name": "FedYogi", "lr": 0.01}], {}),
+    "LossAware": ([{"name": "LossAware"}], {}),
+    "Median": ([{"name": "Median"}], {}),
+    "TrimmedMean 0.1": ([{"name": "TrimmedMean", "share": 0.1}], {}),
+    "MultiKrum 5": ([{"name": "MultiKrum", "liars": 1, "keep": 5}], {}),
+    "GeometricMedian": ([{"name": "GeometricMedian"}], {}),
+}
+
+
+def cell(recipe: Path, method: str, seed: int, overrides: dict[str, Any]) -> dict[str, Any]:
+    tables = tomllib.loads(recipe.read_text())
+    layers, own = METHODS[method]
+    config = from_tables(
+        {**tables, "algorithm": [*tables["algorithm"], *layers]}, recipe.stem, {**own, **overrides, "federation.seed": seed}
+    )
+    setup = prepare(config)
+    s, curve, up, down, lost = setup.settings, [], 0, 0, 0
+    began, worked = time.perf_counter(), time.process_time()
+
+    def heard(_: Any, r: Any) -> None:
+        nonlocal up, down, lost
+        up, down, lost = up + r.bytes_up, down + r.bytes_down, lost + len(r.lost)
+        curve.append({"round": r.number + 1, "loss": r.loss, "bytes": up + down, **dict(r.metrics)})
+
+    with Simulator(setup.algorithm, setup.federation, workers=s.workers, threads=1) as engine:
+        run(setup.algorithm, engine, s.rounds, cohort=s.cohort, seed=seed, test=setup.federation.test, evaluate_every=s.evaluate_every,
+            personal=s.personal, after_round=heard)  # fmt: skip
+    final = curve[-1]
+    return {
+        "recipe": recipe.stem, "method": method, "seed": seed, "settings": config.tables(), "accuracy": final["accuracy"],
+        "worst_class": final.get("accuracy_worst_class"), "client_mean": final.get("client_accuracy"),
+        "client_worst": final.get("client_accuracy_worst"), "bytes_up": up, "bytes_down": down, "lost": lost,
+        "seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - worked, "curve": curve, "torch": torch.__version__,
+    }  # fmt: skip
+
+
+def reached(done: dict[str, Any], target: float) -> tuple[int, int] | None:
+    """Round and bytes at which an evaluation first showed the target."""
+    hit = next((c for c in done["curve"] if c.get("accuracy", 0.0) >= target), None)
+    return (hit["round"], hit["bytes"]) if hit else None
+
+
+def table(folder: Path, target: float) -> str:
+    """Mean and spread over seeds; rounds and megabytes to the target are of seed 0."""
+    head = ["method", "seeds", "accuracy", "worst class", "worst client", f"rounds to {target:.0%}", "MB to it", "MB in all", "CPU s"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for method in METHODS:
+        cells = [json.loads(p.read_text()) for p in sorted(folder.glob(f"{slug(method)}-[0-9]*.json"))]
+        if not cells:
+            continue
+
+        def figure(key: str, cells: list[dict[str, Any]] = cells) -> str:
+            values = [100 * c[key] for c in cells if c[key] is not None]
+            spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+            return f"{statistics.mean(values):.1f}{spread}" if values else "-"
+
+        hit = reached(cells[0], target)
+        row = [method, str(len(cells)), figure("accuracy"), figure("worst_class"), figure("client_worst"), str(hit[0]) if hit else "-",
+               f"{hit[1] / 1e6:.0f}" if hit else "-", f"{(cells[0]['bytes_up'] + cells[0]['bytes_down']) / 1e6:.0f}",
+               f"{statistics.mean(c['cpu_seconds'] for c in cells):.0f}"]  # fmt: skip
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def slug(method: str) -> str:
+    return "".join(c if c.isalnum() or c == "." else "-" for c in method.lower().replace(", ", "-"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", choices=sorted(p.stem for p in HERE.glob("*.toml")))
+    parser.add_argument("--budget", type=float, default=30, help="minutes")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--methods", default=None, help="some of the rows, separated by ;")
+    parser.add_argument("--set", action="append", default=[], help="an override of the recipe, as key=value")
+    parser.add_argument("--out", type=Path, default=HERE / "cells")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--target", type=float, default=0.3)
+    options = parser.parse_args()
+    folder = options.out / options.recipe
+    if options.table:
+        print(table(folder, options.target))
+        return
+    torch.set_num_threads(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    overrides = {k: json.loads(v) for k, v in (pair.split("=", 1) for pair in options.set)}
+    methods = options.methods.split(";") if options.methods else list(METHODS)
+    began, longest = time.perf_counter(), 0.0
+    for seed in (int(s) for s in options.seeds.split(",")):
+        for method in methods:
+            path = folder / f"{slug(method)}-{seed}.json"
+            if path.exists():
+                continue
+            if time.perf_counter() - began + longest > 60 * options.budget:
+                print(f"budget spent before {path.stem}")
+                return
+            start = time.perf_counter()
+            done = cell(HERE / f"{options.recipe}.toml", method, seed, overrides)
+            longest = max(longest, time.perf_counter() - start)
+            part = path.with_suffix(".part")
+            part.write_text(json.dumps(done))
+            part.replace(path)
+            print(f"{path.stem}: {100 * done['accuracy']:.1f} %, {done['cpu_seconds']:.0f} s CPU, {done['seconds']:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

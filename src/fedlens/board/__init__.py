@@ -1,0 +1,1 @@
+"""The board: a local web page over all run folders below one directory. See `app.py` for the server, `fedlens/page` for the page."""

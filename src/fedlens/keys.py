@@ -1,0 +1,111 @@
+"""Certificates and node keys: what a SuperLink and its sites need to know each other. Secret are `*.key` and a site's private key,
+which are written readable for their owner only.
+
+`authority` makes ca.crt and ca.key, `server` a certificate for the names and addresses sites will use, `site` one key pair. The CA
+file goes to every site; its key stays with whoever issues certificates.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+YEARS = 2
+
+
+def authority(folder: Path) -> Path:
+    """ca.crt and ca.key, once: an existing authority is kept, because sites already trust it."""
+    x509, ec, hashes, ser = _cryptography()
+    if (folder / "ca.crt").exists():
+        return folder / "ca.crt"
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "FedLens federation")])
+    usage = x509.KeyUsage(
+        digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    builder = (
+        _certificate(x509, name, name, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    _write(folder / "ca.key", _pem(key, ser), secret=True)
+    _write(folder / "ca.crt", builder.sign(key, hashes.SHA384()).public_bytes(ser.Encoding.PEM))
+    return folder / "ca.crt"
+
+
+def server(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
+    """server.pem and server.key, signed by the authority in the same folder, valid for these names and addresses."""
+    x509, ec, hashes, ser = _cryptography()
+    ca = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    ca_key = ser.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, hosts[0])])
+    builder = (
+        _certificate(x509, name, ca.subject, key.public_key())
+        .add_extension(x509.SubjectAlternativeName([_host(x509, h) for h in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+    )
+    _write(folder / "server.key", _pem(key, ser), secret=True)
+    _write(folder / "server.pem", builder.sign(ca_key, hashes.SHA384()).public_bytes(ser.Encoding.PEM))
+    return folder / "server.pem", folder / "server.key"
+
+
+def site(path: Path) -> tuple[Path, Path]:
+    """A node key pair in OpenSSH form: PATH stays at the site, PATH.pub goes to the server."""
+    _, ec, _, ser = _cryptography()
+    if path.exists():
+        raise ValueError(f"{path} exists already: a key is never overwritten")
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write(path, key.private_bytes(ser.Encoding.PEM, ser.PrivateFormat.OpenSSH, ser.NoEncryption()), secret=True)
+    public = path.with_name(path.name + ".pub")
+    _write(public, key.public_key().public_bytes(ser.Encoding.OpenSSH, ser.PublicFormat.OpenSSH) + b"\n")
+    return path, public
+
+
+def _certificate(x509: Any, subject: Any, issuer: Any, public: Any) -> Any:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=365 * YEARS))
+    )
+
+
+def _host(x509: Any, text: str) -> Any:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        return x509.DNSName(text)
+
+
+def _pem(key: Any, ser: Any) -> bytes:
+    data: bytes = key.private_bytes(ser.Encoding.PEM, ser.PrivateFormat.PKCS8, ser.NoEncryption())
+    return data
+
+
+def _write(path: Path, data: bytes, secret: bool = False) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if secret else 0o644), "wb") as f:
+        f.write(data)
+
+
+def _cryptography() -> tuple[Any, Any, Any, Any]:
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as e:
+        raise ImportError('keys and certificates need the flower extra: pip install "fedlens[flower]"') from e
+    return x509, ec, hashes, serialization

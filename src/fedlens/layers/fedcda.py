@@ -1,0 +1,141 @@
+r"""FedCDA (Wang et al., ICLR 2024): average models of different rounds, chosen so that they agree.
+
+The server keeps the last K local models of every client and picks one w_n for each such that sum_n p_n |w_n - w|^2 is smallest, where
+w = sum_n p_n w_n is the new global model. As the p_n sum to one this is sum p_n |w_n|^2 - |w|^2: inner products are enough.
+
+Only the clients heard in a round choose anew, the others keep their choice; clients never heard do not count. All combinations of the
+heard are tried where there are at most `exact` of them; beyond that, groups of B clients are optimised exactly in turn, the rest held
+fixed, starting from everybody's newest model, until nothing changes (the paper does one pass). In the first `warmup` rounds it is
+FedAvg and models are only collected. It sees single models and stores K of them per client on the server: no secure aggregation, and
+memory grows with the population.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedlens.algorithm import Algorithm, Layer, Needs, StackError, Stage
+from fedlens.algorithms.fedavg import FedAvg
+from fedlens.layers.robust import flatten, weighted_mean
+from fedlens.message import MEAN, Message
+from fedlens.replies import Replies
+from fedlens.tree import Tree
+
+
+@dataclass
+class FedCDA(Layer):
+    """keep: models per client (K; 3 in the paper). group: clients optimised together (B; 3). warmup: rounds of plain averaging.
+    exact: up to how many combinations are all tried."""
+
+    keep: int = 3
+    group: int = 3
+    warmup: int = 0
+    exact: int = 4096
+    stage: ClassVar[Stage] = "merge"
+    own_needs: ClassVar[Needs] = "replies"
+    merges: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.keep < 1 or self.group < 1:
+            raise StackError(f"FedCDA needs keep >= 1 and group >= 1, not {self.keep} and {self.group}")
+
+    def check(self, inner: Algorithm) -> None:
+        if not isinstance(inner.base, FedAvg) or inner.base.server_lr != 1:
+            raise StackError("FedCDA replaces the model by a mean of local ones: it needs FedAvg with server_lr = 1")
+
+    def server_step(self, state: Message, replies: Replies) -> Message:
+        model = state.trees["model"]
+        pools, weights, chosen = _remembered(state)
+        heard = []
+        for reply in replies:
+            i = reply.sender
+            local = {n: t + reply.trees["delta"][n] for n, t in model.items()}
+            pools[i] = [local, *pools.get(i, [])][: self.keep]
+            weights[i] = reply.weights.get("delta", {}).get(MEAN, 1.0)
+            chosen[i] = 0
+            heard.append(i)
+        kept = _to_trees(pools, weights)
+        if state.round < self.warmup:
+            return self.inner.server_step(state, replies).put(**kept).note(**_choices(chosen))
+        everyone = sorted(pools)
+        picked = self._select(model, pools, weights, chosen, heard)
+        mean = weighted_mean([pools[i][picked[i]] for i in everyone], [weights[i] for i in everyone])
+        delta = {n: mean[n] - t for n, t in model.items()}
+        return self.inner.server_step(state, replies.put(delta=delta)).put(**kept).note(**_choices(picked))
+
+    def _select(
+        self, model: Tree, pools: dict[int, list[Tree]], weights: dict[int, float], chosen: dict[int, int], heard: list[int]
+    ) -> dict[int, int]:
+        """The fixed clients enter only through their weighted sum. Everything is measured from the current model: less cancellation."""
+        origin = flatten(model)
+        total = sum(weights.values())
+        fixed = torch.zeros_like(origin)
+        for i in pools.keys() - set(heard):
+            fixed += weights[i] / total * (flatten(pools[i][chosen[i]]) - origin)
+        options = [[flatten(t) - origin for t in pools[i]] for i in heard]
+        found = choose(options, [weights[i] / total for i in heard], fixed, self.group, self.exact)
+        return {**chosen, **dict(zip(heard, found, strict=True))}
+
+
+def choose(options: Sequence[Sequence[Tensor]], p: Sequence[float], fixed: Tensor, group: int, exact: int) -> list[int]:
+    """One option each, minimising sum p_n |w_n|^2 - |fixed + sum p_n w_n|^2. Works on the Gram matrix of all options."""
+    rows = torch.stack([*(v for pool in options for v in pool), fixed])
+    gram: list[list[float]] = (rows @ rows.T).tolist()
+    starts = list(itertools.accumulate((len(pool) for pool in options), initial=0))
+    sizes = [len(pool) for pool in options]
+
+    def cost(choice: Sequence[int]) -> float:
+        at = [starts[n] + k for n, k in enumerate(choice)]
+        own = sum(w * gram[a][a] for w, a in zip(p, at, strict=True))
+        pairs = [*zip(p, at, strict=True), (1.0, len(gram) - 1)]
+        return own - sum(w * v * gram[a][b] for w, a in pairs for v, b in pairs)
+
+    best = [0] * len(options)
+    every = 1
+    for s in sizes:
+        every *= s
+    blocks = [range(len(options))] if every <= exact else [range(k, min(k + group, len(options))) for k in range(0, len(options), group)]
+    changed = True
+    while changed:
+        changed = False
+        for block in blocks:
+            trial = [_with(best, block, ks) for ks in itertools.product(*(range(sizes[n]) for n in block))]
+            winner = min(trial, key=cost)
+            if winner != best and cost(winner) < cost(best):
+                best, changed = winner, len(blocks) > 1
+    return best
+
+
+def _with(choice: list[int], block: Sequence[int], values: Sequence[int]) -> list[int]:
+    new = list(choice)
+    for n, k in zip(block, values, strict=True):
+        new[n] = k
+    return new
+
+
+# -- the server's memory of clients: trees "cda:CLIENT:AGE" and scalars, because a state is a message ----------------------------------
+
+
+def _to_trees(pools: dict[int, list[Tree]], weights: dict[int, float]) -> dict[str, Tree]:
+    models = {f"cda:{i}:{k}": t for i, pool in pools.items() for k, t in enumerate(pool)}
+    sizes = {str(i): torch.tensor(w, dtype=torch.float64) for i, w in sorted(weights.items())}
+    return {**models, "cda": sizes}
+
+
+def _remembered(state: Message) -> tuple[dict[int, list[Tree]], dict[int, float], dict[int, int]]:
+    weights = {int(i): float(w) for i, w in state.trees.get("cda", {}).items()}
+    pools: dict[int, list[Tree]] = {}
+    for i in weights:
+        names = (f"cda:{i}:{k}" for k in itertools.count())
+        pools[i] = [state.trees[n] for n in itertools.takewhile(lambda n: n in state.trees, names)]
+    return pools, weights, {i: int(state.scalars[f"cda:{i}"]) for i in weights}
+
+
+def _choices(chosen: dict[int, int]) -> dict[str, float]:
+    return {f"cda:{i}": float(k) for i, k in chosen.items()}

@@ -1,0 +1,52 @@
+r"""FedNTD (Lee et al., 2022): local training must not forget what the global model knows about the classes that are not true.
+
+loss += beta tau^2 KL(q_g || q_l), both softmax at temperature tau over the logits without the true class's (Eqs. 3 and 4). The
+paper's tables use beta = 1, tau = 1; its code's default is tau = 3. The factor tau^2 is the code's; at tau = 1 it makes no
+difference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedlens.algorithm import Algorithm, Layer
+from fedlens.algorithms.fedavg import FedAvg
+from fedlens.client import Batch, Client, Output
+from fedlens.layers.moon import frozen, needs_whole_model
+from fedlens.message import Message
+
+
+@dataclass
+class FedNTD(Layer):
+    """beta: strength. tau: temperature. For classification only."""
+
+    beta: float = 1.0
+    tau: float = 1.0
+
+    def check(self, inner: Algorithm) -> None:
+        needs_whole_model(self, inner)
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        base = self.inner.base
+        assert isinstance(base, FedAvg)
+        teacher = frozen(base, message.trees["model"])
+
+        def term(model: object, batch: Batch, output: Output) -> Tensor:
+            if "y" not in batch or output.prediction.dim() != 2:
+                raise ValueError("FedNTD needs class scores and labels: it works for classification only")
+            with torch.no_grad():
+                known = base.task.forward(teacher, batch).prediction
+            return self.beta * not_true(output.prediction, known, batch["y"], self.tau)
+
+        return self.inner.client_step(message, client.plus(term))
+
+
+def not_true(local: Tensor, known: Tensor, y: Tensor, tau: float) -> Tensor:
+    """tau^2 KL(known || local) over all classes but the true one, mean over the batch."""
+    others = F.one_hot(y, local.shape[1]) == 0
+    a, b = (t[others].view(len(y), -1) / tau for t in (local, known))
+    return tau**2 * F.kl_div(a.log_softmax(1), b.log_softmax(1), reduction="batchmean", log_target=True)

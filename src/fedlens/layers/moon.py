@@ -1,0 +1,82 @@
+r"""MOON (Li et al., 2021): features should look like the global model's and unlike the previous local model's.
+
+Eq. 3: loss += mu * -log( e^{sim(z, z_glob)/tau} / (e^{sim(z, z_glob)/tau} + e^{sim(z, z_prev)/tau}) ), sim = cosine, z the features in
+front of the head. The previous local model stays in the client's memory.
+
+Deviations: no projection head unless the model has one, so that all methods share one network (the paper puts its classifier on a 256-d
+projection). A client without a previous model trains plainly in its first round: with z_prev = z_glob the term is the constant log 2.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedlens.algorithm import Algorithm, Layer, StackError
+from fedlens.algorithms.fedavg import FedAvg
+from fedlens.client import Batch, Client, Output
+from fedlens.message import Message
+
+
+@dataclass
+class Moon(Layer):
+    """mu: strength (5 on CIFAR-10 in the paper, 1 elsewhere). tau: temperature."""
+
+    mu: float = 1.0
+    tau: float = 0.5
+
+    def check(self, inner: Algorithm) -> None:
+        needs_whole_model(self, inner)
+        base = inner.base
+        if not hasattr(base.resident, "features"):  # type: ignore[attr-defined]
+            raise StackError("Moon compares features, but the model has no split into features and head")
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        received, base = message.trees["model"], self.inner.base
+        assert isinstance(base, FedAvg)
+        if "moon" in client.memory:
+            teachers = [frozen(base, received), frozen(base, client.memory["moon"])]
+            client = client.plus(lambda model, batch, output: self.mu * self._contrast(teachers, batch, output))
+        reply = self.inner.client_step(message, client)
+        client.memory["moon"] = {n: t + reply.trees["delta"][n] for n, t in received.items()}
+        return reply
+
+    def _contrast(self, teachers: list[nn.Module], batch: Batch, output: Output) -> Tensor:
+        assert output.features is not None
+        with torch.no_grad():
+            near, far = (teacher.features(batch["x"]) for teacher in teachers)  # type: ignore[operator]
+        return contrast(output.features, near, far, self.tau)
+
+
+def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
+    """-log softmax of the two similarities, mean over the batch."""
+    flat = [t.flatten(1) for t in (z, near, far)]
+    logits = torch.stack([F.cosine_similarity(flat[0], flat[1]), F.cosine_similarity(flat[0], flat[2])], 1) / tau
+    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
+
+
+def frozen(base: FedAvg, weights: Mapping[str, Tensor]) -> nn.Module:
+    """A second network with these weights that only looks: evaluation mode, no gradients."""
+    model = copy.deepcopy(base.resident)
+    current = model.state_dict()
+    with torch.no_grad():
+        for name, t in weights.items():
+            current[name].copy_(t)
+    return model.eval().requires_grad_(False)
+
+
+def needs_whole_model(layer: Layer, inner: Algorithm) -> None:
+    """For layers that build a second network: what they see must be all of it."""
+    name = type(layer).__name__
+    if not isinstance(inner.base, FedAvg):
+        raise StackError(f"{name} needs FedAvg's model, {type(inner.base).__name__} has none")
+    for part in inner.parts():
+        if isinstance(part, Layer) and part.stage == "share":
+            raise StackError(
+                f"{name} needs the whole model, but {type(part).__name__} hides a part of it: put {name} before it in the stack"
+            )

@@ -1,0 +1,364 @@
+"""A recipe over real sites: what the server does (`main`), what a site does (`make_site`), and the Flower commands that connect them.
+
+A run's Flower app carries the recipe. A site that has its own copy answers only a server whose recipe is the same in everything but
+[data]; where the data lies (`--data`) is each site's own business. The server needs no client's data; what its own [data] finds, if
+anything, is only tested on.
+
+Every command is one of Flower's own programs and is said aloud before it runs, so that an existing Flower federation can be used instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import ipaddress
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedlens import config as recipes
+from fedlens import job
+from fedlens.config import Config, ConfigError
+from fedlens.data.source import DataError
+from fedlens.engines.site import Facts, Site, SiteError, alone
+from fedlens.federation import Federation
+
+PLACES = ("root", "folder", "file", "image")  # what data sources call the place their data lies in
+EXPOSED = (
+    "{host} can be reached from other machines. Flower's control API shares this port with the sites: node keys keep strangers from "
+    "joining, but whoever can connect and holds the CA file can register keys and start runs, which means code on your sites. Put "
+    "something in front that lets only the sites in (a firewall, a VPN, a proxy that asks for client certificates), then add --expose"
+)
+Say = Callable[[str], None]
+
+
+def fingerprint(config: Config) -> str:
+    """Of everything but [data]: what server and sites must agree on."""
+    tables = {k: v for k, v in config.tables().items() if k not in ("data", "about")}
+    return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()
+
+
+# -- inside Flower -----------------------------------------------------------------------------------------------------------------
+
+
+def main(grid: Any, run: Facts) -> None:
+    """The ServerApp: an ordinary job whose engine is Flower. The run folder is written here, on the SuperLink's machine."""
+    from fedlens.engines.flower import Flower
+
+    config = recipes.from_tables(tomllib.loads(str(run["recipe"])), str(run["name"]))
+    agreed = fingerprint(config)
+    # Sites remember one round back, not more: see engines/site.py.
+    config = replace(config, federation=config.federation.with_value("checkpoint_every", 1))
+    s = config.settings
+
+    def engine(setup: job.Setup, folder: Path, log: Say) -> Flower:
+        return Flower(
+            grid, setup.algorithm, len(setup.federation), recipe=agreed, job=token(folder), timeout=s.timeout,
+            patience=float(run["patience"]), least=int(run["least"]), late=s.late, forgive=bool(run["forgive"]), log=log,
+        )  # fmt: skip
+
+    watch = _Log()
+    job.start(
+        config, Path(str(run["out"])), engine=engine, resume=bool(run["resume"]), fresh=bool(run["fresh"]), watch=watch,
+        setup=_server_setup(config, watch.log),
+    )  # fmt: skip
+
+
+def _server_setup(config: Config, log: Say) -> job.Setup:
+    """The server needs no client's data. What the recipe's own [data] gives it, if it finds any, is something to test on."""
+    task = config.build_task()
+    algorithm = config.build_algorithm(task)
+    try:
+        federation = config.build_source().federation(config.settings.clients, config.settings.seed)
+    except (DataError, ConfigError) as e:
+        log(f"nothing to test on at the server: {e}")
+        federation = Federation([None] * config.settings.clients)
+    return job.Setup(config, config.settings, task, federation, algorithm)
+
+
+class _Log(job.Watch):
+    """A job's progress as lines for the Flower log."""
+
+    def begin(self, setup: job.Setup, folder: Path, done: int) -> None:
+        self.log(f"{setup.stack} with {len(setup.federation)} sites into {folder}, {done} of {setup.settings.rounds} rounds done")
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        numbers = {"training loss": record["loss"], **dict(list(record["metrics"].items())[:3])}
+        text = "  ".join(f"{k} {v:.4g}" for k, v in numbers.items() if v is not None)
+        self.log(f"round {record['round']}: {record['heard']} of {record['asked']} heard in {record['seconds']:.1f} s  {text}")
+        for lost in record["lost"]:
+            self.log(f"  client {lost['client']}: {lost['reason']}")
+
+    def log(self, text: str) -> None:
+        print(f"fedlens: {text}", flush=True)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self.log("done")
+
+
+def token(folder: Path) -> str:
+    """The job's name for the sites; it stays with the run folder, so that a resumed run finds their memories again."""
+    file = folder / "flower.json"
+    if not file.exists():
+        file.write_text(json.dumps({"job": secrets.token_hex(8)}))
+    job: str = json.loads(file.read_text())["job"]
+    return job
+
+
+def make_site(node: Facts, run: Facts) -> Site:
+    """The site's end: its own copy of the recipe if it has one, else the server's, over its own data."""
+    id = site_number(node)
+    tables = tomllib.loads(str(run["recipe"]))
+    config = recipes.read(str(node["recipe"])) if node.get("recipe") else recipes.from_tables(tables, str(run["name"]))
+    agreed = fingerprint(config)
+    own = str(node.get("data", ""))
+    if own:
+        config = over(config, own)
+    s = config.settings
+    federation = config.build_source().federation(1 if own else s.clients, s.seed)
+    if not own and not 0 <= id < len(federation):
+        raise SiteError(f"this site is client {id}, but the recipe's data has {len(federation)} parts (0 to {len(federation) - 1})")
+    part = 0 if own else id
+    here = alone(id, federation.holdings[part], federation.held_out_of(part))
+    return Site(id, config.build_algorithm(config.build_task()), here, Path(str(node["folder"])), recipe=agreed, threads=s.threads)
+
+
+def site_number(node: Facts) -> int:
+    for key in ("client", "partition-id"):
+        if key in node:
+            return int(node[key])
+    raise SiteError("this site does not say which client it is: add client=N to its node config")
+
+
+def over(config: Config, place: str) -> Config:
+    """The same recipe over the data that lies here."""
+    known = recipes.parameters(config.data.cls)
+    key = next((k for k in PLACES if k in known), None)
+    if key is None:
+        raise ConfigError(f"{config.data.name} reads no files, so it cannot take data from {place}: leave --data out")
+    if not Path(place).exists():
+        raise ConfigError(f"there is no data at {place}")
+    return replace(config, data=config.data.with_value(key, place).checked())
+
+
+# -- around Flower -----------------------------------------------------------------------------------------------------------------
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Flower without telemetry and update checks, with its quickest public settings, and with our Python's programs first."""
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": os.environ.get("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"),
+    }
+
+
+def flower_home() -> Path:
+    """Flower's own if the user set one; else a folder of ours, so that nobody's Flower configuration is touched."""
+    home = Path(os.environ.get("FLWR_HOME") or Path(os.environ.get("FEDLENS_HOME", Path.home() / ".fedlens")) / "flwr").absolute()
+    home.mkdir(parents=True, exist_ok=True)
+    return home
+
+
+def need(program: str) -> str:
+    found = shutil.which(program, path=environment(Path())["PATH"])
+    if not found:
+        raise ConfigError(f'{program} is not installed: pip install "fedlens[flower]"')
+    return found
+
+
+def loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Crew:
+    """Child processes that live and die together. Each is announced as the command it is."""
+
+    def __init__(self, say: Say, home: Path) -> None:
+        self.say, self.env, self.children = say, environment(home), list[subprocess.Popen[bytes]]()
+
+    def start(self, *command: str, quiet: bool = False) -> subprocess.Popen[bytes]:
+        need(command[0])
+        if not quiet:
+            self.say("$ " + shlex.join(command))
+        child = subprocess.Popen(command, env=self.env, start_new_session=True)
+        self.children.append(child)
+        return child
+
+    def again(self, child: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        """The same command once more, in place of one that ended."""
+        self.children.remove(child)
+        assert isinstance(child.args, tuple)
+        return self.start(*map(str, child.args), quiet=True)
+
+    def call(self, *command: str, check: bool = True) -> str:
+        """Run a short one to its end; its output."""
+        need(command[0])
+        self.say("$ " + shlex.join(command))
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True)
+        if check and done.returncode:
+            lines = [x for x in (done.stderr + done.stdout).strip().splitlines() if x.strip()]
+            raise ConfigError(f"{shlex.join(command[:3])} failed: {lines[-1].strip() if lines else done.returncode}")
+        return done.stdout + (done.stderr if not check else "")
+
+    def stop(self) -> None:
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            for child in self.children:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child.pid, how)  # the session of a child: Flower's programs have children of their own
+            until = time.monotonic() + 8
+            while how == signal.SIGTERM and time.monotonic() < until and any(c.poll() is None for c in self.children):
+                time.sleep(0.1)
+        for child in self.children:
+            child.wait()
+
+    def __enter__(self) -> Crew:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a polite kill cleans up too
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def await_port(host: str, port: int, ca: Path, crew: Crew, seconds: float = 60) -> None:
+    trust = ssl.create_default_context(cafile=str(ca))
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if any(c.poll() is not None for c in crew.children):
+            raise ConfigError("the SuperLink ended at once: its own words are above")
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((host, port), 1) as plain,
+            trust.wrap_socket(plain, server_hostname=host),
+        ):
+            return
+        time.sleep(0.1)
+    raise ConfigError(f"the SuperLink did not answer at {host}:{port} within {seconds:g} s")
+
+
+def connection(home: Path, address: str, ca: Path) -> str:
+    """The name under which Flower's own commands reach this SuperLink, written into its config.toml once."""
+    if not ca.is_file():
+        raise ConfigError(f"there is no CA certificate {ca}: `fedlens keys` makes one, the server's operator has it")
+    name = "fedlens-" + "".join(c if c.isalnum() else "-" for c in address)
+    table = f'[superlink.{name}]\naddress = "{address}"\nroot-certificates = "{ca.absolute()}"\n'
+    file = home / "config.toml"
+    text = file.read_text() if file.exists() else ""
+    if table not in text:
+        with contextlib.suppress(tomllib.TOMLDecodeError):
+            if name in tomllib.loads(text).get("superlink", {}):
+                text = _without(text, f"[superlink.{name}]")
+        file.write_text(text.rstrip() + "\n\n" + table if text.strip() else table)
+    return name
+
+
+def _without(text: str, header: str) -> str:
+    kept, skipping = [], False
+    for line in text.splitlines():
+        if line.startswith("["):
+            skipping = line.strip() == header
+        if not skipping:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def split_address(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"{address!r} is not an address: write host:port, such as 127.0.0.1:8000")
+    return host, int(port)
+
+
+def node_config(facts: Mapping[str, Any]) -> str:
+    return " ".join(f"{k}={json.dumps(v)}" for k, v in facts.items() if v not in (None, ""))
+
+
+def submit(
+    config: Config,
+    folder: Path,
+    superlink: str,
+    *,
+    ca: Path,
+    resume: bool,
+    fresh: bool,
+    patience: float,
+    least: int,
+    forgive: bool,
+    say: Say,
+) -> int:
+    """Hand a recipe to a SuperLink and follow it; an exit code. superlink: an address, or a connection of the user's Flower config."""
+    from fedlens.engines.flower import write_app
+
+    home = flower_home()
+    with Crew(say, home) as crew, tempfile.TemporaryDirectory(prefix="fedlens-app-") as app:
+        name = superlink
+        if ":" in superlink:
+            name = connection(home, superlink, ca)
+            await_port(*split_address(superlink), ca, crew)
+        facts: dict[str, bool | int | float | str] = {
+            "name": config.name, "recipe": config.to_toml(), "out": str(folder.absolute()), "resume": resume, "fresh": fresh,
+            "patience": patience, "least": least, "forgive": forgive,
+        }  # fmt: skip
+        write_app(Path(app), "fedlens.sites:main", "fedlens.sites:make_site", facts)
+        told = _json(crew.call("flwr", "run", app, name, "--format", "json"))
+        number = str(told.get("run-id", ""))
+        if not told.get("success") or not number:
+            raise ConfigError(f"the SuperLink did not take the run: {told.get('error-message', told)}")
+        try:
+            crew.start("flwr", "log", number, name, "--stream").wait()
+            status = await_end(crew, number, name)
+        except KeyboardInterrupt:
+            say(f"the run goes on at the SuperLink; to end it: flwr stop {number} {name}")
+            return 130
+        say(f"run {number}: {status}" + (f", in {folder}" if status == "finished:completed" else ""))
+        return 0 if status == "finished:completed" else 1
+
+
+def await_end(crew: Crew, number: str, name: str) -> str:
+    for _ in range(100):
+        told = _json(crew.call("flwr", "list", "--run-id", number, name, "--format", "json"))
+        found: list[dict[str, Any]] = told.get("runs", [])
+        status = str(found[0]["status"]) if found else "unknown"
+        if status.startswith("finished"):
+            break
+        time.sleep(3)
+    return status
+
+
+def _json(text: str) -> dict[str, Any]:
+    """Flower prints warnings around its JSON."""
+    start, end = text.find("{"), text.rfind("}")
+    try:
+        found: dict[str, Any] = json.loads(text[start : end + 1])
+    except ValueError as e:
+        raise ConfigError(f"Flower said: {' '.join(text.split())[:300]}") from e
+    return found

@@ -1,0 +1,138 @@
+"""A real Flower deployment on 127.0.0.1 for tests: one SuperLink, some SuperNodes, TLS and node authentication on.
+
+Every process is started in a session of its own and ended by that session's id, whatever happens to the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedlens import keys
+
+TESTS = Path(__file__).resolve().parent
+BIN = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+class Deployment:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.keys = folder / "keys"
+        keys.authority(self.keys)
+        keys.server(self.keys, ["127.0.0.1"])
+        self.home = folder / "home"
+        self.home.mkdir()
+        (self.home / "config.toml").write_text(
+            f'[superlink.here]\naddress = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"\n'
+        )
+        path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
+        self.env = {
+            **os.environ,
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path, "FLWR_HOME": str(self.home), "OMP_NUM_THREADS": "1",
+            "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+        }  # fmt: skip
+
+    # -- processes -----------------------------------------------------------------------------------------------------------------
+
+    def start(self, name: str, *command: str, **env: str) -> None:
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self.running[name] = subprocess.Popen(
+                [str(BIN / command[0]), *command[1:]], env={**self.env, **env}, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def stop(self, name: str, how: int = signal.SIGKILL) -> None:
+        """The whole session: a SuperNode has a SuperExec and ClientApps below it."""
+        process = self.running.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(20)
+
+    def close(self) -> None:
+        for name in list(self.running):
+            self.stop(name)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    # -- the parts of a federation -------------------------------------------------------------------------------------------------
+
+    def superlink(self) -> None:
+        k = self.keys
+        self.start(
+            "superlink", "flower-superlink", "--host", "127.0.0.1", "--port", str(self.port), "--database", str(self.folder / "state.db"),
+            "--ssl-ca-certfile", str(k / "ca.crt"), "--ssl-certfile", str(k / "server.pem"), "--ssl-keyfile", str(k / "server.key"),
+            "--enable-supernode-auth", "--disable-runtime-dependency-installation",
+        )  # fmt: skip
+        trust = ssl.create_default_context(cafile=str(k / "ca.crt"))
+        for _ in range(300):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", self.port), 1) as s,
+                trust.wrap_socket(s, server_hostname="127.0.0.1"),
+            ):
+                return
+            time.sleep(0.1)
+        raise AssertionError("the SuperLink did not start:\n" + self.log("superlink"))
+
+    def flwr(self, *arguments: str) -> str:
+        done = subprocess.run([str(BIN / "flwr"), *arguments], env=self.env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def register(self, client: int) -> None:
+        _, public = keys.site(self.keys / f"site-{client}")
+        self.flwr("supernode", "register", str(public), "here", "--name", f"site-{client}")
+
+    def supernode(self, client: int, **config: Any) -> None:
+        if not (self.keys / f"site-{client}").exists():
+            self.register(client)
+        worker = self.folder / f"worker-{client}"
+        self.start(f"worker-{client}", "python", "-m", "fedlens.engines.site", str(worker))
+        facts: Mapping[str, Any] = {"client": client, "folder": f'"{self.folder / f"memory-{client}"}"', "worker": f'"{worker}"', **config}
+        self.start(
+            f"site-{client}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates", str(self.keys / "ca.crt"),
+            "--auth-supernode-private-key", str(self.keys / f"site-{client}"), "--host", "127.0.0.1", "--port", str(free_port()),
+            "--node-config", " ".join(f"{k}={v}" for k, v in facts.items()),
+        )  # fmt: skip
+
+    def submit(self, app: Path, name: str = "run") -> None:
+        self.start(name, "flwr", "run", str(app), "here", "--stream")
+
+    def wait_for(self, condition: Any, seconds: float, what: str) -> None:
+        until = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > until:
+                tails = "\n".join(f"== {p.name}\n{p.read_text(errors='replace')[-3000:]}" for p in sorted(self.folder.glob("*.log")))
+                raise AssertionError(f"{what} did not happen within {seconds:g} s\n{tails}")
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def deployment(folder: Path) -> Iterator[Deployment]:
+    here = Deployment(folder)
+    try:
+        yield here
+    finally:
+        here.close()

@@ -1,0 +1,241 @@
+"""Flower for real: a SuperLink and SuperNodes on 127.0.0.1, TLS and node authentication on, and the simulator's bits at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from deployment import Deployment, deployment
+from stacks import STACKS
+from toy import same_bits, toy_federation
+
+from fedlens import Lost, Message, run
+from fedlens import config as recipes
+from fedlens import job as jobs
+from fedlens.checkpoint import Checkpoint
+from fedlens.engines.loopback import Loopback
+
+pytest.importorskip("flwr")
+from fedlens.engines import flower
+
+
+def job(here: Deployment, name: str, **config: Any) -> Path:
+    """Write the app of one run; returns its output folder."""
+    out = here.folder / name
+    out.mkdir(exist_ok=True)
+    facts = {"stack": "scaffold", "clients": 2, "rounds": 2, "delay": 0.0, "timeout": 0.0, "patience": 60.0, "personal": False,
+             "job": name, "out": str(out), **config}  # fmt: skip
+    flower.write_app(here.folder / f"app-{name}", "toy_server:main", "toy_app:make_site", facts)
+    return out
+
+
+def finished(here: Deployment, out: Path, seconds: float = 120) -> Message:
+    here.wait_for(lambda: (out / "done").exists() or (out / "failed").exists(), seconds, f"the end of {out.name}")
+    assert (out / "done").exists(), (out / "failed").read_text()
+    return Message.from_bytes((out / "state").read_bytes())
+
+
+def rounds(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def expected(stack: str, clients: int, number: int) -> Message:
+    algorithm = STACKS[stack]()
+    return run(algorithm, Loopback(algorithm, toy_federation(clients)), number, seed=3)
+
+
+class Replay(Loopback):
+    """The loopback, in which each round hears just those that a real deployment heard."""
+
+    heard: list[list[int]]
+
+    def exchange(self, message: Message, ids: Any, heard: Any) -> Iterator[Any]:
+        present = self.heard[message.round]
+        for reply in super().exchange(message, ids, heard):
+            yield reply if reply.sender in present else Lost(reply.sender, "was not heard")
+
+
+def replayed(stack: str, clients: int, out: Path) -> Message:
+    algorithm = STACKS[stack]()
+    engine = Replay(algorithm, toy_federation(clients))
+    engine.heard = [r["heard"] for r in rounds(out)]
+    return run(algorithm, engine, len(engine.heard), seed=3)
+
+
+def working(out: Path, client: int, number: int) -> bool:
+    return any(out.glob(f"working-{client}-{number}-*"))
+
+
+def test_scaffold_ends_in_the_simulators_bits(tmp_path: Path) -> None:
+    """Two rounds: in the second one the control variates come from the sites' own disks."""
+    with deployment(tmp_path) as here:
+        here.superlink()
+        here.supernode(0)
+        here.supernode(1)
+        out = job(here, "short")
+        here.submit(here.folder / "app-short")
+        assert same_bits(finished(here, out, 240), expected("scaffold", 2, 2))
+        assert [r["heard"] for r in rounds(out)] == [[0, 1], [0, 1]] and not any(r["lost"] for r in rounds(out))
+
+
+METHODS = {
+    "fedvsr": ["clients=2", "cohort=2", "rounds=2", "data.clips=4", "data.groups=2", "data.height=64", "data.width=64", "data.crop=32"],
+    "deblur-partial": ["clients=2", "rounds=4", "evaluate_every=2", "data.size=48"],
+}
+
+
+@pytest.mark.slow
+def test_every_method_ends_in_the_simulators_bits(tmp_path: Path) -> None:
+    """Recipes as `fedlens run --engine flower` sends them: trained networks, a scene with state on the nodes, and the toy stacks."""
+    from fedlens import sites
+
+    with deployment(tmp_path) as here:
+        here.superlink()
+        here.supernode(0)
+        here.supernode(1)
+        for name, overrides in METHODS.items():
+            config = recipes.read(name, overrides)
+            out = here.folder / name
+            facts: dict[str, Any] = {"name": name, "recipe": config.to_toml(), "out": str(out), "resume": False, "fresh": False,
+                                     "patience": 120.0, "least": 2, "forgive": False}  # fmt: skip
+            flower.write_app(here.folder / f"app-{name}", "fedlens.sites:main", "fedlens.sites:make_site", facts)
+            here.submit(here.folder / f"app-{name}", f"run-{name}")
+            here.wait_for(lambda out=out: (out / "summary.json").exists(), 400, f"the end of {name}")  # type: ignore[misc]
+            wanted = jobs.start(config, here.folder / f"{name}-simulated")
+            found = Checkpoint(out / "checkpoint").load()
+            assert found and same_bits(found[0].state, wanted.state), name
+            real, simulated = ([json.loads(x) for x in (f / "metrics.jsonl").read_text().splitlines()] for f in (out, wanted.folder))
+            for a, b in zip(real, simulated, strict=True):
+                assert {k: v for k, v in a.items() if k != "seconds"} == {k: v for k, v in b.items() if k != "seconds"}
+        for stack in ("loss-aware", "fedvssl", "median"):
+            out = job(here, stack, stack=stack, personal=True)
+            here.submit(here.folder / f"app-{stack}", f"run-{stack}")
+            assert same_bits(finished(here, out, 300), expected(stack, 2, 2)), stack
+            assert all("client_accuracy" in r["metrics"] for r in rounds(out))
+        assert sites.fingerprint(recipes.read("fedvsr", ["data.crop=32"])) == sites.fingerprint(recipes.read("fedvsr"))
+        assert sites.fingerprint(recipes.read("fedvsr", ["rounds=3"])) != sites.fingerprint(recipes.read("fedvsr"))
+
+
+@pytest.mark.slow
+def test_a_node_dies_and_another_comes_late(tmp_path: Path) -> None:
+    """Site 2 joins when the run is under way; site 1 is killed in the middle of a round and comes back with its memory. Whoever is
+    heard, the bits are those of a federation in which just they were heard."""
+    with deployment(tmp_path) as here:
+        here.superlink()
+        here.supernode(0)
+        here.supernode(1)
+        out = job(here, "bad-day", clients=3, rounds=7, delay=2.0, patience=40.0)
+        here.submit(here.folder / "app-bad-day")
+        here.wait_for(lambda: working(out, 1, 1), 300, "round 1 at site 1")
+        here.stop("site-1", signal.SIGKILL)
+        here.stop("worker-1", signal.SIGKILL)
+        here.supernode(2)
+        here.wait_for(lambda: len(rounds(out)) > 1, 300, "the end of round 1")
+        here.supernode(1)
+        final = finished(here, out, 600)
+        lines = rounds(out)
+        reasons = {(r["round"], client): why for r in lines for client, why in r["lost"]}
+        assert lines[0]["heard"] == [0, 1] and reasons[0, 2] == "has not joined"
+        assert 1 not in lines[1]["heard"] and reasons[1, 1].startswith("has vanished")
+        assert lines[-1]["heard"] == [0, 1, 2], lines
+        assert same_bits(final, replayed("scaffold", 3, out))
+
+
+@pytest.mark.slow
+def test_a_stranger_stays_outside(tmp_path: Path) -> None:
+    """A key nobody registered, a site that is somebody else already, and a site with another recipe: all refused, in words."""
+    from fedlens import keys
+
+    with deployment(tmp_path) as here:
+        here.superlink()
+        here.supernode(0)
+        keys.site(here.keys / "site-1")  # made, and not registered
+        here.supernode(1)
+        stranger = here.running["site-1"]
+        here.wait_for(lambda: stranger.poll() is not None, 120, "the stranger's refusal")
+        assert stranger.returncode != 0
+        here.supernode(2, client=0)
+        here.supernode(3, client=1, recipe='"something else"')
+        out = job(here, "strangers", rounds=1, patience=60.0)
+        here.submit(here.folder / "app-strangers")
+        finished(here, out, 300)
+        said = here.log("run")
+        assert "calls itself client 0, which is somebody else already" in said
+        assert "is not the one this site agreed to (something el)" in said
+        assert rounds(out)[0]["heard"] == [0] and rounds(out)[0]["lost"] == [[1, "has not joined"]]
+
+
+@pytest.mark.slow
+def test_a_superlink_that_restarts_in_the_middle_and_a_server_that_dies(tmp_path: Path) -> None:
+    """First the SuperLink is killed with a round under way and started again from its database; then the run itself is killed and
+    submitted anew from its last checkpoint. The bits are those of an undisturbed run."""
+    with deployment(tmp_path) as here:
+        here.superlink()
+        here.supernode(0)
+        here.supernode(1)
+        out = job(here, "twice", rounds=6, delay=1.0, patience=120.0)
+        here.submit(here.folder / "app-twice")
+        here.wait_for(lambda: working(out, 0, 1), 300, "round 1 at site 0")
+        here.stop("superlink", signal.SIGKILL)
+        here.superlink()
+        before = len(rounds(out))
+        with contextlib.suppress(AssertionError):  # Flower may give a run up with its SuperLink: it is resumed below all the same
+            here.wait_for(lambda: len(rounds(out)) > before + 1 or (out / "done").exists(), 150, "two more rounds")
+        print("rounds before and after the SuperLink's death:", before, len(rounds(out)))
+        for process in psutil.process_iter(["cmdline"]):
+            command = " ".join(process.info["cmdline"] or [])
+            if "flwr-serverapp" in command and f":{here.port}" in command:
+                process.kill()
+        (out / "done").unlink(missing_ok=True)
+        here.submit(here.folder / "app-twice", "again")
+        assert same_bits(finished(here, out, 400), expected("scaffold", 2, 6))
+
+
+@pytest.mark.slow
+def test_a_deadline_leaves_the_slow_behind(tmp_path: Path) -> None:
+    """Every client takes longer than a round may: all are lost, in words, and the state stays where it was."""
+    with deployment(tmp_path) as here:
+        here.superlink()
+        here.supernode(0)
+        out = job(here, "slow", clients=1, rounds=1, delay=60.0, timeout=15.0, stack="fedavg")
+        here.submit(here.folder / "app-slow")
+        final = finished(here, out, 300)
+        assert rounds(out)[0]["lost"] == [[0, "no answer within 15 s"]]
+        assert same_bits(final, STACKS["fedavg"]().init())
+
+
+@pytest.mark.slow
+def test_the_walkthrough_works_as_written(tmp_path: Path) -> None:
+    """docs/sites.md: every `sh` block, in order, in one empty folder. A line that ends in & runs on in the background."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "sites.md").read_text()
+    blocks = [b.split("```")[0] for b in text.split("```sh\n")[1:]]
+    assert len(blocks) >= 5
+    here = Deployment(tmp_path)
+    script = "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\n" + "\n".join(blocks)
+    here.env["FEDLENS_HOME"] = str(tmp_path / "fedlens-home")
+    del here.env["FLWR_HOME"]
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "fedlens"
+    command.write_text('#!/bin/sh\nexec python -m fedlens.cli "$@"\n')
+    command.chmod(0o755)
+    here.env["PATH"] = f"{tmp_path / 'bin'}{os.pathsep}{here.env['PATH']}"
+    work = tmp_path / "work"
+    work.mkdir()
+    with open(tmp_path / "walkthrough.log", "wb") as log:
+        process = subprocess.Popen(["bash", "-c", script], cwd=work, env=here.env, stdout=log, stderr=log, start_new_session=True)
+    here.running["walkthrough"] = process
+    try:
+        process.wait(900)
+        said = here.log("walkthrough")
+        assert process.returncode == 0, said[-5000:]
+        assert "finished:completed" in said
+    finally:
+        here.close()

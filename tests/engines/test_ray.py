@@ -1,0 +1,115 @@
+"""Ray: the simulator's bits from actors, and the same manners when a client or a worker misbehaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stacks import STACKS
+from toy import Toy, same_bits, toy_federation
+
+from fedlens import Client, Message, Round, run, stack
+from fedlens.algorithms import FedAvg
+from fedlens.engines.loopback import Loopback
+from fedlens.layers import Scaffold
+
+ray = pytest.importorskip("ray")
+from fedlens.engines.ray import Ray, start  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray leaves sockets and log files open
+FEDERATION = toy_federation(7)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """One small cluster for all tests of this file: starting one takes seconds."""
+    start(cores=4, gpus=1)
+    yield
+    ray.shutdown()
+
+
+QUICK = ("scaffold",)
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in STACKS])
+def test_the_same_bits_as_the_loopback(name: str) -> None:
+    """Sums and singles, with and without memory, on more clients than workers."""
+    expected = STACKS[name]()
+    wanted = run(expected, Loopback(expected, FEDERATION), 3, cohort=5, seed=3)
+    algorithm = STACKS[name]()
+    with Ray(algorithm, FEDERATION, workers=2) as engine:
+        assert same_bits(run(algorithm, engine, 3, cohort=5, seed=3), wanted)
+
+
+class Trouble(FedAvg):
+    """Client 2 raises, 4 kills its process, 5 hangs."""
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        if client.id == 2:
+            raise RuntimeError("the disk of this hospital is full")
+        if client.id == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if client.id == 5:
+            time.sleep(600)
+        return super().client_step(message, client)
+
+
+def test_a_client_that_kills_its_worker_costs_its_own_reply_only() -> None:
+    rounds: list[Round] = []
+    said: list[str] = []
+    algorithm = stack(Trouble(Toy(), batch=8), Scaffold())
+    with Ray(algorithm, FEDERATION, workers=2, timeout=5, log=said.append) as engine:
+        run(algorithm, engine, 1, after_round=lambda p, r: rounds.append(r))
+    for r in rounds:
+        assert list(r.scalars) == [0, 1, 3, 6]
+        assert [x.sender for x in r.lost] == [2, 4, 5]
+    reasons = {x.sender: x.reason for x in rounds[0].lost}
+    assert reasons[2] == "RuntimeError: the disk of this hospital is full"
+    assert reasons[4] == "its worker died" and reasons[5] == "took longer than 5 s"
+
+
+def test_a_lost_worker_changes_no_bits() -> None:
+    """The worker is killed between rounds, with control variates resident in it; its successor finds them on disk."""
+    expected = STACKS["scaffold"]()
+    wanted = run(expected, Loopback(expected, FEDERATION), 3, seed=3)
+    algorithm = STACKS["scaffold"]()
+    with Ray(algorithm, FEDERATION, workers=2) as engine:
+        state = run(algorithm, engine, 3, seed=3, after_round=lambda p, r: ray.kill(engine.crew[r.number % 2]))
+        assert same_bits(state, wanted)
+
+
+@pytest.mark.slow
+def test_workers_share_a_gpu() -> None:
+    """Half a GPU each: both workers fit on the cluster's only (logical) one."""
+    algorithm = STACKS["fedavg"]()
+    with Ray(algorithm, FEDERATION, workers=2, gpus=0.5) as engine:
+        assert ray.get([a.gpus.remote() for a in engine.crew]) == [["0"], ["0"]]
+
+
+@pytest.mark.slow
+def test_snapshots_bring_a_run_back(tmp_path: Path) -> None:
+    """Round 2 again, on a new engine, from the memories of round 1."""
+    from fedlens import Progress
+
+    expected = STACKS["scaffold"]()
+    wanted = run(expected, Loopback(expected, FEDERATION), 2, seed=3)
+    algorithm = STACKS["scaffold"]()
+    kept: list[Progress] = []
+    with Ray(algorithm, FEDERATION, workers=2, folder=tmp_path / "a") as engine:
+        run(algorithm, engine, 1, seed=3, after_round=lambda p, r: kept.append(p))
+        records = engine.snapshot()
+        assert sorted(records) == list(range(7))
+        with Ray(algorithm, FEDERATION, workers=2, folder=tmp_path / "b") as other:
+            other.restore(records)
+            assert same_bits(run(algorithm, other, 2, seed=3, progress=kept[0]), wanted)
+
+
+def test_what_cannot_be_placed_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one worker"):
+        Ray(STACKS["fedavg"](), FEDERATION, workers=0)
+    with pytest.raises(ValueError, match="Ray has 4 cores and 1 GPUs; 2 workers want 6 and 0"):
+        Ray(STACKS["fedavg"](), FEDERATION, workers=2, threads=3)

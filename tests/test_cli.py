@@ -1,0 +1,288 @@
+"""The command line: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from torch import Generator, Tensor
+from toy_job import RECIPE, ToySource, write_recipe
+
+import fedlens
+from fedlens import Batch, Federation, cli, show
+from fedlens.data.tensors import Tensors
+
+TESTS = Path(__file__).parent
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+Said = tuple[int, str, str]
+
+
+@pytest.fixture
+def fedlens_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """`fedlens ARGS` in a folder that holds toy.toml: exit code, stdout, stderr."""
+    write_recipe(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def command(*args: str) -> Said:
+        code = cli.invoke(list(args))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return command
+
+
+def test_help_answers_without_loading_torch() -> None:
+    script = "import sys; from fedlens import cli; print(cli.invoke(['--help']), 'torch' in sys.modules, 'numpy' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", script], env=ENV, capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "0 False False"
+    for command in ("run", "compare", "list", "partition", "report", "apply"):
+        assert command in out
+    assert "fedlens run demo" in out
+
+
+def test_fedlens_loads_neither_flower_nor_ray() -> None:
+    script = "import sys, fedlens; fedlens.experiment; print('flwr' in sys.modules, 'ray' in sys.modules, callable(fedlens.run))"
+    out = subprocess.run([sys.executable, "-c", script], env=ENV, capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "False False True"
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "list", "partition", "report", "apply"])
+def test_every_command_has_examples(fedlens_command: Callable[..., Said], command: str) -> None:
+    code, out, _ = fedlens_command(command, "--help")
+    assert code == 0 and f"fedlens {command}" in out.split("Examples")[1]
+
+
+def test_a_run_in_a_pipe_prints_plain_lines(fedlens_command: Callable[..., Said]) -> None:
+    code, out, err = fedlens_command("run", "toy.toml", "rounds=2")
+    assert code == 0 and err == "" and "\x1b" not in out
+    lines = out.splitlines()
+    assert lines[0] == "toy: FedAvg + Scaffold"
+    assert re.fullmatch(r"round 1/2  loss \d\.\d{4}  accuracy \d\.\d{4}  heard 6/6  \d+\.\d\d s", lines[2])
+    assert lines[4].startswith("accuracy ")
+    assert lines[5].startswith("2 rounds in") and "23.4 kB down, 23.4 kB up" in lines[5]
+    assert Path("runs/toy/summary.json").exists()
+    fedlens_command("run", "toy.toml", "rounds=2")
+    assert Path("runs/toy-2/summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["run", "dmeo"], "there is no recipe 'dmeo': did you mean demo?"),
+        (["run", "toy.toml", "roundz=1"], "did you mean rounds?"),
+        (["run", "toy.toml", "--algorithm", "scafold"], "did you mean Scaffold?"),
+        (["run", "toy.toml", "clients=0"], "federation.clients is 0: at least 1 is needed."),
+        (["run", "toy.toml", "cohort=9"], "there are only 6 clients"),
+        (["run", "toy.toml", "broken=true"], "images.bin ends after 12 of 100 bytes."),
+        (["run", "toy.toml", "--engine", "pigeon"], "there is no engine 'pigeon'"),
+        (["run", "toy.toml", "-a", "FedAvg+FedAvg"], "FedAvg is a base of its own"),
+        (["run", "toy.toml", "--resume"], "there is no run in runs/toy to resume."),
+        (["run", "toy.toml", "--resume", "--fresh"], "choose one"),
+        (["run", "toy.toml", "--out", "toy.toml"], "toy.toml is a file, not a folder."),
+        (["run", "toy.toml", "--resum"], "No such option"),
+        (["run", "toy.toml", "--workers", "two"], "'two' is not a valid int"),
+        (["run"], "Missing argument 'RECIPE'"),
+        (["rum", "toy.toml"], "No such command 'rum'"),
+        (["run", "toy.toml", "init_from=no.safetensors"], "no weights at no.safetensors."),
+        (["compare", "toy.toml"], "which ones? add --algorithms"),
+        (["compare", "toy.toml", "-a", "fedavg", "--seeds", "a"], "--seeds takes whole numbers"),
+        (["compare", "toy.toml", "-a", "fedavg,fedprox", "nu=1"], "nothing here is called 'nu'"),
+        (["list", "layres"], "did you mean layers?"),
+        (["report", "nowhere"], "there is no run folder nowhere."),
+        (["apply", "nowhere", "a", "b"], "nowhere is not a run folder"),
+    ],
+)
+def test_user_errors_are_one_sentence_and_exit_code_2(fedlens_command: Callable[..., Said], args: list[str], words: str) -> None:
+    code, out, err = fedlens_command(*args)
+    assert code == 2 and words in err
+    assert err.startswith("fedlens: ") and err.count("\n") == 1 and "Traceback" not in err + out
+
+
+def test_a_dry_run_writes_nothing_and_knows_the_traffic(fedlens_command: Callable[..., Said]) -> None:
+    before = sorted(Path().rglob("*"))
+    code, out, _ = fedlens_command("run", "toy.toml", "rounds=2", "cohort=3", "--dry-run")
+    assert code == 0 and sorted(Path().rglob("*")) == before
+    assert "FedAvg(lr=0.1, batch=8)" in out and "6, 20 to 35 examples each, 165 in all" in out
+    assert "11.7 kB down, 11.7 kB up" in out  # 2 rounds x 3 clients x 1952 bytes (see test_job)
+    assert "time" in out and "memory" in out
+
+
+def test_a_run_folder_is_a_recipe(fedlens_command: Callable[..., Said]) -> None:
+    """`run FOLDER --resume` needs nothing else."""
+    fedlens_command("run", "toy.toml", "rounds=2", "lr=0.2", "--out", "first")
+    Path("toy.toml").unlink()
+    code, out, _ = fedlens_command("run", "first", "rounds=3", "--resume")
+    assert code == 0 and "going on after round 2" in out and "round 3/3" in out
+
+
+def test_clients_that_fail_are_named_with_their_reason(fedlens_command: Callable[..., Said], tmp_path: Path) -> None:
+    write_recipe(tmp_path, RECIPE.replace("toy_job:ToySource", "test_cli:BadDisks"))
+    code, out, _ = fedlens_command("run", "toy.toml", "rounds=1")
+    assert code == 0 and "round 1: clients 3, 4, 5 OSError: cannot read image" in out and "heard 3/6" in out
+    line = json.loads(Path("runs/toy/metrics.jsonl").read_text())
+    assert [x["client"] for x in line["lost"]] == [3, 4, 5] and line["heard"] == 3
+
+
+def test_a_round_in_which_nobody_is_heard_is_skipped_and_said_so(fedlens_command: Callable[..., Said], tmp_path: Path) -> None:
+    write_recipe(tmp_path, RECIPE.replace("toy_job:ToySource", "test_cli:BadDisks"))
+    code, out, _ = fedlens_command("run", "toy.toml", "rounds=1", "healthy=0")
+    assert code == 0 and "round 1: nobody was heard, so it is skipped" in out
+
+
+class BadDisks(ToySource):
+    """Clients from number `healthy` on cannot read what they train on."""
+
+    def __init__(self, healthy: int = 3) -> None:
+        super().__init__()
+        self.healthy = healthy
+
+    def federation(self, clients: int, seed: int) -> Federation:
+        made = super().federation(clients, seed)
+        return replace(made, holdings=[h if i < self.healthy else Unreadable(h.columns) for i, h in enumerate(made.holdings)])
+
+
+class Unreadable(Tensors):
+    def batch(self, index: Tensor, rng: Generator | None = None) -> Batch:
+        if rng is not None:
+            raise OSError("cannot read image 7")
+        return super().batch(index)
+
+
+def test_lists(fedlens_command: Callable[..., Said]) -> None:
+    assert "fedlens list layers" in fedlens_command("list")[1]
+    layers = fedlens_command("list", "layers")[1]
+    assert "FedProx" in layers and "mu=0.01" in layers
+    assert "FedAvg + Scaffold" in fedlens_command("list", "algorithms")[1]
+    assert "demo" in fedlens_command("list", "recipes")[1]
+    for kind in ("tasks", "models", "datasets", "metrics", "engines"):
+        assert fedlens_command("list", kind)[0] == 0
+
+
+def test_partition_prints_a_table_and_draws(fedlens_command: Callable[..., Said]) -> None:
+    code, out, _ = fedlens_command("partition", "toy.toml", "clients=3", "--out", "pictures/split.png")
+    assert code == 0 and "3 clients hold 69 examples (20 to 26 each), 100 to test on" in out
+    assert len(re.findall(r"^\s+\d\s+2\d\s+10\s+3\s+\d+ %", out, re.M)) == 3
+    with Image.open("pictures/split.png") as image:
+        assert image.width > 300 and len(set(image.convert("RGB").resize((60, 40)).getdata())) > 5
+
+
+def test_compare_runs_what_is_missing_and_tabulates(fedlens_command: Callable[..., Said]) -> None:
+    """An override for FedProx alone leaves FedAvg as it is. The mean and the spread are those of the cells' own summaries."""
+    args = ["compare", "toy.toml", "--algorithms", "fedavg,fedprox", "--seeds", "0,1", "rounds=2", "mu=0.5", "--out", "both"]
+    code, out, _ = fedlens_command(*args)
+    assert code == 0 and "4 runs" in out and "mean ± standard deviation over 2 seeds" in out
+    table = json.loads(Path("both/table.json").read_text())
+    cells = [json.loads(Path(f"both/fedprox/seed-{s}/summary.json").read_text()) for s in (0, 1)]
+    a, b = (c["metrics"]["accuracy"] for c in cells)
+    row = table["algorithms"]["fedprox"]
+    assert row["stack"] == "FedAvg + FedProx" and row["metrics"]["accuracy"]["mean"] == pytest.approx((a + b) / 2)
+    assert row["metrics"]["accuracy"]["spread"] == pytest.approx(abs(a - b) / 2**0.5)
+    assert "mu = 0.5" in Path("both/fedprox/seed-0/config.toml").read_text()
+    assert Path("both/table.md").read_text().count("\n| ") == 3
+    with Image.open("both/compare.png") as image:
+        assert image.width > 500
+    stamp = Path("both/fedavg/seed-0/summary.json").stat().st_mtime_ns
+    Path("both/fedavg/seed-1/summary.json").unlink()
+    code, out, _ = fedlens_command(*args)
+    assert code == 0 and "3 of them finished before" in out and Path("both/fedavg/seed-0/summary.json").stat().st_mtime_ns == stamp
+    assert json.loads(Path("both/table.json").read_text())["algorithms"]["fedprox"] == row
+    code, _, err = fedlens_command(*args, "lr=0.3")
+    assert code == 2 and "was run with other settings (algorithm.FedAvg.lr was 0.1, now it is 0.3)" in err
+
+
+def test_apply_hands_over_to_the_task(fedlens_command: Callable[..., Said], tmp_path: Path) -> None:
+    fedlens_command("run", "toy.toml", "rounds=1", "--out", "run")
+    code, _, err = fedlens_command("apply", "run", "toy.toml", "out.csv")
+    assert code == 2 and "Slow has nothing to apply to a file" in err
+    assert fedlens_command("apply", "run", "missing.png", "out.csv")[2] == "fedlens: there is no missing.png.\n"
+
+
+def fork_command(args: list[str], said: Path, before: Callable[[], None] = lambda: None) -> int:
+    """A process of its own without loading torch again; what it says goes to said.out and said.err."""
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            for number, name in ((1, "out"), (2, "err")):
+                os.dup2(os.open(said.with_suffix(f".{name}"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
+            before()
+            code = cli.invoke(args)
+        finally:
+            os._exit(code)
+    return child
+
+
+def exit_code(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    """The real thing: a process, a terminal's signal, exit code 130."""
+    recipe, said = write_recipe(tmp_path), tmp_path / "said"
+    child = fork_command(["run", str(recipe), "pause=0.01", "rounds=500", "workers=2", "--out", str(tmp_path / "run")], said)
+    while not said.with_suffix(".out").exists() or "round 2/500" not in said.with_suffix(".out").read_text():
+        time.sleep(0.05)
+    os.kill(child, signal.SIGINT)
+    assert exit_code(child) == 130
+    expected = r"fedlens: stopped after round \d+ of 500; what was done is saved\. Go on with: fedlens run .*/run --resume\n"
+    assert re.fullmatch(expected, said.with_suffix(".err").read_text())
+
+
+def test_words_and_numbers() -> None:
+    assert [show.size(n) for n in (999, 1500, 23_400_000, 5.1e9)] == ["999 B", "1.5 kB", "23.4 MB", "5.1 GB"]
+    assert [show.duration(s) for s in (0.04, 12.3, 61, 3725)] == ["0.0 s", "12 s", "1 min 01 s", "1 h 02 min"]
+    assert show.bars([0, 1, 100]) == " ▁█" and show.spark([1.0, 2.0, 3.0]) == "▁▅█" and show.spark([2.0, 2.0]) == "▁▁"
+    assert show.first_sentence("LossAware (FedVSR, Eqs. 16-21): small. More.") == "LossAware (FedVSR, Eqs. 16-21): small."
+
+
+NO_NAMESPACE = 77
+
+
+def small_disk(folder: Path) -> None:
+    """Mount a file system of 400 kB, nearly full, for this process alone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    uid, gid = os.getuid(), os.getgid()
+    if libc.unshare(0x10000000 | 0x00020000):  # CLONE_NEWUSER | CLONE_NEWNS
+        os._exit(NO_NAMESPACE)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        Path(f"/proc/self/{name}").write_text(text)
+    if libc.mount(b"tmpfs", str(folder).encode(), b"tmpfs", 0, b"size=400k"):
+        os._exit(NO_NAMESPACE)
+    (folder / "ballast").write_bytes(bytes(290_000))
+
+
+def test_a_full_disk_costs_one_sentence_and_nothing_that_was_written(tmp_path: Path) -> None:
+    """A real one, in a namespace of its own. With room again, --resume ends in the bits of an undisturbed run."""
+    recipe, disk, said = write_recipe(tmp_path), tmp_path / "disk", tmp_path / "said"
+    disk.mkdir()
+    command = ["run", str(recipe), "--out", str(disk / "run"), "rounds=16"]
+
+    def fill_then_make_room() -> None:
+        small_disk(disk)
+        print("exit", cli.invoke(command))
+        (disk / "ballast").unlink()
+
+    code = exit_code(fork_command([*command, "--resume"], said, fill_then_make_room))
+    if code == NO_NAMESPACE:
+        pytest.skip("needs a mount namespace")
+    out = said.with_suffix(".out").read_text()
+    full = "fedlens: the disk is full; what was written before is whole: make room and add --resume.\n"
+    assert said.with_suffix(".err").read_text() == full
+    assert code == 0 and "\nexit 2\n" in out
+    before, after = out.split("exit 2")
+    reached = len(re.findall(r"^round ", before, re.M))
+    assert 1 <= reached < 16 and f"going on after round {reached}" in after
+    whole = fedlens.experiment(recipe, out=tmp_path / "whole", rounds=16).rounds[-1]
+    assert f"round 16/16  loss {whole['loss']:.4f}  accuracy {whole['metrics']['accuracy']:.4f}" in after

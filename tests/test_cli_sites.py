@@ -1,0 +1,116 @@
+"""The operators' commands: what they refuse, in one sentence and before anything is started. Real runs are in engines/test_flower.py."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+from fedlens import config as recipes
+from fedlens import keys, sites
+from fedlens.cli import invoke
+from fedlens.config import ConfigError
+
+STUDY = """
+[task]
+name = "Classification"
+classes = 2
+[data]
+name = "ImageFolder"
+root = "scans"
+[federation]
+clients = 2
+[[algorithm]]
+name = "FedAvg"
+"""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDLENS_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FLWR_HOME", raising=False)
+    monkeypatch.setenv("FEDLENS_DEBUG", "")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    assert invoke(list(command)) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    return said[-1]
+
+
+def test_keys_are_for_their_owner_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["keys", "0", "clinic", "--host", "127.0.0.1", "--host", "fl.example.org"]) == 0
+    folder = Path("keys")
+    for secret in ("ca.key", "server.key", "site-0", "clinic"):
+        assert (folder / secret).stat().st_mode & 0o077 == 0, secret
+    trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    trust.load_cert_chain(folder / "server.pem", folder / "server.key")  # the key fits the certificate
+    before = (folder / "ca.crt").read_bytes(), (folder / "site-0").read_bytes()
+    assert invoke(["keys", "1"]) == 0
+    assert "never overwritten" in refused(capsys, "keys", "0")
+    assert before == ((folder / "ca.crt").read_bytes(), (folder / "site-0").read_bytes())
+    assert (folder / "site-0.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.7", "fl.example.org", "::"])
+def test_serving_to_the_world_takes_a_flag(capsys: pytest.CaptureFixture[str], host: str) -> None:
+    said = refused(capsys, "serve", "--host", host)
+    assert host in said and "start runs" in said and "firewall" in said and "--expose" in said
+    assert not Path("keys").exists()
+
+
+def test_serve_wants_public_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    keys.authority(Path("keys"))
+    keys.site(Path("keys/site-0"))
+    assert "not a site's public key" in refused(capsys, "serve", "--site", "keys/site-0")
+    assert "not a site's public key" in refused(capsys, "serve", "--site", "nothing.pub")
+
+
+def test_join_looks_before_it_leaps(capsys: pytest.CaptureFixture[str]) -> None:
+    keys.authority(Path("keys"))
+    keys.site(Path("site-0"))
+    keys.site(Path("clinic"))
+    Path("study.toml").write_text(STUDY)
+    here = ("--key", "site-0")
+    assert "no private key nowhere" in refused(capsys, "join", "127.0.0.1:1", "--key", "nowhere")
+    assert "no CA certificate other.crt" in refused(capsys, "join", "127.0.0.1:1", *here, "--ca", "other.crt")
+    assert "write host:port" in refused(capsys, "join", "somewhere", *here)
+    assert "there is no data at scans" in refused(capsys, "join", "127.0.0.1:1", *here, "--data", "scans")
+    assert "add --client N" in refused(capsys, "join", "127.0.0.1:1", "--key", "clinic")
+    assert "no recipe" in refused(capsys, "join", "127.0.0.1:1", *here, "--recipe", "stydy.toml")
+
+
+def test_run_on_flower_needs_a_superlink(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("study.toml").write_text(STUDY)
+    assert "--superlink host:port" in refused(capsys, "run", "study.toml", "--engine", "flower")
+    assert "no CA certificate" in refused(capsys, "run", "study.toml", "--engine", "flower", "--superlink", "127.0.0.1:1")
+
+
+def test_what_server_and_site_must_agree_on(tmp_path: Path) -> None:
+    """Everything but [data]; and a site's data goes where its source looks for it."""
+    Path("study.toml").write_text(STUDY)
+    study = recipes.read("study.toml")
+    assert sites.fingerprint(study) == sites.fingerprint(recipes.read("study.toml", ["data.root=elsewhere", "data.size=8"]))
+    for change in ("rounds=3", "task.classes=3", "FedAvg.lr=0.5", "seed=1"):
+        assert sites.fingerprint(study) != sites.fingerprint(recipes.read("study.toml", [change]))
+    Path("mine").mkdir()
+    assert sites.over(study, "mine").data.given["root"] == "mine"
+    with pytest.raises(ConfigError, match="there is no data at yours"):
+        sites.over(study, "yours")
+
+
+def test_the_connection_is_written_once_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    ca = keys.authority(tmp_path / "keys")
+    home = sites.flower_home()
+    (home / "config.toml").write_text('[superlink]\ndefault = "mine"\n\n[superlink.mine]\naddress = "10.0.0.1:1"\n')
+    name = sites.connection(home, "127.0.0.1:9", ca)
+    again = sites.connection(home, "127.0.0.1:9", ca)
+    text = (home / "config.toml").read_text()
+    assert name == again and text.count(f"[superlink.{name}]") == 1 and "10.0.0.1:1" in text
+    other = keys.authority(tmp_path / "other")
+    sites.connection(home, "127.0.0.1:9", other)
+    text = (home / "config.toml").read_text()
+    assert text.count(f"[superlink.{name}]") == 1 and str(other) in text and str(ca) not in text and "10.0.0.1:1" in text

@@ -1,0 +1,220 @@
+"""Recipes and overrides: what is accepted, what it becomes, and the sentence for what is not."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_job import RECIPE, Slow, ToySource, write_recipe
+
+from fedlens import StackError, config
+from fedlens.algorithms.fedavg import FedAvg
+from fedlens.algorithms.recipes import NAMED
+from fedlens.config import Config, ConfigError, Settings
+from fedlens.layers import FedProx, Scaffold
+
+Read = Callable[..., Config]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    path = write_recipe(tmp_path)
+    return lambda *overrides, algorithm=None: config.read(path, list(overrides), algorithm)
+
+
+def sentence(read: Read, *overrides: str, algorithm: str | None = None) -> str:
+    with pytest.raises(ConfigError) as e:
+        read(*overrides, algorithm=algorithm)
+    text = str(e.value)
+    assert "\n" not in text
+    return text
+
+
+def test_a_recipe_becomes_constructor_calls(read: Read) -> None:
+    made = read()
+    assert made.settings == Settings(clients=6, rounds=4, workers=0)
+    task = made.build_task()
+    assert isinstance(task, Slow) and task.level == 3
+    stack = made.build_algorithm(task)
+    fedavg, scaffold = stack.parts()
+    assert isinstance(fedavg, FedAvg) and isinstance(scaffold, Scaffold)
+    assert (fedavg.lr, fedavg.batch, fedavg.task) == (0.1, 8, task)
+    assert isinstance(made.build_source(), ToySource)
+
+
+@pytest.mark.parametrize(
+    ("override", "get", "value"),
+    [
+        ("federation.rounds=6", lambda c: c.settings.rounds, 6),
+        ("rounds=6", lambda c: c.settings.rounds, 6),
+        ("cohort=3", lambda c: c.settings.cohort, 3),
+        ("algorithm.FedAvg.lr=0.5", lambda c: c.algorithm[0].given["lr"], 0.5),
+        ("fedavg.lr=1", lambda c: c.algorithm[0].given["lr"], 1.0),
+        ("algorithm.lr=1e-3", lambda c: c.algorithm[0].given["lr"], 0.001),
+        ("lr=.5", lambda c: c.algorithm[0].given["lr"], 0.5),
+        ("betas=[0.5, 0.9]", lambda c: c.algorithm[0].given["betas"], (0.5, 0.9)),
+        ("steps=3", lambda c: c.algorithm[0].given["steps"], 3),
+        ("steps=none", lambda c: c.algorithm[0].given["steps"], None),
+        ("clip=2", lambda c: c.algorithm[0].given["clip"], 2.0),
+        ("optimizer=adamw", lambda c: c.algorithm[0].given["optimizer"], "adamw"),
+        ("init_from=12", lambda c: c.algorithm[0].given["init_from"], "12"),
+        ("init_from=a=b.safetensors", lambda c: c.algorithm[0].given["init_from"], "a=b.safetensors"),
+        ("mixed_precision=true", lambda c: c.algorithm[0].given["mixed_precision"], True),
+        ("option=II", lambda c: c.algorithm[1].given["option"], "II"),
+        ("task.pause=0", lambda c: c.task.given["pause"], 0.0),
+    ],
+)
+def test_overrides(read: Read, override: str, get: Callable[[Config], Any], value: Any) -> None:
+    found = get(read(override))
+    assert found == value and type(found) is type(value)
+
+
+def test_a_bare_seed_is_the_federations_and_the_model_follows_it(read: Read) -> None:
+    made = read("seed=7")
+    fedavg = next(iter(made.build_algorithm(made.build_task()).parts()))
+    assert made.settings.seed == 7 and isinstance(fedavg, FedAvg) and fedavg.seed == 7
+    kept = read("seed=7", "FedAvg.seed=1")
+    fedavg = next(iter(kept.build_algorithm(kept.build_task()).parts()))
+    assert isinstance(fedavg, FedAvg) and fedavg.seed == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("roundz=6", "did you mean rounds?"),
+        ("federation.round=6", "did you mean federation.rounds?"),
+        ("algorithm.FedAvg.lrr=1", "did you mean algorithm.FedAvg.lr?"),
+        ("algorithm.FedProx.mu=1", "FedProx is not in the stack (FedAvg, Scaffold)"),
+        ("rounds=six", 'federation.rounds must be a whole number, not "six"'),
+        ("rounds=2.5", "federation.rounds must be a whole number, not 2.5"),
+        ("rounds=true", "federation.rounds must be a whole number, not true"),
+        ("lr=fast", 'algorithm.FedAvg.lr must be a number, not "fast"'),
+        ("personal=1", "federation.personal must be true or false, not 1"),
+        ("optimizer=sdg", "must be one of sgd, adam, adamw, not \"sdg\": did you mean sgd?"),
+        ("betas=[0.9]", "must be a list of 2 (a number, a number), not [0.9]"),
+        ("clip=tight", "must be a number or none"),
+        ("clients=0", "federation.clients is 0: at least 1 is needed"),
+        ("rounds=0", "federation.rounds is 0"),
+        ("cohort=0", "at least one client has to be asked"),
+        ("cohort=7", "federation.cohort is 7, but there are only 6 clients"),
+        ("workers=-1", "federation.workers is -1"),
+        ("timeout=0", "federation.timeout is 0"),
+        ("rounds", "is not an override: write key=value"),
+        ("=3", "is not an override"),
+        ("data.name=ToySorce", "there is no data source 'ToySorce'"),
+        ("data.name=nowhere:Source", "cannot be loaded"),
+        ("data.name=toy_job:Slow", "is not a Source"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused_in_one_sentence(read: Read, override: str, words: str) -> None:
+    assert words in sentence(read, override)
+
+
+def test_a_name_that_fits_two_places_is_refused_with_both(tmp_path: Path) -> None:
+    text = RECIPE + '[[algorithm]]\nname = "MixedWeights"\n'
+    text = text.replace('name = "toy_job:ToySource"', 'name = "test_config:WithAlpha"')
+    path = write_recipe(tmp_path, text)
+    with pytest.raises(ConfigError, match=r"alpha could mean data.alpha or algorithm.MixedWeights.alpha: write one of these"):
+        config.read(path, ["alpha=0.1"])
+    assert config.read(path, ["data.alpha=0.1"]).data.given == {"alpha": 0.1}
+
+
+@dataclass
+class WithAlpha(ToySource):
+    alpha: float = 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[task", "is not valid TOML"),
+        (RECIPE.replace("[data]", "[dada]"), "unknown table 'dada': did you mean data?"),
+        (RECIPE.replace("lr = 0.1", "learning_rate = 0.1"), "algorithm.FedAvg has no 'learning_rate'"),
+        (RECIPE.replace("lr = 0.1", 'lr = "0.1"'), 'algorithm.FedAvg.lr must be a number, not "0.1"'),
+        (RECIPE.replace('"Scaffold"', '"Scafold"'), "there is no algorithm or layer 'Scafold': did you mean Scaffold?"),
+        (RECIPE.replace("clients = 6", "client = 6"), "federation has no 'client': did you mean federation.clients?"),
+        (RECIPE.replace('name = "FedAvg"', ""), "[algorithm] needs a name"),
+        (RECIPE.split("[[algorithm]]")[0], "needs at least one [[algorithm]] table"),
+        (RECIPE.replace("[task]", "[federation.x]"), "has no [task] table"),
+    ],
+)
+def test_broken_recipes(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as e:
+        config.read(write_recipe(tmp_path, text))
+    assert words in str(e.value)
+
+
+def test_unknown_recipes_are_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"there is no recipe 'dem': did you mean demo\?"):
+        config.read("dem")
+    with pytest.raises(ConfigError, match=r"there is no recipe file no/such\.toml"):
+        config.read("no/such.toml")
+
+
+def test_the_resolved_config_reads_back_as_itself(read: Read, tmp_path: Path) -> None:
+    made = read("steps=3", "task.pause=0.5", 'init_from=weird "name" \\ ä.safetensors')
+    text = made.to_toml()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text(text, encoding="utf-8")
+    again = config.read(tmp_path / "run")
+    assert again.to_toml() == text
+    assert made.difference(tomllib.loads(text)) is None
+    assert again.algorithm[0].given["init_from"] == 'weird "name" \\ ä.safetensors'
+    changed = read("steps=4", "task.pause=0.5", 'init_from=weird "name" \\ ä.safetensors')
+    assert changed.difference(tomllib.loads(text)) == "algorithm.FedAvg.steps was 3, now it is 4"
+
+
+def test_another_algorithm_takes_over_the_keys_of_the_same_name(read: Read) -> None:
+    """The base keeps lr and batch; Scaffold's keys go with it; overrides come last."""
+    made = read("FedProx.mu=0.3", algorithm="fedprox")
+    stack = list(made.build_algorithm(made.build_task()).parts())
+    assert isinstance(stack[0], FedAvg) and (stack[0].lr, stack[0].batch) == (0.1, 8)
+    assert isinstance(stack[1], FedProx) and stack[1].mu == 0.3 and len(stack) == 2
+
+
+def test_stacks_can_be_named_by_their_parts(read: Read) -> None:
+    def names(algorithm: str) -> list[str]:
+        made = read(algorithm=algorithm)
+        return [type(p).__name__ for p in made.build_algorithm(made.build_task()).parts()]
+
+    assert names("FedAvg+FedProx+Median") == ["FedAvg", "FedProx", "Median"]
+    assert names("median") == names("Median") == ["FedAvg", "Median"]
+    assert "did you mean FedProx?" in sentence(read, algorithm="fedprx")
+    with pytest.raises(StackError, match="FedAvg is a base of its own"):
+        names("FedAvg+FedAvg")
+
+
+def test_every_named_stack_can_be_built(read: Read) -> None:
+    known = {n.lower() for n in config.names("algorithm")}
+    for name, named in NAMED.items():
+        parts = [t["name"] for t in named.tables()]
+        if not {p.lower() for p in parts} <= known or parts[0] != "FedAvg":
+            continue
+        made = read(algorithm=name)
+        built = made.build_algorithm(made.build_task())
+        assert [type(p).__name__ for p in built.parts()] == parts
+
+
+def test_every_shipped_recipe_can_be_read() -> None:
+    tasks = {n.lower() for n in config.names("task")}
+    for name, path in config.shipped_recipes().items():
+        if tomllib.loads(path.read_text())["task"]["name"].lower() in tasks:
+            made = config.read(name)
+            made.build_algorithm(made.build_task())
+
+
+def test_every_constructor_can_be_looked_into() -> None:
+    """Annotations must be resolvable and have words: this is what recipes are checked against."""
+    for kind in ("task", "data", "algorithm"):
+        for name in config.names(kind):
+            try:
+                cls = config.find_class(kind, name, kind)
+            except ConfigError:
+                continue  # exported for Python, not for recipes
+            for p in config.parameters(cls).values():
+                config._adapter(p.hint)
+                assert config.wording(p.hint)

@@ -1,0 +1,38 @@
+"""The toy stacks as a Flower app: what tests submit to a real SuperLink. Imported by ServerApp and ClientApp processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from stacks import STACKS
+from toy import toy_federation
+
+from fedlens import Algorithm, Client, Message
+from fedlens.engines.site import Facts, Site, alone
+
+torch.set_num_threads(1)
+
+
+def make_site(node: Facts, config: Facts) -> Site:
+    everyone = toy_federation(int(config["clients"]))
+    id = int(node["client"])
+    algorithm = STACKS[str(config["stack"])]()
+    return Site(id, Slow(algorithm, config), alone(id, everyone.holdings[id], everyone.held_out_of(id)), Path(str(node["folder"])),
+                recipe=str(node.get("recipe", config["stack"])))  # fmt: skip
+
+
+def Slow(algorithm: Algorithm, config: Any) -> Algorithm:
+    """Client steps that leave a trace when they begin and take a while, so that tests can hit the middle of a round."""
+    inner = algorithm.client_step
+
+    def step(message: Message, client: Client) -> Message:
+        (Path(str(config["out"])) / f"working-{client.id}-{message.round}-{os.getpid()}").touch()
+        time.sleep(float(config["delay"]))
+        return inner(message, client)
+
+    algorithm.client_step = step  # type: ignore[method-assign]
+    return algorithm
