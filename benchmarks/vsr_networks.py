@@ -2,8 +2,8 @@
 
     python benchmarks/vsr_networks.py [--networks vrt,rvrt,iart] [--parts train,forward,enlarge] [--official CHECKOUT]
 
-Every figure comes from a process of its own; memory is the peak resident size of that process. CHECKOUT is a folder with the public VRT code
-(JingyunLiang/VRT, needs einops): then both networks, with the same weights, take turns on the same clip. `--tiles N` stops the enlarging
+Every figure comes from a process of its own; memory is the peak resident size of that process. CHECKOUT is a folder with the public VRT
+code (JingyunLiang/VRT, needs einops): then both networks, with the same weights, take turns on the same clip. `--tiles N` stops enlarging
 after N tiles and extrapolates its time; all tiles have the same size, so memory does not change.
 """
 
@@ -76,7 +76,7 @@ def measure(args: argparse.Namespace, what: str) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     network, part = what.split(":")
-    model = getattr(models, network)()
+    model = getattr(models, network.upper())()
     clip = torch.rand(1, args.frames, 3, args.size, args.size)
     if part == "compare":
         return compare(args, model, clip)

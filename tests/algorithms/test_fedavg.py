@@ -201,7 +201,7 @@ def test_frozen_for_two_rounds(number: int, moved: float) -> None:
 
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_scaffold_knows_the_factors(option: str) -> None:
-    """Both options find the gradient 4 for both parameters, though slow moved a quarter as far; frozen, nothing is found and nothing kept."""
+    """Both options find the gradient 4 for both, though slow moved a quarter as far; frozen, nothing is found and nothing kept."""
     for frozen, expected in [((), 4.0), (("slow.*",), 0.0)]:
         scaffold = stack(FedAvg(Two(), lr=0.1, lr_factors=(("slow.*", 0.25),), freeze=frozen), Scaffold(option=option))  # type: ignore[arg-type]
         one = client(points((1, 0)))

@@ -13,7 +13,7 @@ def constant(spynet: SpyNet, level: int, x: float, y: float) -> SpyNet:
     """Only one level says anything: this flow, everywhere."""
     for p in spynet.parameters():
         nn.init.zeros_(p)
-    spynet.basic_module[level].basic_module[-1].bias.data = torch.tensor([x, y])  # type: ignore[union-attr,index,operator]
+    spynet.basic_module[level].basic_module[-1].bias.data = torch.tensor([float(x), float(y)])  # type: ignore[union-attr,index,operator]
     return spynet
 
 

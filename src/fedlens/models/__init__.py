@@ -8,15 +8,15 @@ from typing import Any
 _WHERE = {
     "BidirectionalVSR": "vsr",
     "Classifier": "classification",
+    "IART": "iart",
     "LightVSR": "vsr",
+    "RVRT": "rvrt",
     "SimpleBaseline": "vitpose",
     "SpyNet": "spynet",
+    "VRT": "vrt",
     "ViTPose": "vitpose",
-    "iart": "iart",
     "iart_small": "iart",
-    "rvrt": "rvrt",
     "rvrt_small": "rvrt",
-    "vrt": "vrt",
     "vrt_small": "vrt",
 }
 __all__ = list(_WHERE)

@@ -13,7 +13,6 @@ shortcut for mirrored clips, which changes nothing, is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -116,7 +115,7 @@ class Fuse(nn.Module):
 
 
 class IART(ClipModel):
-    """dim: features of a pass; width: of the enlarged picture."""
+    """dim: features of a pass; width: of the enlarged picture. flow_weights: a SpyNet checkpoint to start from."""
 
     def __init__(
         self,
@@ -129,6 +128,7 @@ class IART(ClipModel):
         width: int = 64,
         drop_path: float = 0.1,
         recompute: bool = True,
+        flow_weights: str | None = None,
         tile: Size | None = (100, 128, 128),
         overlap: Size = (2, 20, 20),
     ) -> None:
@@ -145,6 +145,8 @@ class IART(ClipModel):
             self.upconv2 = nn.Conv2d(width, width * 4, 3, padding=1)
         self.conv_hr = nn.Conv2d(width, width, 3, padding=1)
         self.conv_last = nn.Conv2d(width, 3, 3, padding=1)
+        if flow_weights:
+            load_flow(self.spynet, flow_weights)
 
     def restore(self, clip: Tensor) -> Tensor:
         later, earlier = recomputed(both_ways, self.spynet, clip, on=self.recompute)
@@ -193,24 +195,8 @@ class IART(ClipModel):
         return f"IART, {official}x{scale}, width {dim}, {layers} layers"
 
 
-def iart(
-    scale: int = 4,
-    size: Literal["official", "small"] = "official",
-    recompute: bool = True,
-    drop_path: float | None = None,
-    flow_weights: str | None = None,
-) -> IART:
-    """flow_weights: a SpyNet checkpoint to start from."""
-    if size == "small":
-        drop = drop_path or 0.0
-        model = IART(scale, window=(3, 4, 4), depths=(2,), dim=24, heads=2, width=24, drop_path=drop, recompute=recompute)
-    else:
-        model = IART(scale, drop_path=0.1 if drop_path is None else drop_path, recompute=recompute)
-    if flow_weights:
-        load_flow(model.spynet, flow_weights)
-    return model
-
-
 def iart_small(scale: int = 4, recompute: bool = True, flow_weights: str | None = None) -> IART:
     """For tests and CPUs."""
-    return iart(scale, "small", recompute, flow_weights=flow_weights)
+    return IART(
+        scale, window=(3, 4, 4), depths=(2,), dim=24, heads=2, width=24, drop_path=0.0, recompute=recompute, flow_weights=flow_weights
+    )

@@ -15,7 +15,6 @@ clips, which changes nothing, is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -136,7 +135,8 @@ class Refine(nn.Module):
 
 
 class RVRT(ClipModel):
-    """counts, depth: residual parts, and blocks in each, of the first layers, of a pass and of the last ones."""
+    """counts, depth: residual parts, and blocks in each, of the first layers, of a pass and of the last ones. groups: of
+    offsets; align_heads, hidden, limit: of the guided attention. flow_weights: a SpyNet checkpoint to start from."""
 
     def __init__(
         self,
@@ -153,6 +153,7 @@ class RVRT(ClipModel):
         width: int = 64,
         limit: float = 10.0,
         recompute: bool = True,
+        flow_weights: str | None = None,
         tile: Size | None = (100, 128, 128),
         overlap: Size = (2, 20, 20),
     ) -> None:
@@ -167,6 +168,8 @@ class RVRT(ClipModel):
         self.conv_before_upsampler = nn.Sequential(FrameConv(dim, width, 1), nn.LeakyReLU(0.1))
         self.upsampler = Upsample(scale, width)
         self.conv_last = FrameConv(width, 3)
+        if flow_weights:
+            load_flow(self.spynet, flow_weights)
 
     def restore(self, clip: Tensor) -> Tensor:
         shallow = torch.cat([recomputed(self.feat_extract, part, on=self.recompute) for part in clip.split(CLIP, 1)], 1)
@@ -233,24 +236,9 @@ def _clip_flows(flows: Tensor) -> list[Tensor]:
     return out
 
 
-def rvrt(
-    scale: int = 4,
-    size: Literal["official", "small"] = "official",
-    recompute: bool = True,
-    flow_weights: str | None = None,
-) -> RVRT:
-    """flow_weights: a SpyNet checkpoint to start from."""
-    if size == "small":
-        model = RVRT(
-            scale, window=(2, 4, 4), counts=(1, 1, 1), dim=24, heads=2, groups=4, align_heads=4, hidden=16, width=24, recompute=recompute
-        )
-    else:
-        model = RVRT(scale, recompute=recompute)
-    if flow_weights:
-        load_flow(model.spynet, flow_weights)
-    return model
-
-
 def rvrt_small(scale: int = 4, recompute: bool = True, flow_weights: str | None = None) -> RVRT:
     """For tests and CPUs."""
-    return rvrt(scale, "small", recompute, flow_weights)
+    return RVRT(
+        scale, window=(2, 4, 4), counts=(1, 1, 1), dim=24, heads=2, groups=4, align_heads=4, hidden=16, width=24,
+        recompute=recompute, flow_weights=flow_weights,
+    )  # fmt: skip

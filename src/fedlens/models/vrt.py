@@ -28,6 +28,7 @@ from fedlens.models.spynet import SpyNet, both_ways, load_flow, pixel_grid, samp
 from fedlens.models.swin import Block, Blocks, GatedMlp, Size, WindowAttention, drop_rates, half, recomputed
 
 SCALES_OF_STAGES = (1, 2, 4, 8, 4, 2, 1)
+OFFICIAL: dict[int, tuple[Size, int, int]] = {6: ((6, 8, 8), 1, 12), 7: ((8, 8, 8), 2, 16), 16: ((8, 8, 8), 3, 24)}  # window, reach, groups
 WARPED = 4  # frames warped at a time
 
 Flows = Sequence[Tensor]  # per reach 1, 2, ...: (B, T - reach, 2, h, w)
@@ -165,29 +166,36 @@ class Residual(nn.Module):
 
 
 class VRT(ClipModel):
-    """dims, depths, heads: of the seven stages and of the parts of the last one. alone: how many of those last parts see single frames.
+    """frames: 6, 7 or 16, the clip length an official configuration was made for; it sets window, reach (neighbours either side) and
+    groups (of the deformable convolutions) unless they are given. flow_weights: a SpyNet checkpoint to start from.
 
-    reach: neighbours either side. drop_path: the chance to skip the last block, rising from 0 at the first.
+    dims, depths, heads: of the seven stages and of the parts of the last one. alone: how many of those last parts see single frames.
+    drop_path: the chance to skip the last block, rising from 0 at the first.
     """
 
     def __init__(
         self,
         scale: int = 4,
+        frames: int = 6,
         *,
-        window: Size = (6, 8, 8),
+        window: Size | None = None,
         depths: Sequence[int] = (8,) * 7 + (4,) * 6,
         dims: Sequence[int] = (120,) * 7 + (180,) * 6,
         heads: int = 6,
         alone: int = 2,
-        reach: int = 1,
-        groups: int = 12,
+        reach: int | None = None,
+        groups: int | None = None,
         width: int = 64,
         drop_path: float = 0.2,
         recompute: bool = True,
+        flow_weights: str | None = None,
         tile: Size | None = (40, 128, 128),
         overlap: Size = (2, 20, 20),
     ) -> None:
         super().__init__(scale, (1, 8, 8), tile, overlap)
+        if frames not in OFFICIAL:
+            raise ValueError(f"VRT's official configurations are for 6, 7 and 16 frames, not {frames}")
+        window, reach, groups = (given or usual for given, usual in zip((window, reach, groups), OFFICIAL[frames]))
         self.reach, self.recompute = reach, recompute
         drops = drop_rates(drop_path, depths)
         self.conv_first = FrameConv(3 * 9, dims[0])
@@ -206,6 +214,8 @@ class VRT(ClipModel):
         self.conv_before_upsample = nn.Sequential(FrameConv(dims[0], width), nn.LeakyReLU(0.01))
         self.upsample = Upsample(scale, width)
         self.conv_last = FrameConv(width, 3)
+        if flow_weights:
+            load_flow(self.spynet, flow_weights)
 
     @property
     def fewest(self) -> int:
@@ -254,7 +264,8 @@ class VRT(ClipModel):
         except (KeyError, IndexError):
             return None
         scale = {(4, 1): 2, (9, 1): 3, (4, 4, 1): 4}.get(shuffles, 1)
-        known = {(1, 12, 6): 6, (2, 16, 8): 7, (3, 24, 8): 16}.get((reach, groups, tokens // area)) if dim == 120 else None
+        official_of = {(reach, groups, window[0]): frames for frames, (window, reach, groups) in OFFICIAL.items()}
+        known = official_of.get((reach, groups, tokens // area)) if dim == 120 else None
         official = f"official configuration for {known} frames, " if known else ""
         return f"VRT, {official}x{scale}, width {dim}, windows of {tokens // area} frames, reach {reach}, {groups} deformable groups"
 
@@ -278,36 +289,9 @@ def _chain(flow: Tensor, reach: int, after: bool) -> Flows:
     return flows
 
 
-OFFICIAL = {
-    6: {"window": (6, 8, 8), "reach": 1, "groups": 12},
-    7: {"window": (8, 8, 8), "reach": 2, "groups": 16},
-    16: {"window": (8, 8, 8), "reach": 3, "groups": 24},
-}
-
-
-def vrt(
-    scale: int = 4,
-    frames: int = 6,
-    size: Literal["official", "small"] = "official",
-    recompute: bool = True,
-    drop_path: float | None = None,
-    flow_weights: str | None = None,
-) -> VRT:
-    """frames: 6, 7 or 16, the clip length an official configuration was made for. flow_weights: a SpyNet checkpoint to start from."""
-    if size == "small":
-        model = VRT(
-            scale, window=(2, 4, 4), depths=(2,) * 7 + (1,) * 2, dims=(24,) * 9, heads=2, alone=1, reach=1, groups=4, width=24,
-            drop_path=drop_path or 0.0, recompute=recompute,
-        )  # fmt: skip
-    elif frames not in OFFICIAL:
-        raise ValueError(f"VRT's official configurations are for 6, 7 and 16 frames, not {frames}")
-    else:
-        model = VRT(scale, drop_path=0.2 if drop_path is None else drop_path, recompute=recompute, **OFFICIAL[frames])  # type: ignore[arg-type]
-    if flow_weights:
-        load_flow(model.spynet, flow_weights)
-    return model
-
-
 def vrt_small(scale: int = 4, recompute: bool = True, flow_weights: str | None = None) -> VRT:
     """For tests and CPUs."""
-    return vrt(scale, size="small", recompute=recompute, flow_weights=flow_weights)
+    return VRT(
+        scale, window=(2, 4, 4), depths=(2,) * 7 + (1,) * 2, dims=(24,) * 9, heads=2, alone=1, reach=1, groups=4, width=24,
+        drop_path=0.0, recompute=recompute, flow_weights=flow_weights,
+    )  # fmt: skip
