@@ -24,6 +24,7 @@ from fedlens.layers import (
     FedNova,
     FedNTD,
     FedProx,
+    FedSR,
     FedYogi,
     GeometricMedian,
     HighFrequency,
@@ -38,6 +39,7 @@ from fedlens.layers import (
     NormClip,
     Scaffold,
     TrimmedMean,
+    UploadFailures,
 )  # fmt: skip
 from fedlens.tasks.task import LearningTask
 
@@ -76,6 +78,8 @@ STACKS: dict[str, Case] = {
     "loss-aware, greedy": over(LossAware(greedy=True)),
     "median": over(Median()),
     "fedvsr": over(HighFrequency(), LossAware(tau=0.0), task=Denoise, on=CLIPS, optimizer="adam", lr=0.01),
+    "fedsr": over(FedSR(layer="conv"), task=Denoise, on=CLIPS),
+    "upload failures": over(Scaffold(), UploadFailures(0.5)),
     "feddeblur": deblur(FedDeblur, SCENE),
     "feddeblur, partial, measured": deblur(FedDeblur, VIEWS, measure_every=2),
     "feddeblur, wavelets": deblur(FedDeblur, VIEWS, prior="wavelet"),

@@ -28,17 +28,20 @@ def test_deterministic_finite_and_different_by_seed(name: str) -> None:
         return run(algorithm, Loopback(algorithm, federation), 2, seed=seed)
 
     a = once(0)
-    assert same_bits(a, once(0)) and not same_bits(a, once(1))
+    assert same_bits(a, once(0))
+    assert not STACKS[name].make().trains or not same_bits(a, once(1))  # what does not train may have no randomness to seed
     assert all(bool(torch.isfinite(t).all()) for t in flat(a).values())
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_the_model_keeps_its_names_shapes_and_types_and_moves(name: str) -> None:
+def test_what_is_sought_keeps_its_names_shapes_and_types_and_moves(name: str) -> None:
+    """The broadcast: a model, or an image."""
     algorithm, federation = STACKS[name].make(), STACKS[name].federation
     start = algorithm.init()
     end = run(algorithm, Loopback(algorithm, federation), 2)
-    before, after = start.trees["model"], end.trees["model"]
-    assert before.keys() == after.keys()
+    before, after = (algorithm.broadcast(m.note(population=7)) for m in (start, end))
+    before, after = flat(before), flat(after)
+    assert before.keys() <= after.keys()
     assert all(after[n].shape == t.shape and after[n].dtype == t.dtype for n, t in before.items())
     assert any(not torch.equal(after[n], t) for n, t in before.items())
 
