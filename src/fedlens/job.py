@@ -565,6 +565,8 @@ def _put_in_place(folder: Path, save: Any) -> None:
             target = folder / path.name
             if path.is_dir() and target.is_dir():
                 shutil.rmtree(target)
+            elif path.is_file() and (folder / "config.toml").exists():
+                shutil.copymode(folder / "config.toml", path)  # safetensors lets nobody else read what it writes
             os.replace(path, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
