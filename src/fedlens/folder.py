@@ -169,7 +169,8 @@ def card(path: Path, name: str) -> dict[str, Any]:
         return {"name": name, "status": status, "title": {}, "metrics": {}, "loss": [], "done": 0, "changed": _changed(path)}
     config = _toml(_text(path / "config.toml", []), [])
     summary = table(_json(path / "summary.json", []))
-    some = _sampled(path / "metrics.jsonl")
+    # A summary has the final metrics; without one the latest evaluation is looked for in the last lines.
+    some = _sampled(path / "metrics.jsonl", end=1 << 13 if summary.get("metrics") else 1 << 17)
     run = RunFolder(path, _progress(path, some, summary, config), config, "", some, summary)
     return clean(  # type: ignore[no-any-return]
         {
@@ -473,26 +474,26 @@ def _json(path: Path, problems: list[str]) -> Any:
         return {}
 
 
-def _sampled(path: Path, count: int = 24) -> list[dict[str, Any]]:
-    """About `count` lines spread over the file, with its last ones: enough for a small curve and the latest metrics."""
+def _sampled(path: Path, end: int, count: int = 16) -> list[dict[str, Any]]:
+    """About `count` lines spread over the file and those in its last `end` bytes: enough for a small curve and the latest metrics."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            chunks = list(_spread(file, size, count)) if size > 1 << 16 else [file.read()]
+            chunks = list(_spread(file, size, count, end)) if size > 1 << 16 else [file.read()]
     except OSError:
         return []
     return parse_rounds(b"".join(chunks).decode("utf-8", "replace"), [])
 
 
-def _spread(file: Any, size: int, count: int) -> Iterable[bytes]:
+def _spread(file: Any, size: int, count: int, end: int) -> Iterable[bytes]:
     for k in range(count):
         file.seek(size * k // count)
         if k:
             file.readline()
         yield file.readline()
-    for tail in (1 << 15, 1 << 20):  # the end in full: the last evaluation may be some rounds back
+    for tail in (end, 1 << 17, 1 << 20):  # a line can be longer than the end that was asked for
         file.seek(max(0, size - tail))
         file.readline()
-        if end := file.read():
-            yield end
+        if found := file.read():
+            yield found
             return

@@ -54,6 +54,8 @@ OWN = (
     "config.toml", "federation.json", "metrics.jsonl", "summary.json", "model.safetensors", "restored.png", "report.html",
     "pictures", "checkpoint", "tensorboard", "memory", "flower.json", ".part",
 )  # fmt: skip
+LOOKING = 0.05  # pictures of a run under way may take this share of its time, and none in its first seconds
+PATIENCE = 10.0
 # What may change when a run goes on: none of these alters what a round computes.
 FREE = tuple(f"federation.{k}" for k in ("rounds", "workers", "timeout", "checkpoint_every", "evaluate_every", "personal"))
 
@@ -219,6 +221,7 @@ class _Job:
         self.setup, self.folder, self.make_engine, self.watch, self.checkpoint = setup, folder, engine, watch, checkpoint
         self.records: list[dict[str, Any]] = []
         self.peak = Peak()
+        self.looking = 0.0  # seconds spent on pictures so far
 
     def run(self, found: tuple[Progress, dict[int, Path]] | None) -> Outcome:
         s = self.setup.settings
@@ -269,6 +272,8 @@ class _Job:
             if every and (here.done % every == 0 or here.done == self.setup.settings.rounds):
                 self._save()
         self.watch.round(record)
+        if finished.metrics and here.done < self.setup.settings.rounds:
+            self._show_progress(finished.number)
 
     def _save(self) -> None:
         self.checkpoint.save(self.safe, self.engine.snapshot())
@@ -276,15 +281,35 @@ class _Job:
     def _finish(self) -> Outcome:
         state, folder = self.safe.state, self.folder
         _put_in_place(folder, lambda part: self.setup.task.save(state, part))
-        somebody = any(h is not None for h in self.setup.federation.holdings)
-        pictures = self.setup.task.pictures(self.setup.algorithm.result(state), self.setup.federation) if somebody else ()
-        if pictures:
-            save_pictures(pictures, folder / "pictures")
+        self._draw(state)
         summary = self._summarise(interrupted=False)
         shutil.rmtree(folder / "memory", ignore_errors=True)
         write_report(folder, self.watch)
         self.watch.end(summary)
         return Outcome(folder, summary, self.records, self.setup, state)
+
+    def _draw(self, state: Message) -> None:
+        setup = self.setup
+        somebody = any(h is not None for h in setup.federation.holdings)
+        pictures = setup.task.pictures(setup.algorithm.result(state), setup.federation) if somebody else ()
+        if pictures:
+            save_pictures(pictures, self.folder / "pictures")
+
+    def _show_progress(self, number: int) -> None:
+        """Pictures as they improve, for whoever looks at the board. They cost little of the run's time and none of its bits: what is
+        random in them has a stream of its own. A run is worth more than its pictures, so a failure is logged and they are left alone."""
+        if sum(r["seconds"] for r in self.records) < PATIENCE + self.looking / LOOKING:
+            return
+        began = time.perf_counter()
+        try:
+            with seeded(generator(self.setup.settings.seed, number, 0x9C)):
+                self._draw(self.safe.state)
+        except OSError:
+            raise
+        except Exception as e:
+            self.watch.log(f"no pictures while the run is under way: {type(e).__name__}: {e}")
+            self.looking = math.inf
+        self.looking += time.perf_counter() - began
 
     def _summarise(self, interrupted: bool) -> dict[str, Any]:
         setup, records = self.setup, self.records
