@@ -14,6 +14,7 @@ from fedlens.layers import (
     BackboneOnly,
     FedBN,
     FedProx,
+    FedSR,
     HighFrequency,
     LossAware,
     Median,
@@ -21,6 +22,7 @@ from fedlens.layers import (
     MovingMean,
     MultiResolution,
     Scaffold,
+    UploadFailures,
 )
 from fedlens.tasks.task import LearningTask
 
@@ -52,5 +54,7 @@ STACKS: dict[str, Case] = {
     "loss-aware, greedy": over(LossAware(greedy=True)),
     "median": over(Median()),
     "fedvsr": over(HighFrequency(), LossAware(tau=0.0), task=Denoise, on=CLIPS, optimizer="adam", lr=0.01),
+    "fedsr": over(FedSR(layer="backbone.0")),
+    "fedvsr, half of the replies lost": over(HighFrequency(), LossAware(), UploadFailures(0.5), task=Denoise, on=CLIPS),
     "raf with fedprox": over(FedProx(0.1), MultiResolution(((8, 8), (4, 4))), task=Denoise, on=IMAGES),
 }
