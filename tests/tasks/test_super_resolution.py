@@ -26,7 +26,7 @@ from fedlens.models.vsr import Bicubic, LightVSR
 from fedlens.pictures import save_pictures
 from fedlens.run import run
 from fedlens.tasks.super_resolution import SuperResolution, Tiles, charbonnier
-from tests.toy import same_bits
+from toy import same_bits
 
 
 class Own(nn.Module):
