@@ -93,7 +93,7 @@ class Deployment:
             "--enable-supernode-auth", "--disable-runtime-dependency-installation",
         )  # fmt: skip
         trust = ssl.create_default_context(cafile=str(k / "ca.crt"))
-        for _ in range(300):
+        for _ in range(1200):
             with (
                 contextlib.suppress(OSError),
                 socket.create_connection(("127.0.0.1", self.port), 1) as s,

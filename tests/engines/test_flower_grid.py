@@ -11,7 +11,9 @@ import pytest
 from stacks import STACKS
 from toy import same_bits, toy_federation
 
-from fedlens import Round, run
+from fedlens import Round, job, run, sites
+from fedlens import config as recipes
+from fedlens.checkpoint import Checkpoint
 from fedlens.engines.loopback import Loopback
 
 pytest.importorskip("flwr")
@@ -28,7 +30,10 @@ class Grid:
     """Three nodes in this process. `slow[round]`: clients whose reply to that round takes until the next round's messages are out.
     `broken`: clients whose process dies. Nodes 21 to 23 are clients 2, 0, 1."""
 
-    def __init__(self, folder: Path, stack: str, slow: dict[int, set[int]] | None = None, broken: set[int] | None = None) -> None:
+    def __init__(
+        self, folder: Path, stack: str, slow: dict[int, set[int]] | None = None, broken: set[int] | None = None, run: Any = None
+    ) -> None:
+        self.folder, self.run = folder, run or {}
         self.clients = {21: 2, 22: 0, 23: 1}
         self.online, self.slow, self.broken = set(self.clients), slow or {}, broken or set()
         self.replies: dict[str, Message] = {}
@@ -39,7 +44,7 @@ class Grid:
             id = int(node["client"])
             return Site(id, STACKS[stack].make(), alone(id, EVERYONE.holdings[id], EVERYONE.held_out_of(id)), folder / str(id), "recipe")
 
-        self.app = flower.client_app(make_site)
+        self.app = flower.client_app(sites.make_site if run else make_site)
 
     def get_node_ids(self) -> list[int]:
         return sorted(self.online)
@@ -52,7 +57,7 @@ class Grid:
         name = f"m{self.sent}"
         message.metadata.__dict__["_message_id"] = name
         client = self.clients[message.metadata.dst_node_id]
-        context = Context(1, 1, {"client": client}, RecordDict(), {})
+        context = Context(1, 1, {"client": client, "folder": str(self.folder / str(client))}, RecordDict(), self.run)
         train = message.metadata.message_type == "train"
         if train and client in self.broken:
             self.replies[name] = Message(Error(8, "crashed"), reply_to=message)
@@ -157,3 +162,30 @@ def test_a_number_out_of_range_and_a_double_are_not_let_in(tmp_path: Path) -> No
     text = "\n".join(said)
     assert "calls itself client 1, which is somebody else already" in text
     assert "calls itself client 2, but there are 2 (0 to 1)" in text
+
+
+METHODS = {
+    "fedvsr": ["clients=3", "cohort=2", "rounds=2", "data.clips=3", "data.groups=3", "data.height=64", "data.width=64", "data.crop=32"],
+    "deblur-partial": ["clients=3", "rounds=4", "evaluate_every=2", "data.size=48"],
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_recipes_end_in_the_simulators_bits_also_when_resumed(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the ServerApp and the sites of `fedlens run --engine flower` do, stopped after half the rounds and resumed by a new server:
+    networks, and a scene whose images, kernels and multipliers live at the sites."""
+    config = recipes.read(name, [*METHODS[name], "workers=0"])
+    wanted = job.start(config, tmp_path / "simulated")
+    half = recipes.read(name, [*METHODS[name], "workers=0", f"rounds={config.settings.rounds // 2}"])
+    for part, resume in ((half, False), (config, True)):
+        facts = {"name": name, "recipe": part.to_toml(), "out": str(tmp_path / "real"), "resume": resume, "fresh": False,
+                 "patience": 5.0, "least": 3, "forgive": False}  # fmt: skip
+        sites.main(Grid(tmp_path, "", run=facts), facts)
+    found = Checkpoint(tmp_path / "real" / "checkpoint").load()
+    lines = [job.read_records(folder / "metrics.jsonl") for folder in (tmp_path / "real", wanted.folder)]
+    assert found and same_bits(found[0].state, wanted.state)
+    for a, b in zip(*lines, strict=True):
+        assert {k: v for k, v in a.items() if k not in ("seconds", "metrics")} == {
+            k: v for k, v in b.items() if k not in ("seconds", "metrics")
+        }
+    assert "client 1 has joined" in capsys.readouterr().out

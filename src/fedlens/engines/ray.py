@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedlens.config import Settings
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's workers would give way to everything else on the machine
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # workers without a GPU share keep what the machine shows them
 try:
     import ray
