@@ -96,7 +96,7 @@ def pad(clip: Tensor, multiple: Size) -> Tensor:
     if t:
         clip = torch.cat([clip, clip[:, -1:].expand(-1, t, -1, -1, -1)], 1)
     if h or w:
-        clip = F.pad(clip.flatten(0, 1), (0, w, 0, h), mode="replicate").unflatten(0, clip.shape[:2])
+        clip = torch.unflatten(F.pad(clip.flatten(0, 1), (0, w, 0, h), mode="replicate"), 0, clip.shape[:2])
     return clip
 
 
@@ -123,8 +123,3 @@ class Upsample(nn.Sequential):
         for by in {2: (2,), 3: (3,), 4: (2, 2)}[scale]:
             layers += [FrameConv(width, by * by * width), nn.Identity(), nn.PixelShuffle(by), nn.Identity(), nn.LeakyReLU(0.1)]
         super().__init__(*layers, FrameConv(width, width))
-
-
-def by_frames(f: nn.Module, frames: Tensor, few: int = 4) -> Tensor:
-    """f over a few frames at a time: large pictures exist only briefly."""
-    return torch.cat([f(part) for part in frames.split(few)])

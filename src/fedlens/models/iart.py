@@ -43,7 +43,7 @@ class ImplicitWarp(nn.Module):
     def forward(self, other: Tensor, current: Tensor, flow: Tensor) -> Tensor:
         """`other` (B, C, h, w) seen from `current`, along `flow` (B, 2, h, w)."""
         b, c, h, w = current.shape
-        where = (pixel_grid(h, w, like=flow) + flow).flip(1)  # y before x
+        where = (pixel_grid(flow) + flow).flip(1)  # y before x
         whole = where.floor()
         angle = (where - whole) / (2 + 1e-6) * (2 * torch.pi)
         q = self.q(current.permute(0, 2, 3, 1) + sine_position(angle[:, 0], angle[:, 1], c, TEMPERATURE))
@@ -72,7 +72,7 @@ class Normed(nn.Module):
 
 
 def _by_frame(conv: nn.Conv2d, tokens: Tensor) -> Tensor:
-    return conv(tokens.flatten(0, 1).permute(0, 3, 1, 2)).permute(0, 2, 3, 1).unflatten(0, tokens.shape[:2])  # type: ignore[no-any-return]
+    return torch.unflatten(conv(tokens.flatten(0, 1).permute(0, 3, 1, 2)).permute(0, 2, 3, 1), 0, tokens.shape[:2])
 
 
 class Residual(nn.Module):
@@ -150,7 +150,7 @@ class IART(ClipModel):
 
     def restore(self, clip: Tensor) -> Tensor:
         later, earlier = recomputed(both_ways, self.spynet, clip, on=self.recompute)
-        x = self.conv_first(clip.flatten(0, 1)).unflatten(0, clip.shape[:2])
+        x = torch.unflatten(self.conv_first(clip.flatten(0, 1)), 0, clip.shape[:2])
         for name in PASSES:
             back = name.startswith("backward")
             x = self._pass(name, x.flip(1), later[0].flip(1)).flip(1) if back else self._pass(name, x, earlier[0])

@@ -43,7 +43,7 @@ def deformable_attention(q: Tensor, kv: Tensor, offset: Tensor, heads: int) -> T
         k = _fetch(kv[:, :, g * wide : (g + 1) * wide], offset[:, :, g]).view(n, s, wide // d, d, TAPS, h * w)
         ask = q[:, g * wide : (g + 1) * wide].reshape(n, 1, wide // d, d, 1, h * w) * d**-0.5
         scores = (ask * k).sum(3)  # n, s, heads, taps, pixels
-        weights = scores.transpose(1, 2).flatten(2, 3).softmax(2).unflatten(2, (s, TAPS)).transpose(1, 2)
+        weights = torch.unflatten(scores.transpose(1, 2).flatten(2, 3).softmax(2), 2, (s, TAPS)).transpose(1, 2)
         at = channels + g * wide
         v = _fetch(kv[:, :, at : at + wide], offset[:, :, pairs + g]).view(n, s, wide // d, d, TAPS, h * w)
         out.append((weights[:, :, :, None] * v).sum((1, 4)).reshape(n, wide, h, w))
@@ -52,10 +52,9 @@ def deformable_attention(q: Tensor, kv: Tensor, offset: Tensor, heads: int) -> T
 
 def _fetch(images: Tensor, offset: Tensor) -> Tensor:
     """(N, S, C, h, w) at the nine moved places of every pixel: (N * S, C, 9 h, w)."""
-    h, w = images.shape[-2:]
     tap = torch.arange(TAPS, device=offset.device)
     around = torch.stack((tap % 3 - 1, tap // 3 - 1), 1).view(TAPS, 2, 1, 1)
-    where = offset.flatten(0, 1).flip(2) + around + pixel_grid(h, w, like=offset)
+    where = offset.flatten(0, 1).flip(2) + around + pixel_grid(offset)
     return sample(images.flatten(0, 1), where.transpose(1, 2).flatten(2, 3))
 
 
@@ -92,7 +91,7 @@ class GuidedAttention(nn.Module):
         places = offset.view(b * t, CLIP, self.groups, TAPS, 2, h, w)
         found = deformable_attention(_linear(self.proj_q, q).flatten(0, 1), kv, places, self.heads)
         x = self.proj(found.permute(0, 2, 3, 1))
-        x = (x + self.mlp(x)).permute(0, 3, 1, 2).unflatten(0, (b, t))
+        x = torch.unflatten((x + self.mlp(x)).permute(0, 3, 1, 2), 0, (b, t))
         return x, offset.mean(3).flip(3)
 
 
@@ -130,8 +129,8 @@ class Refine(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, inputs, h, w) -> (B, T, dim, h, w)."""
-        tokens = self.main[1](x.flatten(0, 1)).unflatten(0, x.shape[:2]).permute(0, 1, 3, 4, 2)
-        return self.main[2:](tokens).permute(0, 1, 4, 2, 3)
+        tokens = torch.unflatten(self.main[1](x.flatten(0, 1)), 0, x.shape[:2]).permute(0, 1, 3, 4, 2)
+        return self.main[2:](tokens).permute(0, 1, 4, 2, 3)  # type: ignore[no-any-return]
 
 
 class RVRT(ClipModel):
@@ -172,9 +171,9 @@ class RVRT(ClipModel):
             load_flow(self.spynet, flow_weights)
 
     def restore(self, clip: Tensor) -> Tensor:
-        shallow = torch.cat([recomputed(self.feat_extract, part, on=self.recompute) for part in clip.split(CLIP, 1)], 1)
+        shallow = torch.cat([recomputed(self.feat_extract, part, on=self.recompute) for part in torch.split(clip, CLIP, 1)], 1)
         later, earlier = recomputed(both_ways, self.spynet, clip, on=self.recompute)
-        seen, moved = [shallow], {}
+        seen, moved = [shallow], dict[str, list[Tensor]]()
         for name in PASSES:
             back = name.startswith("backward")
             flows = later[0].flip(1) if back else earlier[0]
@@ -182,13 +181,13 @@ class RVRT(ClipModel):
             ways = moved.get(name[:-1]) or _clip_flows(flows)
             x, moved[name[:-1]] = self._pass(name, features, ways)
             seen.append(x.flip(1) if back else x)
-        parts = zip(torch.cat(seen, 2).split(1, 1), clip.split(1, 1))
+        parts = zip(torch.split(torch.cat(seen, 2), 1, 1), torch.split(clip, 1, 1))
         return torch.cat([recomputed(self._enlarge, *p, on=self.recompute) for p in parts], 1)
 
     def _pass(self, name: str, features: list[Tensor], flows: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Through the clips in the order of travel; `features` of the passes before this one, the latest last."""
-        here = torch.cat(features, 2).split(CLIP, 1)
-        latest = features[-1].split(CLIP, 1)
+        here = torch.split(torch.cat(features, 2), CLIP, 1)
+        latest = torch.split(features[-1], CLIP, 1)
         x = torch.zeros_like(latest[0])
         done, used = [], []
         for i, now in enumerate(here):

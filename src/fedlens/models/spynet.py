@@ -22,8 +22,9 @@ LEVELS = 6
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def pixel_grid(h: int, w: int, like: Tensor) -> Tensor:
-    """(2, h, w): the x and the y of every pixel."""
+def pixel_grid(like: Tensor) -> Tensor:
+    """(2, h, w): the x and the y of every pixel of something (..., h, w)."""
+    h, w = like.shape[-2:]
     y, x = torch.meshgrid(torch.arange(h, device=like.device), torch.arange(w, device=like.device), indexing="ij")
     return torch.stack((x, y)).to(like.dtype)
 
@@ -37,7 +38,7 @@ def sample(image: Tensor, where: Tensor, mode: str = "bilinear", padding: str = 
 
 def warp(image: Tensor, flow: Tensor, padding: str = "zeros") -> Tensor:
     """`image` fetched from where the flow points."""
-    return sample(image, pixel_grid(*flow.shape[-2:], like=flow) + flow, padding=padding)
+    return sample(image, pixel_grid(flow) + flow, padding=padding)
 
 
 class Level(nn.Module):

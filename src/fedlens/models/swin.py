@@ -213,7 +213,8 @@ def _heads(part: Tensor) -> Tensor:
 
 
 def _self(qkv: Tensor, bias: Tensor) -> Tensor:
-    out = attend(*(_heads(qkv[:, :, :, i]) for i in range(3)), bias)
+    q, k, v = (_heads(qkv[:, :, :, i]) for i in range(3))
+    out = attend(q, k, v, bias)
     return out.transpose(1, 2).reshape(qkv.shape[0], -1, qkv.shape[-2] * qkv.shape[-1])
 
 

@@ -79,7 +79,7 @@ class GuidedDeform(nn.Module):
         """current (N, C, h, w); one frame and one flow per reach. Which frames stand together in N does not matter."""
         warped = [warp(x, f) for x, f in zip(others, flows)]
         out = self.conv_offset(torch.cat([*warped, current, *flows], 1))
-        offset, strength = out.split([2 * out.shape[1] // 3, out.shape[1] // 3], 1)
+        offset, strength = torch.split(out, [2 * out.shape[1] // 3, out.shape[1] // 3], 1)
         offset = self.limit * offset.tanh()
         share = offset.shape[1] // (2 * self.reach)
         offset = offset + torch.cat([f.flip(1).repeat(1, share, 1, 1) for f in flows], 1)
@@ -139,11 +139,11 @@ class Stage(nn.Module):
             others.append(_filled(there, m, after).flatten(0, 1))
             ways.append(_filled(flow, m, after).flatten(0, 1))
         current = (x[:, :-1] if after else x[:, 1:]).flatten(0, 1)
-        done = [
-            recomputed(self.pa_deform, c, list(o), list(f), on=self.recompute)
-            for c, o, f in zip(current.split(WARPED), zip(*(o.split(WARPED) for o in others)), zip(*(f.split(WARPED) for f in ways)))
-        ]
-        return torch.cat(done).unflatten(0, (x.shape[0], t - 1))
+        done = []
+        for low in range(0, len(current), WARPED):
+            few = slice(low, low + WARPED)
+            done.append(recomputed(self.pa_deform, current[few], [o[few] for o in others], [f[few] for f in ways], on=self.recompute))
+        return torch.unflatten(torch.cat(done), 0, (x.shape[0], t - 1))
 
 
 def _filled(x: Tensor, frames: int, behind: bool) -> Tensor:
@@ -195,7 +195,8 @@ class VRT(ClipModel):
         super().__init__(scale, (1, 8, 8), tile, overlap)
         if frames not in OFFICIAL:
             raise ValueError(f"VRT's official configurations are for 6, 7 and 16 frames, not {frames}")
-        window, reach, groups = (given or usual for given, usual in zip((window, reach, groups), OFFICIAL[frames]))
+        usual = OFFICIAL[frames]
+        window, reach, groups = window or usual[0], reach or usual[1], groups or usual[2]
         self.reach, self.recompute = reach, recompute
         drops = drop_rates(drop_path, depths)
         self.conv_first = FrameConv(3 * 9, dims[0])
@@ -224,11 +225,11 @@ class VRT(ClipModel):
     def restore(self, clip: Tensor) -> Tensor:
         later, earlier = self._flows(clip)
         x = torch.cat([clip, _four(clip[:, 1:], later[0][0], True), _four(clip[:, :-1], earlier[0][0], False)], 2)
-        x = self.conv_first(x.flatten(0, 1)).unflatten(0, clip.shape[:2])
+        x = torch.unflatten(self.conv_first(x.flatten(0, 1)), 0, clip.shape[:2])
         deep = self.conv_after_body(self.norm(self._body(x.permute(0, 1, 3, 4, 2), later, earlier)))
         x = (x + deep.permute(0, 1, 4, 2, 3)).flatten(0, 1)
-        parts = zip(x.split(1), clip.flatten(0, 1).split(1))
-        return torch.cat([recomputed(self._enlarge, *p, on=self.recompute) for p in parts]).unflatten(0, clip.shape[:2])
+        parts = zip(torch.split(x, 1), torch.split(clip.flatten(0, 1), 1))
+        return torch.unflatten(torch.cat([recomputed(self._enlarge, *p, on=self.recompute) for p in parts]), 0, clip.shape[:2])
 
     def _enlarge(self, x: Tensor, frame: Tensor) -> Tensor:
         return self.conv_last(self.upsample(self.conv_before_upsample(x))) + enlarged(frame, self.scale)  # type: ignore[no-any-return]
@@ -273,11 +274,11 @@ class VRT(ClipModel):
 def _four(frames: Tensor, flow: Tensor, after: bool) -> Tensor:
     """The four pixels around where the flow points, unmixed; nothing where there is no neighbour. No gradient reaches the flow."""
     b, n = frames.shape[:2]
-    where = (pixel_grid(*flow.shape[-2:], like=flow) + flow).flatten(0, 1)
-    x, y = where.split(1, 1)
+    where = (pixel_grid(flow) + flow).flatten(0, 1)
+    x, y = torch.split(where, 1, 1)
     corners = [(x.floor(), y.floor()), (x.floor(), y.ceil()), (x.ceil(), y.floor()), (x.ceil(), y.ceil())]
     image = frames.flatten(0, 1)
-    found = torch.cat([sample(image, torch.cat(c, 1), "nearest") for c in corners], 1).unflatten(0, (b, n))
+    found = torch.unflatten(torch.cat([sample(image, torch.cat(c, 1), "nearest") for c in corners], 1), 0, (b, n))
     return _filled(found, 1, after)
 
 
