@@ -133,6 +133,7 @@ def run(
 @app.command(
     epilog=examples(
         "fedlens compare demo --algorithms fedavg,fedprox,scaffold --seeds 0,1,2",
+        "fedlens compare cifar10 --algorithms fedavg,fedprox,fednova --tune --seeds 1,2,3 --target 0.5",
         "fedlens compare classification --algorithms fedavg,FedAvg+FedProx+Median data.alpha=0.1 mu=0.1 --out runs/skew",
     )
 )
@@ -150,6 +151,11 @@ def compare(
     engine: EngineName = "simulator",
     workers: Workers = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run finished cells again.")] = False,
+    tune: Annotated[bool, typer.Option("--tune", help="First search each one's learning rate and own parameter on seed 0.")] = False,
+    trials: Annotated[int, typer.Option("--trials", help="Runs every algorithm may spend on that.")] = 6,
+    target: Annotated[
+        float | None, typer.Option("--target", help="Also count rounds and bytes until the first metric is there.", show_default=False)
+    ] = None,
 ) -> None:
     """Several algorithms, several seeds: one table (mean and spread) and one plot.
 
@@ -168,9 +174,13 @@ def compare(
         raise click.UsageError(f"--seeds takes whole numbers such as 0,1,2, not {seeds!r}") from None
     given = [*(overrides or []), *([f"federation.workers={workers}"] if workers is not None else [])]
     folder = out or Path("runs") / f"{Path(recipe).stem}-compare"
-    todo = cells(recipe, list(dict.fromkeys(names)), numbers, given, folder)
+    names = list(dict.fromkeys(names))
+    cells(recipe, names, numbers, given, folder)  # refuses what cannot work before any search
+    if tune and 0 in numbers:
+        raise click.UsageError("--tune spends seed 0 on the search: let others count, such as --seeds 1,2,3")
     try:
-        show.compare(todo, folder, engine, fresh)
+        chosen = show.tune(recipe, names, given, folder, engine, trials) if tune else None
+        show.compare(cells(recipe, names, numbers, given, folder, chosen), folder, engine, fresh, target)
     except Interrupted as e:
         e.again = shlex.join(["fedlens", *[a for a in sys.argv[1:] if a != "--fresh"]])
         raise

@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +25,12 @@ import numpy as np
 import torch
 
 from fedlens.algorithm import Algorithm
-from fedlens.engines.simulator import IDLE, _hand_in, _work
-from fedlens.engines.worker import Log, Worker
+from fedlens.engines.simulator import IDLE, _work
+from fedlens.engines.worker import Log, Worker, pack, unpack
 from fedlens.federation import Federation
 from fedlens.memory import NEVER, Memory
 from fedlens.message import Message
-from fedlens.replies import Lost, Nodes, Sum
+from fedlens.replies import Lost, Nodes
 
 if TYPE_CHECKING:
     from fedlens.config import Settings
@@ -191,14 +190,6 @@ class _Holdings(Sequence[Any]):
         return self.here[index]
 
 
-class _Parcel:
-    """What the simulator's outbox is to it: a place for one message."""
-
-    def write(self, message: Message) -> int:
-        self.data = np.frombuffer(message.to_bytes(), np.uint8)
-        return len(self.data)
-
-
 @ray.remote
 class _Actor:
     def __init__(self, setup: Any) -> None:
@@ -224,10 +215,9 @@ class _Actor:
         return _work(self.worker, jobs, [IDLE, 0.0], self.singles)
 
     def finish(self) -> tuple[dict[str, Any], Any]:
-        parcel = _Parcel()
-        told = _hand_in(self.worker, parcel, self.singles)  # type: ignore[arg-type]
+        payload, told = pack(self.worker, self.singles)
         self.singles = []
-        return told, parcel.data
+        return told, np.frombuffer(payload.to_bytes(), np.uint8)
 
 
 class _Round:
@@ -297,13 +287,7 @@ class _Round:
 
     def take_over(self, k: int, told: dict[str, Any], data: Any) -> Iterator[Nodes]:
         payload = Message.from_bytes(memoryview(data), copy=True)  # what lies in the object store is read-only
-        nodes: Nodes = {}
-        for n, (level, index, tree, name, weight) in enumerate(told["nodes"]):
-            nodes.setdefault((level, index), {})[tree, name] = Sum(payload.trees[str(n)], weight)
-        for position, weights, names in told["singles"]:
-            old = self.results[position]
-            assert isinstance(old, Message)
-            self.results[position] = replace(old, trees={n: payload.trees[f"{position}:{n}"] for n in names}, weights=weights)
+        nodes = unpack(payload, told, self.results)
         self.open[k] = []
         if nodes:
             yield nodes

@@ -35,6 +35,7 @@ class LossAware(Layer):
     greedy: bool = False
     stage: ClassVar[Stage] = "merge"
     merges: ClassVar[bool] = True
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"tau": (0.0, 0.1, 0.2)}
 
     def exponent(self, message: Message) -> float:
         if self.greedy or self.decay == "paper":
