@@ -57,7 +57,7 @@ def over(*layers: Layer, task: type[LearningTask] = Toy, on: Federation = VECTOR
     return Case(lambda: stack(FedAvg(task(), **{"batch": 8, **fedavg}), *layers), on)
 
 
-SCENE, VIEWS = small_federation(False, 7, seed=1), small_federation(True, 7, seed=1)
+SCENE, FIELDS = small_federation(False, 7, seed=1), small_federation(True, 7, seed=1)
 
 
 def deblur(kind: type[FedDeblur], on: Federation, **keys: Any) -> Case:
@@ -80,14 +80,6 @@ STACKS: dict[str, Case] = {
     "fedvsr": over(HighFrequency(), LossAware(tau=0.0), task=Denoise, on=CLIPS, optimizer="adam", lr=0.01),
     "fedsr": over(FedSR(layer="conv"), task=Denoise, on=CLIPS),
     "upload failures": over(Scaffold(), UploadFailures(0.5)),
-    "feddeblur": deblur(FedDeblur, SCENE),
-    "feddeblur, partial, measured": deblur(FedDeblur, VIEWS, measure_every=2),
-    "feddeblur, wavelets": deblur(FedDeblur, VIEWS, prior="wavelet"),
-    "feddeblur, box": deblur(FedDeblur, SCENE, prior="box"),
-    "cendeblur": deblur(CenDeblur, VIEWS),
-    "locdeblur": deblur(LocDeblur, VIEWS),
-    "fedavgdeblur": deblur(FedAvgDeblur, SCENE),
-    "fedgddeblur": deblur(FedGDDeblur, VIEWS, step=0.3),
     "raf with fedprox": over(FedProx(0.1), MultiResolution(((8, 8), (4, 4))), task=Denoise, on=IMAGES),
     "fednova": over(FedNova()),
     "fedprox in fednova, momentum": over(FedProx(0.1), FedNova(), momentum=0.9, lr=0.02),
@@ -107,4 +99,16 @@ STACKS: dict[str, Case] = {
     "bulyan": over(Bulyan(liars=1)),
     "norm clip, then median": over(Median(), NormClip()),
     "norm clip on clients": over(NormClip(0.1, where="client")),
+}
+
+# Bases that restore scenes instead of learning a model: for what holds of any algorithm.
+SCENES: dict[str, Case] = {
+    "feddeblur": deblur(FedDeblur, SCENE),
+    "feddeblur, partial, measured": deblur(FedDeblur, FIELDS, measure_every=2),
+    "feddeblur, wavelets": deblur(FedDeblur, FIELDS, prior="wavelet"),
+    "feddeblur, box": deblur(FedDeblur, SCENE, prior="box"),
+    "cendeblur": deblur(CenDeblur, FIELDS),
+    "locdeblur": deblur(LocDeblur, FIELDS),
+    "fedavgdeblur": deblur(FedAvgDeblur, SCENE),
+    "fedgddeblur": deblur(FedGDDeblur, FIELDS, step=0.3),
 }

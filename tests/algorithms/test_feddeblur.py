@@ -63,11 +63,11 @@ def test_the_fixed_point_satisfies_the_kkt_conditions_and_another_solver_agrees(
     slopes = misfit_gradient(views(federation), x)
     for kept, slope in zip(memory, slopes, strict=True):
         dual = rho * backward(kept["u"], SIZE[1]).numpy()
-        np.testing.assert_allclose(dual, -slope, atol=1e-5)
+        np.testing.assert_allclose(dual, -slope, atol=1e-4)
         if partial:
-            np.testing.assert_allclose(backward(kept["x"], SIZE[1]).numpy(), x, atol=1e-5)
+            np.testing.assert_allclose(backward(kept["x"], SIZE[1]).numpy(), x, atol=1e-3)
     mu = rho * (state.trees["q"]["scene"].numpy() - gradient(x))
-    np.testing.assert_allclose(divergence(mu), sum(slopes), atol=1e-5)
+    np.testing.assert_allclose(divergence(mu), sum(slopes), atol=1e-4)
     size, slope = np.sqrt((mu**2).sum((0, 1))), gradient(x)
     steep = np.sqrt((slope**2).sum((0, 1)))
     assert size.max() <= eta * (1 + 1e-6)
@@ -161,6 +161,29 @@ def test_part_of_the_clients_a_round_and_lost_replies_still_restore(cohort: int)
     lossy = run(algorithm, flaky, 80, late=2)
     errors = [float((s.trees["image"]["scene"] - truth).square().mean()) for s in (whole, part, lossy)]
     assert errors[1] < 6 * errors[0] and errors[2] < 6 * errors[0]
+
+
+def test_who_is_not_asked_counts_with_what_it_last_sent() -> None:
+    """By hand from the traffic: the server's total is the sum of the last w of everyone it heard, though it only ever got differences; and
+    a part of the clients a round ends where all of them do, which a mean over those who answered (recall=False) does not."""
+    federation = small_federation(False)
+    algorithm = make(federation, eta=0.5, rho=0.02)
+    engine = Loopback(algorithm, federation)
+    known: dict[int, torch.Tensor] = {}
+
+    def look(_: Any, r: Any) -> None:
+        for sent in engine.traffic[1:]:
+            reply = Message.from_bytes(sent)
+            assert list(reply.trees) == ["dw"]
+            known[reply.sender] = known.get(reply.sender, 0) + reply.trees["dw"]["scene"]
+        torch.testing.assert_close(r.state.trees["total"]["scene"], sum(known.values()))
+        assert r.state.scalars["met"] == len(known)
+
+    part = run(algorithm, engine, 150, cohort=2, after_round=look)
+    whole, _ = solve(federation, 150, eta=0.5, rho=0.02)
+    mean, _ = solve(federation, 150, cohort=2, eta=0.5, rho=0.02, recall=False)
+    x = whole.trees["image"]["scene"]
+    assert float((part.trees["image"]["scene"] - x).abs().mean()) < 0.2 * float((mean.trees["image"]["scene"] - x).abs().mean())
 
 
 def test_it_stops_by_itself_and_measures_what_the_paper_plots() -> None:

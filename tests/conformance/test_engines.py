@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from stacks import STACKS, VECTORS, Case
+from stacks import SCENES, STACKS, VECTORS, Case
 from toy import Toy, same_bits
 
 from fedlens import Algorithm, Client, Federation, Lost, Message, Round, run, stack
@@ -37,11 +37,12 @@ def final(case: Case, make: Make, rounds: int = 4, cohort: int = 5) -> Message:
         engine.close()
 
 
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", [*STACKS, *SCENES])
 def test_all_engines_end_in_the_same_bits(name: str) -> None:
-    expected = final(STACKS[name], Loopback)
+    case = (STACKS | SCENES)[name]
+    expected = final(case, Loopback)
     for engine, make in ENGINES.items():
-        assert same_bits(final(STACKS[name], make), expected), engine
+        assert same_bits(final(case, make), expected), engine
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
