@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from toy import Net, Toy
 
 from fedlens import Message
 from fedlens.algorithm import StackError, stack
@@ -11,7 +12,6 @@ from fedlens.algorithms import FedAvg
 from fedlens.layers import FedSR, UploadFailures
 from fedlens.layers.fedsr import info_nce, layer_wise, shallow
 from fedlens.replies import Replies
-from toy import Net, Toy
 
 
 def test_info_nce_by_hand() -> None:
