@@ -70,6 +70,6 @@ def mixed(replies: Replies, tree: str, shares: Mapping[str, float]) -> Tree:
     for name, share in shares.items():
         if share == 0:
             continue
-        for key, t in replies.mean(tree, name).items():
-            out[key] = t * share if key not in out else out[key] + t * share
+        for key, t in replies.mean(tree, name).items():  # made for us, so it may be written to
+            out[key] = t.mul_(share) if key not in out else out[key].add_(t, alpha=share)
     return out
