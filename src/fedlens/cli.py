@@ -11,7 +11,8 @@ import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -161,10 +162,6 @@ def compare(
 
     Run it again to go on where it stopped, or with more algorithms or seeds: cells that are finished are kept.
     """
-    from fedlens import show
-    from fedlens.compare import cells
-    from fedlens.job import Interrupted
-
     names = [n.strip() for n in algorithms.split(",") if n.strip()]
     if not names:
         raise click.UsageError("which ones? add --algorithms fedavg,fedprox")
@@ -175,9 +172,14 @@ def compare(
     given = [*(overrides or []), *([f"federation.workers={workers}"] if workers is not None else [])]
     folder = out or Path("runs") / f"{Path(recipe).stem}-compare"
     names = list(dict.fromkeys(names))
-    cells(recipe, names, numbers, given, folder)  # refuses what cannot work before any search
     if tune and 0 in numbers:
         raise click.UsageError("--tune spends seed 0 on the search: let others count, such as --seeds 1,2,3")
+    with waiting():
+        from fedlens import show
+        from fedlens.compare import cells
+        from fedlens.job import Interrupted
+
+        cells(recipe, names, numbers, given, folder)  # refuses what cannot work before any search
     try:
         chosen = show.tune(recipe, names, given, folder, engine, trials) if tune else None
         show.compare(cells(recipe, names, numbers, given, folder, chosen), folder, engine, fresh, target)
@@ -247,12 +249,21 @@ def apply(
     show.apply(folder, source, target, options or [])
 
 
-def waiting() -> Status:
+class Stopped(Exception):
+    """Ctrl-C before there was anything to save. Click would answer it with an exit code and no word."""
+
+
+@contextmanager
+def waiting() -> Iterator[Status]:
     """A sign of life on a terminal while torch and the data are loaded; nothing in a pipe."""
     from rich.console import Console
     from rich.status import Status
 
-    return Status("[dim]loading[/]", console=Console(stderr=True), spinner_style="cyan")
+    try:
+        with Status("[dim]loading[/]", console=Console(stderr=True), spinner_style="cyan") as status:
+            yield status
+    except KeyboardInterrupt:
+        raise Stopped from None
 
 
 # -- how a command line becomes a config ---------------------------------------------------------------------------------------------------
@@ -295,8 +306,8 @@ def invoke(argv: Sequence[str] | None = None) -> int:
         return 0
     except click.ClickException as e:
         return complain(e.format_message(), e)
-    except (click.Abort, KeyboardInterrupt):
-        return complain("stopped before the first round", code=STOPPED)
+    except (click.Abort, KeyboardInterrupt, Stopped):
+        return complain("stopped before the first round; there was nothing to save.", code=STOPPED)
     except BrokenPipeError:  # `fedlens list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
