@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +25,12 @@ import numpy as np
 import torch
 
 from fedlens.algorithm import Algorithm
-from fedlens.engines.simulator import IDLE, _hand_in, _work
+from fedlens.engines.simulator import IDLE, _hand_in, _take_over, _work
 from fedlens.engines.worker import Log, Worker
 from fedlens.federation import Federation
 from fedlens.memory import NEVER, Memory
 from fedlens.message import Message
-from fedlens.replies import Lost, Nodes, Sum
+from fedlens.replies import Lost, Nodes
 
 if TYPE_CHECKING:
     from fedlens.config import Settings
@@ -292,21 +291,12 @@ class _Round:
             for position, id, scalars in told["scalars"]:
                 self.results[position] = Message(scalars=scalars, sender=id)
         else:
-            yield from self.take_over(k, *told)
+            index, data = told
+            nodes = _take_over(index, Message.from_bytes(memoryview(data), copy=True), self.results)  # the object store is read-only
+            self.open[k] = []
+            if nodes:
+                yield nodes
         self.give(k)
-
-    def take_over(self, k: int, told: dict[str, Any], data: Any) -> Iterator[Nodes]:
-        payload = Message.from_bytes(memoryview(data), copy=True)  # what lies in the object store is read-only
-        nodes: Nodes = {}
-        for n, (level, index, tree, name, weight) in enumerate(told["nodes"]):
-            nodes.setdefault((level, index), {})[tree, name] = Sum(payload.trees[str(n)], weight)
-        for position, weights, names in told["singles"]:
-            old = self.results[position]
-            assert isinstance(old, Message)
-            self.results[position] = replace(old, trees={n: payload.trees[f"{position}:{n}"] for n in names}, weights=weights)
-        self.open[k] = []
-        if nodes:
-            yield nodes
 
     def check_clocks(self) -> None:
         limit = self.owner.timeout

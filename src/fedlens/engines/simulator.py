@@ -193,15 +193,7 @@ class _Round:
             for position, id, scalars in told["scalars"]:
                 self.results[position] = Message(scalars=scalars, sender=id)
         else:
-            payload = process.outbox.read(told["size"], copy=not self.sums)
-            nodes: Nodes = {}
-            for k, (level, index, tree, name, weight, pending) in enumerate(told["nodes"]):
-                nodes.setdefault((level, index), {})[tree, name] = Sum(payload.trees[str(k)], weight, pending)
-            for position, weights, names in told["singles"]:
-                old = self.results[position]
-                assert isinstance(old, Message)
-                trees = {n: payload.trees[f"{position}:{n}"] for n in names}
-                self.results[position] = Message(trees, old.scalars, weights, old.sender)
+            nodes = _take_over(told, process.outbox.read(told["size"], copy=not self.sums), self.results)
             self.open[process] = []
             if nodes:
                 yield nodes
@@ -391,6 +383,19 @@ def _hand_in(worker: Worker, outbox: Shared, singles: list[tuple[int, Message]])
         trees |= {f"{position}:{n}": t for n, t in reply.trees.items()}
     told = [[position, {t: dict(w) for t, w in reply.weights.items()}, list(reply.trees)] for position, reply in singles]
     return {"size": outbox.write(Message(trees)), "nodes": index, "singles": told}
+
+
+def _take_over(told: dict[str, Any], payload: Message, results: dict[int, Message | Lost]) -> Nodes:
+    """The other end of `_hand_in`: partial sums, and the trees of single replies."""
+    nodes: Nodes = {}
+    for k, (level, index, tree, name, weight, pending) in enumerate(told["nodes"]):
+        nodes.setdefault((level, index), {})[tree, name] = Sum(payload.trees[str(k)], weight, pending)
+    for position, weights, names in told["singles"]:
+        old = results[position]
+        assert isinstance(old, Message)
+        trees = {n: payload.trees[f"{position}:{n}"] for n in names}
+        results[position] = Message(trees, old.scalars, weights, old.sender)
+    return nodes
 
 
 def die_with(parent: int) -> None:
