@@ -32,7 +32,7 @@ def job(here: Deployment, name: str, **config: Any) -> Path:
     """Write the app of one run; returns its output folder."""
     out = here.folder / name
     out.mkdir(exist_ok=True)
-    facts = {"stack": "scaffold", "clients": 2, "rounds": 2, "delay": 0.0, "timeout": 0.0, "patience": 60.0, "personal": False,
+    facts = {"stack": "scaffold", "clients": 2, "rounds": 2, "delay": 0.0, "timeout": 0.0, "patience": 120.0, "personal": False,
              "job": name, "out": str(out), **config}  # fmt: skip
     flower.write_app(here.folder / f"app-{name}", "toy_server:main", "toy_app:make_site", facts)
     return out
@@ -133,7 +133,7 @@ def test_a_node_dies_and_another_comes_late(tmp_path: Path) -> None:
         here.superlink()
         here.supernode(0)
         here.supernode(1)
-        out = job(here, "bad-day", clients=3, rounds=7, delay=2.0, patience=40.0)
+        out = job(here, "bad-day", clients=3, rounds=7, delay=2.0, patience=90.0)
         here.submit(here.folder / "app-bad-day")
         here.wait_for(lambda: working(out, 1, 1), 300, "round 1 at site 1")
         here.stop("site-1", signal.SIGKILL)
@@ -165,7 +165,7 @@ def test_a_stranger_stays_outside(tmp_path: Path) -> None:
         assert stranger.returncode != 0
         here.supernode(2, client=0)
         here.supernode(3, client=1, recipe='"something else"')
-        out = job(here, "strangers", rounds=1, patience=60.0)
+        out = job(here, "strangers", rounds=1, patience=120.0)
         here.submit(here.folder / "app-strangers")
         finished(here, out, 300)
         said = here.log("run")

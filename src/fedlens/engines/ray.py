@@ -282,15 +282,12 @@ class _Round:
             for position, id, scalars in told["scalars"]:
                 self.results[position] = Message(scalars=scalars, sender=id)
         else:
-            yield from self.take_over(k, *told)
+            index, data = told
+            nodes = unpack(Message.from_bytes(memoryview(data), copy=True), index, self.results)  # the object store is read-only
+            self.open[k] = []
+            if nodes:
+                yield nodes
         self.give(k)
-
-    def take_over(self, k: int, told: dict[str, Any], data: Any) -> Iterator[Nodes]:
-        payload = Message.from_bytes(memoryview(data), copy=True)  # what lies in the object store is read-only
-        nodes = unpack(payload, told, self.results)
-        self.open[k] = []
-        if nodes:
-            yield nodes
 
     def check_clocks(self) -> None:
         limit = self.owner.timeout
