@@ -29,7 +29,12 @@ def small_federation(partial: bool, clients: int = 3, channels: int = 1, seed: i
         pixels = y[:, top : top + band, 2 : width - 1] if partial else y
         place = (top, 2) if partial else (None, None)
         holdings.append({"scene": Observation(torch.from_numpy(np.ascontiguousarray(pixels)), kernel, height, width, *place)})
-    facts = {"scenes": {"scene": (channels, height, width)}, "clients": clients, "observe": "partial" if partial else "complete", "noise": 1.0}
+    facts = {
+        "scenes": {"scene": (channels, height, width)},
+        "clients": clients,
+        "observe": "partial" if partial else "complete",
+        "noise": 1.0,
+    }
     return Federation(holdings, test={"scene": torch.from_numpy(sharp).float()}, facts=facts)
 
 

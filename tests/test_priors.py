@@ -106,7 +106,9 @@ def test_denoisers_of_deepinv_are_priors_too() -> None:
     assert psnr(clean, truth) > psnr(noisy, truth) + 3
 
 
-@pytest.mark.parametrize(("name", "weights", "words"), [("ffdnet", "/nowhere/x.pth", "weights=PATH"), ("drunet", "/nowhere/x.pth", "could not be had")])
+@pytest.mark.parametrize(
+    ("name", "weights", "words"), [("ffdnet", "/nowhere/x.pth", "weights=PATH"), ("drunet", "/nowhere/x.pth", "could not be had")]
+)
 def test_missing_weights_are_named(name: str, weights: str, words: str) -> None:
     pytest.importorskip("deepinv")
     with pytest.raises(ValueError, match=words):

@@ -41,7 +41,9 @@ def folder_of(names: tuple[str, ...], where: str) -> str:
     return str(target)
 
 
-def restore(algorithm: str = "FedDeblur", curve: int = 0, flaky: dict[str, Any] | None = None, late: int = 0, **keys: Any) -> dict[str, Any]:
+def restore(
+    algorithm: str = "FedDeblur", curve: int = 0, flaky: dict[str, Any] | None = None, late: int = 0, **keys: Any
+) -> dict[str, Any]:
     """Run one cell and say what came out: means, every image, rounds, seconds, and the curve every `curve` rounds."""
     setup = job.prepare(config.read(HERE / "paper.toml", {"image": str(GREY), **keys}, algorithm if algorithm != "FedDeblur" else None))
     s = setup.settings
@@ -164,7 +166,11 @@ def main() -> None:
         elif not path.exists() and time.perf_counter() - began < told.seconds:
             done = cell()
             path.write_text(json.dumps(done, indent=1))
-            print(name, *(f"{k} {done[k]:.4f}" for k in ("psnr", "ssim", "rounds", "seconds") if isinstance(done.get(k), int | float)), flush=True)
+            print(
+                name,
+                *(f"{k} {done[k]:.4f}" for k in ("psnr", "ssim", "rounds", "seconds") if isinstance(done.get(k), int | float)),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -191,7 +191,14 @@ def test_it_stops_by_itself_and_measures_what_the_paper_plots() -> None:
     algorithm = make(federation, tol=1e-4, measure_every=1)
     seen: list[dict[str, float]] = []
     with Simulator(algorithm, federation, workers=0) as engine:
-        state = run(algorithm, engine, 5000, test=federation.test, evaluate_every=1, after_round=lambda p, r: seen.append({**r.state.scalars, **r.metrics}))
+        state = run(
+            algorithm,
+            engine,
+            5000,
+            test=federation.test,
+            evaluate_every=1,
+            after_round=lambda p, r: seen.append({**r.state.scalars, **r.metrics}),
+        )
     assert 10 < len(seen) < 5000 and state.scalars["change_x"] < 1e-4 <= seen[-2]["change_x"]
     x = state.trees["image"]["scene"].numpy()
     assert seen[-1]["objective"] == pytest.approx(objective(federation, x, 2.0), rel=1e-3)

@@ -112,7 +112,9 @@ def test_own_files(tmp_path: Path) -> None:
     savemat(folder / "c" / "kernel.mat", {"k": np.ones((3, 5))})
     scene = Scene(scene=str(folder))
     federation = scene.federation(scene.default_clients(), 0)
-    assert federation.facts["scenes"] == {"scene": (1, 44, 40)} and federation.facts["pad"] == 2 and federation.facts["observe"] == "partial"
+    assert (
+        federation.facts["scenes"] == {"scene": (1, 44, 40)} and federation.facts["pad"] == 2 and federation.facts["observe"] == "partial"
+    )
     for held in federation.holdings:
         torch.testing.assert_close(held["scene"].kernel, torch.full((3, 5), 1 / 15, dtype=torch.float64))
     assert (federation.holdings[2]["scene"].top, federation.holdings[2]["scene"].left) == (12, 10)
