@@ -272,7 +272,7 @@ STACKS: dict[str, Callable[[FedAvg], Algorithm]] = {
 }
 
 
-PAIRS = [("vrt", "fedvsr"), ("rvrt", "fedprox"), ("iart", "scaffold")]
+PAIRS = [("rvrt", "fedvsr")]
 REST = [(n, m) for n in SMALL for m in STACKS if (n, m) not in PAIRS]
 
 
