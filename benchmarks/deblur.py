@@ -2,9 +2,9 @@
 
     python benchmarks/deblur.py [--blocks N] [--skip-large]
 
-Ten clients, 256 x 256, total variation, complete views, one thread. The plain form is Algorithm 1 as it stands in the paper: complex fft2 and
-ifft2 per client and round, float64, the same FFT library. The third opponent is ten looped float32 rfft2 + irfft2 pairs and nothing else. All
-three take turns in blocks within one process, so that a busy machine is busy for all; the headline compares the quickest
+Ten clients, 256 x 256, total variation, complete views, one thread. The plain form is Algorithm 1 as it stands in the paper: complex
+fft2 and ifft2 per client and round, float64, the same FFT library. The third opponent is ten looped float32 rfft2 + irfft2 pairs and
+nothing else. All three take turns in blocks within one process, so that a busy machine is busy for all; the headline compares the quickest
 round of each, since noise only ever adds, and medians stand beside it. Prints one JSON object.
 """
 

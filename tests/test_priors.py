@@ -77,8 +77,8 @@ def test_what_a_prox_takes_away(prior: Prior) -> None:
 
 
 def test_total_variation_of_a_square() -> None:
-    """A k x k square of height 7 on a torus: 4k edge pixels' worth of jumps, where the corner at the top left counts sqrt(2), the one at the
-    bottom right none twice: 7 (2 (k - 1) + sqrt 2 + 2 k)."""
+    """A k x k square of height 7 on a torus: 4k edge pixels' worth of jumps, where the corner at the top left counts sqrt(2), the one
+    at the bottom right none twice: 7 (2 (k - 1) + sqrt 2 + 2 k)."""
     x = torch.zeros(1, 10, 10)
     x[:, 2:6, 3:7] = 7.0
     assert TotalVariation().value(x) == pytest.approx(7 * (2 * 3 + 2**0.5 + 2 * 4))

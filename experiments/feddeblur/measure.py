@@ -1,6 +1,6 @@
 """What the tables do not show: python experiments/feddeblur/measure.py privacy | memory | views
 
-privacy: over the rounds, how near what a client sends comes to what it should hide. w_k against its observation and against its own estimate x_k
+privacy: over the rounds, how near what a client sends comes to what it should hide. w_k against its observation and its own estimate x_k
 (PSNR inside its view), and how well its field of view can be guessed from |w_k - x| (intersection over union): with Otsu's threshold, which
 anyone can apply, and with the best threshold, which nobody knows.
 memory: peak resident memory and seconds a round of a 2040 x 1356 scene, 16 clients of 600 x 500, 25 x 25 kernels; grey, then colour.
@@ -140,7 +140,8 @@ def views() -> dict[str, Any]:
     image = algorithm.result(state)["scene"].clamp(0, 255)
     mean = torch.stack(aligned).mean(0)
     seen = [psnr(h["scene"].pixels, mean) for h in federation.holdings]
-    return {"before": before, "after": after, "size": list(taken[0].shape[-2:]), "observation_to_mean_of_sharp": round(float(np.mean(seen)), 2),
+    return {"before": before, "after": after, "size": list(taken[0].shape[-2:]),
+            "observation_to_mean_of_sharp": round(float(np.mean(seen)), 2),
             "restored_to_mean_of_sharp": round(psnr(image, mean), 2)}  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The paper's tables and figures, cell by cell: python experiments/feddeblur/run.py [PREFIX ...] [--seconds N]
 
-A cell is the recipe paper.toml with a few keys changed. What came out is kept in results/NAME.json, and a cell that is there is not run again.
+A cell is the recipe paper.toml with a few keys changed. What came out is kept in results/NAME.json; a cell that is there is not run again.
 `--list` shows the cells, `--table` prints what is there. The images are those of the data pack ($FEDLENS_DATA, or ../shared/data).
 """
 
@@ -27,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 PACK = Path(os.environ.get("FEDLENS_DATA", HERE.parents[2] / "shared" / "data"))
 GREY = PACK / "classic" / "gray_set12"
 METHODS = ("FedDeblur", "CenDeblur", "FedAvgDeblur", "LocDeblur")
+MEASURED = ("objective", "consensus", "change_x", "change_w")
 Cell = Callable[[], dict[str, Any]]
 
 
@@ -56,7 +57,7 @@ def restore(
         spent += r.seconds
         if r.metrics:
             points.append({"round": r.number + 1, "seconds": round(time.perf_counter() - began, 3), **r.metrics,
-                           **{k: v for k, v in r.state.scalars.items() if k in ("objective", "consensus", "change_x", "change_w")}})  # fmt: skip
+                           **{k: v for k, v in r.state.scalars.items() if k in MEASURED}})  # fmt: skip
 
     with Simulator(setup.algorithm, setup.federation, workers=0) as simulator:
         engine: Any = Flaky(simulator, **flaky) if flaky else simulator
@@ -72,8 +73,8 @@ def restore(
 
 
 def limit(method: str, partial: bool) -> int:
-    """Rounds: enough to see where each method ends, within the time of a shared machine. FedDeblur and CenDeblur stop by themselves when views
-    are complete; without masks LocDeblur and FedAvgDeblur only get worse on partial views, so that stopping early is to their advantage."""
+    """Rounds: enough to see where each method ends, within the time of a shared machine. FedDeblur and CenDeblur stop by themselves when
+    views are complete; without masks LocDeblur and FedAvgDeblur only get worse on partial views, so that stopping early is to their advantage."""
     if method in METHODS[:2]:
         return 500
     return 60 if partial else 100

@@ -42,8 +42,8 @@ def test_no_prior_gets_in_the_way_of_the_central_solver(partial: bool) -> None:
 
 
 def test_one_client_alone_is_the_central_problem_at_half_scale() -> None:
-    """LocDeblur minimises |h * x - y|^2 / 2 + eta R, CenDeblur with n = 1 |h * x - y|^2 + eta R: with eta and rho halved every iterate is the
-    same. FedAvgDeblur of one client begins elsewhere and goes to the same place."""
+    """LocDeblur minimises |h * x - y|^2 / 2 + eta R, CenDeblur with n = 1 |h * x - y|^2 + eta R: with eta and rho halved every iterate
+    is the same. FedAvgDeblur of one client begins elsewhere and goes to the same place."""
     federation = small_federation(False, clients=1)
     central = solve(CenDeblur, federation, 25, eta=2.0, rho=0.3).trees["image"]["scene"]
     alone = solve(LocDeblur, federation, 25, eta=1.0, rho=0.15).trees["image"]["scene"]
@@ -64,7 +64,7 @@ def test_pixels_are_averaged_over_those_who_saw_them() -> None:
     want = sum(m * x for m, x in zip(masks, local, strict=True)) / count.clamp_min(1)
     seen = count > 0
     torch.testing.assert_close(state.trees["image"]["scene"][seen], want[seen])
-    assert 0 < int((~seen).sum()) and bool((state.trees["image"]["scene"][~seen] == 127.5).all())
+    assert int((~seen).sum()) > 0 and bool((state.trees["image"]["scene"][~seen] == 127.5).all())
 
 
 @BOTH

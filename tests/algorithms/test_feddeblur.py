@@ -40,7 +40,7 @@ def solve(federation: Federation, rounds: int, cohort: int | None = None, **keys
 def test_every_round_is_that_of_algorithm_1(partial: bool, channels: int) -> None:
     """The spectral short cuts change nothing: after 7 rounds x, and what every client sent, agree to rounding."""
     federation = small_federation(partial, channels=channels)
-    state, engine = solve(federation, 7)
+    _, engine = solve(federation, 7)
     expected = algorithm_1(federation, 2.0, 0.3, 7, np.full((channels, *SIZE), 127.5))
     sent = [Message.from_bytes(b).trees["w"]["scene"] for b in engine.traffic[1:]]
     for got, want in zip(sent, expected["w"], strict=True):

@@ -20,7 +20,7 @@ def test_motion_along_the_axes() -> None:
 
 
 def test_motion_turns_anti_clockwise() -> None:
-    """At 45 degrees the line rises to the right: the upper right corner is heavier than the upper left, and the kernel is its own half turn."""
+    """At 45 degrees the line rises to the right: the upper right corner is heavier than the upper left; the kernel is its own half turn."""
     kernel = motion(15, 45)
     assert kernel[0, -1] + kernel[0, -2] + kernel[1, -1] > 0 and kernel[0, 0] == 0 == kernel[-1, -1]
     torch.testing.assert_close(kernel, kernel.flip(0, 1))
@@ -58,7 +58,7 @@ def test_the_authors_motion_is_half_a_line() -> None:
 @pytest.mark.parametrize("family", ["fspecial", "authors"])
 @pytest.mark.parametrize("blur", ["mixed", "motion", "synthesis"])
 def test_every_kernel_is_a_blur(family: str, blur: str) -> None:
-    """Non-negative, of sum 1 (a kernel that the authors crop is not re-normalised, so less), reproducible, and different for every client."""
+    """Non-negative, of sum 1 (a kernel that the authors crop is not re-normalised, so less), reproducible, different for every client."""
     kernels = [client_kernel(blur, k, family, seed=3) for k in range(23)]  # type: ignore[arg-type]
     for k, kernel in enumerate(kernels):
         assert float(kernel.min()) >= 0

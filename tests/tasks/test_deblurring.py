@@ -35,7 +35,7 @@ def test_pictures_show_who_saw_what(observe: str) -> None:
     assert kinds == (["image"] if observe == "partial" else []) + ["sheet", "sheet", "compare", "map"]
     compare, residual = pictures[-2], pictures[-1]
     assert compare.labels == ["mean of the observations", "restored", "truth"] and float(residual.images[0].abs().max()) == 0
-    assert all(0 <= float(i.min()) and float(i.max()) <= 1 for p in pictures[:-1] for i in p.images)
+    assert all(float(i.min()) >= 0 and float(i.max()) <= 1 for p in pictures[:-1] for i in p.images)
 
 
 def test_mosaic_is_the_mean_of_those_who_saw_a_pixel() -> None:

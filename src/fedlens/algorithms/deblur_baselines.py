@@ -1,15 +1,15 @@
 r"""What FedDeblur is compared with, on the same core, with the same priors and scores (appendix C.3 and D.5 of its paper).
 
-CenDeblur (Algorithms 2 and 3): the server collects every observation, kernel and mask in the first round and solves the same problem by ADMM,
-one iteration a round. The bound that privacy is measured against. z = W x for split priors, z = x for the others.
+CenDeblur (Algorithms 2 and 3): the server collects every observation, kernel and mask in the first round and solves the same problem by
+ADMM, one iteration a round. The bound that privacy is measured against. z = W x for split priors, z = x for the others.
 LocDeblur (Algorithms 4 and 5): every client restores alone, from its own observation; results are averaged for scoring only.
 FedAvgDeblur (same): as LocDeblur, but each local iteration begins at the average of all local images, which therefore travel.
-FedGDDeblur (Algorithm 7): clients send the gradient of their misfit, the server descends on it and on smoothed total variation; with a denoiser
-(not in the paper) the server takes a proximal gradient step.
+FedGDDeblur (Algorithm 7): clients send the gradient of their misfit, the server descends on it and on smoothed total variation; with a
+denoiser (not in the paper) the server takes a proximal gradient step.
 
-Partial views: LocDeblur and FedAvgDeblur follow the paper in knowing no mask, so a client deblurs its view in a black scene; each pixel is
-averaged over those who observed it. Deviations: LocDeblur and FedAvgDeblur minimise |h * x - y|^2 / 2 (Algorithm 4 has no factor 2); the
-authors' code also clamps FedAvgDeblur's average and starts it from the mean observation, which is not done here.
+Partial views: LocDeblur and FedAvgDeblur follow the paper in knowing no mask, so a client deblurs its view in a black scene; each pixel
+is averaged over those who observed it. Deviations: LocDeblur and FedAvgDeblur minimise |h * x - y|^2 / 2 (Algorithm 4 has no factor 2);
+the authors' code also clamps FedAvgDeblur's average and starts it from the mean observation, which is not done here.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ class CenDeblur(FedDeblur):
             for i in ids:
                 top = top + complex_of(state.trees[f"h{i}"][s]).conj() * torch.fft.rfft2(state.trees[f"p{i}"][s])
             below = power + gram
-        return torch.fft.irfft2(top / below, s=(height, width))
+        image: Tensor = torch.fft.irfft2(top / below, s=(height, width))
+        return image
 
     def _residuals(self, state: Message, spectra: Tree) -> dict[str, Tree]:
         """Lines 9 and 10: r_k, then beta_k; kept as p = r + y + b and b = beta / rho."""
@@ -150,7 +151,8 @@ class CenDeblur(FedDeblur):
         return out
 
     def _blurred(self, x: Tensor, h: Tensor, s: str) -> Tensor:
-        return torch.fft.irfft2(complex_of(x) * complex_of(h), s=self._scenes[s][1:])
+        image: Tensor = torch.fft.irfft2(complex_of(x) * complex_of(h), s=self._scenes[s][1:])
+        return image
 
 
 @dataclass
@@ -223,7 +225,7 @@ class FedAvgDeblur(LocDeblur):
 
 @dataclass
 class FedGDDeblur(FedDeblur):
-    """Gradient descent. step: its length (2 is the largest curvature of the misfit, so 1 is the limit). smooth: |Dx| is sqrt(|Dx|^2 + smooth^2)."""
+    """Gradient descent. step: its length (the misfit curves by 2 at most, so 1 is the limit). smooth: |Dx| is sqrt(|Dx|^2 + smooth^2)."""
 
     step: float = 0.8
     smooth: float = 1.0
@@ -272,7 +274,7 @@ class FedGDDeblur(FedDeblur):
         return parts
 
 
-# (eta, rho) of LocDeblur and FedAvgDeblur, |.|^2 / 2 form, grey, noise 1; the first two rows as published, the others by a search on three images.
+# (eta, rho) of LocDeblur and FedAvgDeblur, |.|^2 / 2 form, grey, noise 1, as published for n = 10 and for partial motion.
 ALONE = {"complete": (0.01, 0.0015), "partial": (2.0, 8.0)}
 SHARED = {"complete": (0.01, 0.015), "partial": (3.0, 0.01)}
 

@@ -15,14 +15,16 @@ Server, split priors (Eqs. 7-9): with q = z + mu / rho made ready in the round b
 which holds because R is even; mu and z need no arrays of their own.
 Server, others (Eq. 5): x = prox_{eta/(n rho)}(w).
 
-Deviations: clients begin at the broadcast x^0, not at y_k, since otherwise the first w_k is the observation itself; the first server
-step (a prox of the arbitrary x^0) is left out; when part of the clients takes part, the others count with the w they last sent; x^0 is flat grey unless start="random"; n stays the population when only part of it
-takes part (Algorithm 6 says "same as Algorithm 1"). Algorithm 6 averages over those who answered (recall=False). But w_k - x = lambda_k / rho does not vanish at the solution, only
-its mean over all clients does, and with the published rho it is hundreds of grey levels: a mean over some of them throws x about, and at
-rho = 5e-4 the run diverges for every cohort below 10. So a client sends w less the last w that was heard, the server adds that to
-its running total, and needs no single replies for it; with everyone present this is the mean of w again. The public code relaxes the duals by 1.05, updates clients first and averages
-with masks when a denoiser meets partial views; none of that is done here. The relative change that stops a run is the largest over
-the scenes. eta, rho and sigma left at None are the published settings nearest to (views, channels, n, noise): `published`.
+Deviations: clients begin at the broadcast x^0, not at y_k, since otherwise the first w_k is the observation itself; the first server step
+(a prox of the arbitrary x^0) is left out; when part of the clients takes part, the others count with the w they last sent; x^0 is flat
+grey unless start="random"; n stays the population when only part of it takes part (Algorithm 6 says "same as Algorithm 1"). Algorithm 6
+averages over those who answered (recall=False). But w_k - x = lambda_k / rho does not vanish at the solution, only its mean over all
+clients does, and with the published rho it is hundreds of grey levels: a mean over some of them throws x about, and at rho = 5e-4 the run
+diverges for every cohort below 10. So a client sends w less the last w that was heard, the server adds that to its running total, and
+needs no single replies for it; with everyone present this is the mean of w again. The public code relaxes the duals by 1.05, updates
+clients first and averages with masks when a denoiser meets partial views; none of that is done here. The relative change that stops a run
+is the largest over the scenes. eta, rho and sigma left at None are the published settings nearest to (views, channels, n, noise):
+`published`.
 """
 
 from __future__ import annotations
@@ -44,7 +46,6 @@ from fedlens.priors import DenoiserName, Prior, PriorName, make_prior
 from fedlens.replies import Replies
 from fedlens.tasks.task import Task
 from fedlens.tree import Tree, add, scale, subtract
-
 
 CHUNK = 1 << 17  # numbers worked on at a time: five arrays of this size fit into a second-level cache or nearly
 
@@ -110,7 +111,7 @@ class Complete:
         v, u = torch.empty_like(x), torch.empty_like(x)
         whole = (x, old, self.a, self.c, v, u)
         # A large scene goes through the cache once, piece by piece, instead of three times.
-        pieces = [whole] if x.numel() <= CHUNK else zip(*(t.view(-1).split(CHUNK) for t in whole), strict=True)
+        pieces = [whole] if x.numel() <= CHUNK else zip(*(torch.split(t.view(-1), CHUNK) for t in whole), strict=True)
         for x_, old_, a_, c_, v_, u_ in pieces:
             torch.sub(x_, old_, out=v_)
             torch.addcmul(a_, c_, v_, out=u_)
