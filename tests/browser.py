@@ -33,12 +33,13 @@ class Tab:
 
     def __init__(self, browser: Any, width: int = 1200, **options: Any) -> None:
         self.context = browser.new_context(viewport={"width": width, "height": 900}, reduced_motion="reduce", **options)
+        self.context.set_default_timeout(120_000)  # generous: a busy machine is not a broken page
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
         self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
 
-    def wait(self, expression: str, seconds: float = 20) -> None:
+    def wait(self, expression: str, seconds: float = 120) -> None:
         """Until the expression holds. Playwright's own waiting evaluates inside the page, which our content policy forbids."""
         end = time.monotonic() + seconds
         while not self.page.evaluate(expression):

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from deblur import small_federation
 from toy import Denoise, Toy, dense_federation, toy_federation
 
 from fedlens import Algorithm, Federation, Layer, stack
-from fedlens.algorithms import FedAvg
+from fedlens.algorithms import CenDeblur, FedAvg, FedAvgDeblur, FedDeblur, FedGDDeblur, LocDeblur
 from fedlens.layers import (
     BackboneOnly,
     Bulyan,
@@ -23,6 +24,7 @@ from fedlens.layers import (
     FedNova,
     FedNTD,
     FedProx,
+    FedSR,
     FedYogi,
     GeometricMedian,
     HighFrequency,
@@ -37,6 +39,7 @@ from fedlens.layers import (
     NormClip,
     Scaffold,
     TrimmedMean,
+    UploadFailures,
 )  # fmt: skip
 from fedlens.tasks.task import LearningTask
 
@@ -54,6 +57,13 @@ def over(*layers: Layer, task: type[LearningTask] = Toy, on: Federation = VECTOR
     return Case(lambda: stack(FedAvg(task(), **{"batch": 8, **fedavg}), *layers), on)
 
 
+SCENE, FIELDS = small_federation(False, 7, seed=1), small_federation(True, 7, seed=1)
+
+
+def deblur(kind: type[FedDeblur], on: Federation, **keys: Any) -> Case:
+    return Case(lambda: kind(eta=2.0, rho=0.3, **keys).given(on.facts), on)
+
+
 STACKS: dict[str, Case] = {
     "fedavg": over(),
     "fedavg uniform, Adam, cosine": over(weights="uniform", optimizer="adam", lr=0.01, schedule="cosine", steps=3),
@@ -68,6 +78,8 @@ STACKS: dict[str, Case] = {
     "loss-aware, greedy": over(LossAware(greedy=True)),
     "median": over(Median()),
     "fedvsr": over(HighFrequency(), LossAware(tau=0.0), task=Denoise, on=CLIPS, optimizer="adam", lr=0.01),
+    "fedsr": over(FedSR(layer="conv"), task=Denoise, on=CLIPS),
+    "upload failures": over(Scaffold(), UploadFailures(0.5)),
     "raf with fedprox": over(FedProx(0.1), MultiResolution(((8, 8), (4, 4))), task=Denoise, on=IMAGES),
     "fednova": over(FedNova()),
     "fedprox in fednova, momentum": over(FedProx(0.1), FedNova(), momentum=0.9, lr=0.02),
@@ -87,4 +99,16 @@ STACKS: dict[str, Case] = {
     "bulyan": over(Bulyan(liars=1)),
     "norm clip, then median": over(Median(), NormClip()),
     "norm clip on clients": over(NormClip(0.1, where="client")),
+}
+
+# Bases that restore scenes instead of learning a model: for what holds of any algorithm.
+SCENES: dict[str, Case] = {
+    "feddeblur": deblur(FedDeblur, SCENE),
+    "feddeblur, partial, measured": deblur(FedDeblur, FIELDS, measure_every=2),
+    "feddeblur, wavelets": deblur(FedDeblur, FIELDS, prior="wavelet"),
+    "feddeblur, box": deblur(FedDeblur, SCENE, prior="box"),
+    "cendeblur": deblur(CenDeblur, FIELDS),
+    "locdeblur": deblur(LocDeblur, FIELDS),
+    "fedavgdeblur": deblur(FedAvgDeblur, SCENE),
+    "fedgddeblur": deblur(FedGDDeblur, FIELDS, step=0.3),
 }

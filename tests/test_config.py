@@ -13,7 +13,7 @@ from toy_job import RECIPE, Slow, ToySource, write_recipe
 
 from fedlens import StackError, config
 from fedlens.algorithms.fedavg import FedAvg
-from fedlens.algorithms.recipes import NAMED
+from fedlens.algorithms.recipes import NAMED, named
 from fedlens.config import Config, ConfigError, Settings
 from fedlens.layers import FedProx, Scaffold
 
@@ -176,6 +176,13 @@ def test_another_algorithm_takes_over_the_keys_of_the_same_name(read: Read) -> N
     assert isinstance(stack[1], FedProx) and stack[1].mu == 0.3 and len(stack) == 2
 
 
+def test_what_a_name_stands_for_is_not_carried_over(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe that says greedy = false, run as the ablation that is greedy by name; its tau carries over."""
+    monkeypatch.setitem(NAMED, "greedy", named("test", "FedAvg", ("LossAware", {"greedy": True})))
+    path = write_recipe(tmp_path, RECIPE + '[[algorithm]]\nname = "LossAware"\ntau = 0.3\ngreedy = false\n')
+    assert dict(config.read(path, [], "greedy").algorithm[1].given) == {"tau": 0.3, "greedy": True}
+
+
 def test_stacks_can_be_named_by_their_parts(read: Read) -> None:
     def names(algorithm: str) -> list[str]:
         made = read(algorithm=algorithm)
@@ -190,11 +197,12 @@ def test_stacks_can_be_named_by_their_parts(read: Read) -> None:
 
 def test_every_named_stack_can_be_built(read: Read) -> None:
     known = {n.lower() for n in config.names("algorithm")}
-    for name, named in NAMED.items():
-        parts = [t["name"] for t in named.tables()]
+    for name, known_as in NAMED.items():
+        parts = [t["name"] for t in known_as.tables()]
         if not {p.lower() for p in parts} <= known or parts[0] != "FedAvg":
             continue
-        made = read(algorithm=name)
+        sizes = ["MultiResolution.sizes=[[8, 8], [4, 4]]"] if "MultiResolution" in parts else []
+        made = read(*sizes, algorithm=name)
         built = made.build_algorithm(made.build_task())
         assert [type(p).__name__ for p in built.parts()] == parts
 

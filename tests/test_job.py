@@ -25,6 +25,7 @@ from fedlens.data.tensors import Tensors
 from fedlens.engines.simulator import Simulator
 from fedlens.job import Interrupted, Outcome, Watch
 from fedlens.layers import Scaffold
+from fedlens.pictures import Picture
 
 
 @pytest.fixture
@@ -45,6 +46,41 @@ def test_a_job_is_the_same_as_its_parts(recipe: Path, tmp_path: Path) -> None:
     assert same_bits(outcome.state, state)
     saved = load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(saved[n], t) for n, t in state.trees["model"].items())
+
+
+def test_pictures_come_while_the_run_is_under_way_and_change_no_bits(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four rounds, evaluated in each: pictures after the first three and at the end, although they use up random numbers; and a task
+    whose pictures fail while the run is under way is asked once more, at the end."""
+    plain = go(recipe, tmp_path / "plain")
+    drawn: list[int] = []
+
+    def pictures(self: Toy, result: Any, federation: Any) -> list[Picture]:
+        drawn.append(len(drawn))
+        return [Picture("noise", [torch.rand(3, 4, 4)])]
+
+    monkeypatch.setattr(Toy, "pictures", pictures)
+    monkeypatch.setattr(job, "PATIENCE", 0.0)
+    monkeypatch.setattr(job, "LOOKING", 1e9)
+    watched = go(recipe, tmp_path / "watched", evaluate_every=1)
+    assert drawn == [0, 1, 2, 3] and (tmp_path / "watched" / "pictures" / "index.json").is_file()
+    assert same_bits(plain.state, watched.state)
+
+    def failing(self: Toy, result: Any, federation: Any) -> list[Picture]:
+        drawn.append(len(drawn))
+        if len(drawn) == 5:
+            raise RuntimeError("no")
+        return []
+
+    monkeypatch.setattr(Toy, "pictures", failing)
+    assert same_bits(go(recipe, tmp_path / "failing", evaluate_every=1).state, plain.state)
+    assert len(drawn) == 6
+
+
+def test_short_runs_are_not_held_up_by_pictures(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(Toy, "pictures", lambda self, result, federation: drawn.append(1) or [])
+    go(recipe, tmp_path / "run", evaluate_every=1)
+    assert len(drawn) == 1
 
 
 def test_the_folder_holds_what_the_contract_says(recipe: Path, tmp_path: Path) -> None:

@@ -96,6 +96,16 @@ def test_a_comparison_holds_shared_images_once(tmp_path: Path) -> None:
     assert isinstance(images, list) and len(images) == distinct == one + 1
 
 
+def test_a_folder_of_runs_gets_them_side_by_side(tmp_path: Path) -> None:
+    for name in ("fedavg", "fedprox"):
+        write_run(tmp_path / name / "seed-0", rounds=1, pictures=False)
+    (tmp_path / "table.md").write_text("x")
+    data = data_of(report.write(tmp_path).read_text())
+    views = data["views"]
+    assert isinstance(views, list) and [v["name"] for v in views] == ["fedavg/seed-0", "fedprox/seed-0"]
+    assert data["title"] == tmp_path.name
+
+
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / group / "seed0", rounds=1, pictures=False) for group in ("x", "y")]
     views = data_of(report.write_comparison(runs, tmp_path / "c.html").read_text())["views"]

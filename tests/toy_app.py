@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 def make_site(node: Facts, config: Facts) -> Site:
     everyone = toy_federation(int(config["clients"]))
     id = int(node["client"])
-    algorithm = STACKS[str(config["stack"])]()
+    algorithm = STACKS[str(config["stack"])].make()
     return Site(id, Slow(algorithm, config), alone(id, everyone.holdings[id], everyone.held_out_of(id)), Path(str(node["folder"])),
                 recipe=str(node.get("recipe", config["stack"])))  # fmt: skip
 

@@ -18,7 +18,7 @@ assert toy_app  # one thread
 
 def main(grid: Any, config: Mapping[str, Any]) -> None:
     out = Path(str(config["out"]))
-    algorithm = STACKS[str(config["stack"])]()
+    algorithm = STACKS[str(config["stack"])].make()
     engine = Flower(grid, algorithm, int(config["clients"]), recipe=str(config["stack"]), job=str(config["job"]),
                     timeout=float(config["timeout"]) or None, patience=float(config["patience"]))  # fmt: skip
     progress = None

@@ -55,7 +55,7 @@ def main() -> None:
     for name in ("classification", "segmentation"):
         segmenter = Segmentation().model()
         body = segmenter[:-1]  # type: ignore[index]
-        model = segmenter if name == "segmentation" else Classifier(body, 16)
+        model = segmenter if name == "segmentation" else Classifier(body, 8)
         target = "y" if name == "segmentation" else "label"
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
         batches = draw(whole, 12, torch.Generator().manual_seed(0), epochs=12)

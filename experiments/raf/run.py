@@ -35,7 +35,7 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 SETTINGS: dict[str, dict[str, Any]] = {
     "lspet": {**COMMON, "rounds": 20, "batch": 8},
-    "stick": {**COMMON, "rounds": 20, "batch": 8, "people": 600, "tests": 200},
+    "stick": {**COMMON, "network": "vit-nano", "lr": 3e-3, "rounds": 24, "batch": 8, "people": 360, "tests": 100},
 }
 
 

@@ -34,7 +34,7 @@ SIZES = ((64, 48), (48, 36), (32, 24))
 
 @dataclass
 class Segmentation(LearningTask):
-    width: int = 16
+    width: int = 8
 
     def model(self) -> nn.Module:
         w = self.width
@@ -75,7 +75,7 @@ def figures(count: int, first: int, size: tuple[int, int]) -> Tensors:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seeds", default="0,1,2")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -83,7 +83,7 @@ def main() -> None:
     tests = {f"{h}x{w}": figures(60, 10**6, (h, w)) for h, w in ((24, 20), *SIZES[::-1], (96, 72))}
     out: dict[str, list[dict[str, float]]] = {"plain": [], "raf": []}
     for seed in (int(s) for s in options.seeds.split(",")):
-        federation = Federation([figures(60, 1000 * seed + 60 * k, SIZES[0]) for k in range(4)])
+        federation = Federation([figures(40, 1000 * seed + 40 * k, SIZES[0]) for k in range(3)])
         for name, layers in (("plain", ()), ("raf", (MultiResolution(sizes=SIZES),))):
             task = Segmentation()
             algorithm = stack(FedAvg(task, lr=5e-3, optimizer="adamw", batch=10, seed=seed, schedule="cosine"), *layers)

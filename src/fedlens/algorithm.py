@@ -78,6 +78,7 @@ class Layer(Algorithm):
     merges: ClassVar[bool] = False  # decides how single deltas become one: a stack can do that only once
     of_mean: ClassVar[bool] = False  # changes the merged update, so whatever looks at single ones must come before it, further out
     steers: ClassVar[bool] = False  # adds a pull, so that local steps are no longer plain gradients of the loss
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {}  # its one own parameter, and what `compare --tune` tries for it
     inner: Algorithm
 
     def around(self, inner: Algorithm) -> Layer:

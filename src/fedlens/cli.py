@@ -11,7 +11,8 @@ import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -133,6 +134,7 @@ def run(
 @app.command(
     epilog=examples(
         "fedlens compare demo --algorithms fedavg,fedprox,scaffold --seeds 0,1,2",
+        "fedlens compare cifar10 --algorithms fedavg,fedprox,fednova --tune --seeds 1,2,3 --target 0.5",
         "fedlens compare classification --algorithms fedavg,FedAvg+FedProx+Median data.alpha=0.1 mu=0.1 --out runs/skew",
     )
 )
@@ -150,15 +152,16 @@ def compare(
     engine: EngineName = "simulator",
     workers: Workers = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run finished cells again.")] = False,
+    tune: Annotated[bool, typer.Option("--tune", help="First search each one's learning rate and own parameter on seed 0.")] = False,
+    trials: Annotated[int, typer.Option("--trials", help="Runs every algorithm may spend on that.")] = 6,
+    target: Annotated[
+        float | None, typer.Option("--target", help="Also count rounds and bytes until the first metric is there.", show_default=False)
+    ] = None,
 ) -> None:
     """Several algorithms, several seeds: one table (mean and spread) and one plot.
 
     Run it again to go on where it stopped, or with more algorithms or seeds: cells that are finished are kept.
     """
-    from fedlens import show
-    from fedlens.compare import cells
-    from fedlens.job import Interrupted
-
     names = [n.strip() for n in algorithms.split(",") if n.strip()]
     if not names:
         raise click.UsageError("which ones? add --algorithms fedavg,fedprox")
@@ -168,9 +171,18 @@ def compare(
         raise click.UsageError(f"--seeds takes whole numbers such as 0,1,2, not {seeds!r}") from None
     given = [*(overrides or []), *([f"federation.workers={workers}"] if workers is not None else [])]
     folder = out or Path("runs") / f"{Path(recipe).stem}-compare"
-    todo = cells(recipe, list(dict.fromkeys(names)), numbers, given, folder)
+    names = list(dict.fromkeys(names))
+    if tune and 0 in numbers:
+        raise click.UsageError("--tune spends seed 0 on the search: let others count, such as --seeds 1,2,3")
+    with waiting():
+        from fedlens import show
+        from fedlens.compare import cells
+        from fedlens.job import Interrupted
+
+        cells(recipe, names, numbers, given, folder)  # refuses what cannot work before any search
     try:
-        show.compare(todo, folder, engine, fresh)
+        chosen = show.tune(recipe, names, given, folder, engine, trials) if tune else None
+        show.compare(cells(recipe, names, numbers, given, folder, chosen), folder, engine, fresh, target)
     except Interrupted as e:
         e.again = shlex.join(["fedlens", *[a for a in sys.argv[1:] if a != "--fresh"]])
         raise
@@ -205,14 +217,19 @@ def partition(
     show.partition(config, out or Path(f"{config.name}-partition.png"))
 
 
-@app.command(epilog=examples("fedlens report runs/demo"))
-def report(folder: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]) -> None:
-    """Write the report of a run (again)."""
+@app.command(epilog=examples("fedlens report runs/demo", "fedlens report runs/demo --figures pdf,png"))
+def report(
+    folder: Annotated[Path, typer.Argument(help="A run folder, or a folder of runs to compare.", show_default=False)],
+    figures: Annotated[
+        str, typer.Option(help="Also figures and tables for papers, of these kinds: pdf, png, svg, eps.", show_default=False)
+    ] = "",
+) -> None:
+    """Write the report of a run (again), or of several side by side."""
     from fedlens import show
 
     if not folder.is_dir():
         raise click.UsageError(f"there is no run folder {folder}")
-    show.report(folder)
+    show.report(folder, [kind for kind in figures.split(",") if kind.strip()])
 
 
 @app.command(epilog=examples("fedlens apply runs/vsr small.mp4 large.mp4", "fedlens apply runs/demo photos/ labels.csv"))
@@ -232,12 +249,21 @@ def apply(
     show.apply(folder, source, target, options or [])
 
 
-def waiting() -> Status:
+class Stopped(Exception):
+    """Ctrl-C before there was anything to save. Click would answer it with an exit code and no word."""
+
+
+@contextmanager
+def waiting() -> Iterator[Status]:
     """A sign of life on a terminal while torch and the data are loaded; nothing in a pipe."""
     from rich.console import Console
     from rich.status import Status
 
-    return Status("[dim]loading[/]", console=Console(stderr=True), spinner_style="cyan")
+    try:
+        with Status("[dim]loading[/]", console=Console(stderr=True), spinner_style="cyan") as status:
+            yield status
+    except KeyboardInterrupt:
+        raise Stopped from None
 
 
 # -- how a command line becomes a config ---------------------------------------------------------------------------------------------------
@@ -280,8 +306,8 @@ def invoke(argv: Sequence[str] | None = None) -> int:
         return 0
     except click.ClickException as e:
         return complain(e.format_message(), e)
-    except (click.Abort, KeyboardInterrupt):
-        return complain("stopped before the first round", code=STOPPED)
+    except (click.Abort, KeyboardInterrupt, Stopped):
+        return complain("stopped before the first round; there was nothing to save.", code=STOPPED)
     except BrokenPipeError:  # `fedlens list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

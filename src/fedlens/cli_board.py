@@ -12,7 +12,9 @@ import typer
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command(epilog="Examples:  fedlens board    fedlens board experiments --port 9000")(board)
+    from fedlens.cli import examples
+
+    app.command(epilog=examples("fedlens board", "fedlens board experiments --port 9000 --open"))(board)
 
 
 def board(

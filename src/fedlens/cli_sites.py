@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -127,34 +128,37 @@ def join(
     home = (folder or Path("sites") / key.name).absolute()
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
-    socket = home / "worker"
-    if len(str(socket)) > 100:
-        raise click.UsageError(f"{socket} is too long a name for a socket: give a shorter --folder")
-    facts = {
-        "client": number, "folder": str(home), "worker": str(socket), "data": str(data.absolute()) if data else None, "recipe": recipe,
-    }  # fmt: skip
-    node_command = (
-        "flower-supernode", "--superlink", address, "--root-certificates", str(ca), "--auth-supernode-private-key", str(key),
-        "--host", "127.0.0.1", "--port", str(sites.free_port()), "--node-config", sites.node_config(facts),
-    )  # fmt: skip
+    # A socket's name may have a hundred characters, a hospital's folder more.
+    with tempfile.TemporaryDirectory(prefix="fedlens-") as private, sites.Crew(say, home) as crew:
+        socket = str(Path(private) / "worker")
+        facts = {
+            "client": number, "folder": str(home), "worker": socket, "data": str(data.absolute()) if data else None, "recipe": recipe,
+        }  # fmt: skip
+        node_command = (
+            "flower-supernode", "--superlink", address, "--root-certificates", str(ca), "--auth-supernode-private-key", str(key),
+            "--host", "127.0.0.1", "--port", str(sites.free_port()), "--node-config", sites.node_config(facts),
+        )  # fmt: skip
+        code = _keep(crew, ("python", "-m", "fedlens.engines.site", socket), node_command, patience)
+    if code:
+        raise click.ClickException(
+            f"the SuperNode ended, its own words are above; if it is the key, the server's operator has to add --site {key.name}.pub"
+        )
+
+
+def _keep(crew: Any, worker_command: tuple[str, ...], node_command: tuple[str, ...], patience: float) -> int:
+    """Until the SuperNode ends by itself. At the beginning it is tried again: the server may not be up yet, or not know the key yet."""
     began = time.monotonic()
-    with sites.Crew(say, home) as crew:
-        worker = crew.start("python", "-m", "fedlens.engines.site", str(socket))
-        node = crew.start(*node_command)
-        while True:
-            time.sleep(0.5)
-            if worker.poll() is not None:  # out of memory, a broken driver: the next message finds a new one
-                worker = crew.again(worker)
-            if node.poll() is None:
-                continue
+    worker, node = crew.start(*worker_command), crew.start(*node_command)
+    while True:
+        time.sleep(0.5)
+        if worker.poll() is not None:  # out of memory, a broken driver: the next message finds a new one
+            time.sleep(1)
+            worker = crew.again(worker)
+        if node.poll() is not None:
             if not node.returncode or time.monotonic() - began > patience:
-                break
-            time.sleep(3)  # the server may not be up yet, or not have been told of this key
+                return int(node.returncode)
+            time.sleep(3)
             node = crew.again(node)
-        if node.returncode:
-            raise click.ClickException(
-                f"the SuperNode ended, its own words are above; if it is the key, the server's operator has to add --site {key.name}.pub"
-            )
 
 
 def _number(key: Path) -> int:

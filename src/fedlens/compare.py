@@ -10,12 +10,12 @@ import json
 import statistics
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedlens import config as recipes
-from fedlens import job
+from fedlens import job, report
 from fedlens.checkpoint import write
 from fedlens.config import Config, ConfigError, UnknownKey
 from fedlens.federation import Federation
@@ -27,11 +27,13 @@ class Cell:
     seed: int
     config: Config
     folder: Path
+    chosen: Mapping[str, Any] = field(default_factory=dict)  # by tuning
 
 
 def cells(
-    recipe: str | Path, algorithms: Sequence[str], seeds: Sequence[int], overrides: Sequence[str] | Mapping[str, Any], folder: Path
-) -> list[Cell]:
+    recipe: str | Path, algorithms: Sequence[str], seeds: Sequence[int], overrides: Sequence[str] | Mapping[str, Any], folder: Path,
+    chosen: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[Cell]:  # fmt: skip
     """All of them, checked: seed by seed, so that a comparison stopped half-way compares something. An override has to fit one
     algorithm at least and leaves alone the others."""
     pairs = recipes.split(overrides)
@@ -54,9 +56,10 @@ def cells(
     out = []
     for seed in seeds:
         for name in algorithms:
-            config = recipes.read(recipe, {**fitting[name], "federation.seed": seed}, name)
+            tuned = (chosen or {}).get(name, {})
+            config = recipes.read(recipe, {**fitting[name], **tuned, "federation.seed": seed}, name)
             config.build_algorithm(config.build_task())  # a stack that cannot work is refused before the first cell starts
-            out.append(Cell(name, seed, config, folder / name.lower() / f"seed-{seed}"))
+            out.append(Cell(name, seed, config, folder / name.lower() / f"seed-{seed}", tuned))
     return out
 
 
@@ -81,9 +84,21 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def compare(
-    todo: Sequence[Cell], folder: Path, *, engine: str = "simulator", fresh: bool = False, watch: Callable[[Cell], job.Watch]
-) -> dict[str, Any]:
-    """Run what is not finished, then write table.json, table.md and compare.png; the table."""
+    todo: Sequence[Cell], folder: Path, *, engine: str = "simulator", fresh: bool = False, watch: Callable[[Cell], job.Watch],
+    target: float | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Run what is not finished, then write table.json, table.md, compare.png and report.html; the table."""
+    finish(todo, engine=engine, fresh=fresh, watch=watch)
+    table = summarise(todo, target)
+    write(folder / "table.json", json.dumps(table, indent=1).encode())
+    write(folder / "table.md", markdown(table).encode())
+    draw(table, folder / "compare.png")
+    report.write_comparison([cell.folder for cell in todo], folder)
+    return table
+
+
+def finish(todo: Sequence[Cell], *, engine: str = "simulator", fresh: bool = False, watch: Callable[[Cell], job.Watch]) -> None:
+    """Run what is not finished."""
     if fresh:
         for cell in todo:
             job.clear(cell.folder)
@@ -98,14 +113,9 @@ def compare(
         resume = job.holds_run(cell.folder) and (cell.folder / "config.toml").is_file()
         setup = job.prepare(cell.config, shared[1])
         job.start(cell.config, cell.folder, engine=engine, resume=resume, watch=watch(cell), setup=setup)
-    table = summarise(todo)
-    write(folder / "table.json", json.dumps(table, indent=1).encode())
-    write(folder / "table.md", markdown(table).encode())
-    draw(table, folder / "compare.png")
-    return table
 
 
-def summarise(done: Sequence[Cell]) -> dict[str, Any]:
+def summarise(done: Sequence[Cell], target: float | None = None) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for name in dict.fromkeys(c.algorithm for c in done):
         mine = [c for c in done if c.algorithm == name]
@@ -119,9 +129,24 @@ def summarise(done: Sequence[Cell]) -> dict[str, Any]:
             "seconds": spread([s["seconds"] for s in summaries]),
             "bytes_up": spread([s["bytes_up"] for s in summaries]),
             "lost": sum(s["asked"] - s["heard"] for s in summaries),
-            "curves": curves([job.read_records(c.folder / "metrics.jsonl") for c in mine]),
+            "curves": curves(records := [job.read_records(c.folder / "metrics.jsonl") for c in mine]),
+            "chosen": dict(mine[0].chosen),
         }
-    return {"recipe": done[0].config.name, "seeds": sorted({c.seed for c in done}), "algorithms": rows}
+        if target is not None and order:
+            hits = [reached(r, order[0], target) for r in records]
+            rows[name] |= {"rounds_to_target": spread([h[0] for h in hits]), "bytes_to_target": spread([h[1] for h in hits])}
+    return {"recipe": done[0].config.name, "seeds": sorted({c.seed for c in done}), "algorithms": rows, "target": target}
+
+
+def reached(records: Sequence[Mapping[str, Any]], metric: str, target: float) -> tuple[float | None, float | None]:
+    """The round that first showed the target, and all bytes that had moved by then; neither where it never did."""
+    moved = 0.0
+    for r in records:
+        moved += r["bytes_down"] + r["bytes_up"]
+        value = r["metrics"].get(metric)
+        if value is not None and (value <= target if metric.endswith("loss") else value >= target):
+            return float(r["round"] + 1), moved
+    return None, None
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
@@ -151,9 +176,14 @@ def curves(runs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
 
 def columns(table: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
     """(key, heading, whether larger is better) of what a table shows: the first metrics, the loss, time and traffic."""
-    metrics = list(dict.fromkeys(k for row in table["algorithms"].values() for k in row["metrics"]))[:3]
+    known = list(dict.fromkeys(k for row in table["algorithms"].values() for k in row["metrics"]))
+    # Beside the mean, who does worst: the class and the client.
+    worst = {f"{known[0]}_worst_class", f"client_{known[0]}_worst"} if known else set()
+    metrics = known[:2] + [k for k in known[2:] if k in worst]
+    metrics += [k for k in known[2:3] if len(metrics) < 3]
+    reach = [("rounds_to_target", f"rounds to {table.get('target') or 0:g}", False), ("bytes_to_target", "MB to it", False)]
     fixed = [("loss", "training loss", False), ("seconds", "seconds", False), ("bytes_up", "MB up", False)]
-    return [(k, k, not k.endswith("loss")) for k in metrics] + fixed
+    return [(k, k, not k.endswith("loss")) for k in metrics] + (reach if table.get("target") is not None else []) + fixed
 
 
 def value_of(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -166,15 +196,20 @@ def text_of(row: Mapping[str, Any], key: str) -> str:
     if found["mean"] is None:
         return "–"
     mean, around = found["mean"], found["spread"]
-    if key == "bytes_up":
+    if key in ("bytes_up", "bytes_to_target"):
         return f"{mean / 1e6:.1f}"
-    digits = 1 if key == "seconds" else 4 if abs(mean) < 10 else 2
+    digits = 1 if key in ("seconds", "rounds_to_target") else 4 if abs(mean) < 10 else 2
     return f"{mean:.{digits}f}" + (f" ± {around:.{digits}f}" if around is not None else "")
 
 
 def best(table: Mapping[str, Any], key: str, larger: bool) -> set[str]:
     known = {name: m for name, row in table["algorithms"].items() if (m := value_of(row, key)["mean"]) is not None}
-    if len(known) < 2 or key in ("seconds", "bytes_up"):  # time and traffic are for information, not a contest
+    if len(known) < 2 or key in (
+        "seconds",
+        "bytes_up",
+        "bytes_to_target",
+        "rounds_to_target",
+    ):  # time and traffic are for information, not a contest
         return set()
     top = (max if larger else min)(known.values())
     return {name for name, m in known.items() if m == top}
@@ -193,7 +228,13 @@ def markdown(table: Mapping[str, Any]) -> str:
     for name, row in table["algorithms"].items():
         marked = [f"**{text_of(row, k)}**" if name in best(table, k, larger) else text_of(row, k) for k, _, larger in shown]
         lines.append(f"| {name} | " + " | ".join(marked) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *(["", *notes] if (notes := choices(table)) else [])]) + "\n"
+
+
+def choices(table: Mapping[str, Any]) -> list[str]:
+    """What tuning chose, a line for each algorithm."""
+    named = {name: row["chosen"] for name, row in table["algorithms"].items() if row.get("chosen")}
+    return [f"{name}, tuned on a seed that does not count: " + ", ".join(f"{k}={v:.4g}" for k, v in c.items()) for name, c in named.items()]
 
 
 def draw(table: Mapping[str, Any], path: Path) -> None:

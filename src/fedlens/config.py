@@ -354,7 +354,7 @@ def parameters(cls: type) -> dict[str, Parameter]:
     out = {}
     for p in inspect.signature(cls).parameters.values():
         hint = hints.get(p.name, Any)
-        filled = isinstance(hint, type) and issubclass(hint, Task)
+        filled = any(isinstance(h, type) and issubclass(h, Task) for h in (hint, *typing.get_args(hint)))
         if not filled and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
             out[p.name] = Parameter(p.name, hint, p.default)
     return out
@@ -411,7 +411,7 @@ def carry_over(new: list[dict[str, Any]], old: Sequence[Mapping[str, Any]]) -> l
     for k, table in enumerate(new):
         source = before.get(table["name"].lower()) or (old[0] if k == 0 and old else {})
         known = parameters(find_class("algorithm", table["name"], "algorithm"))
-        out.append({**table, **{key: v for key, v in source.items() if key in known}, "name": table["name"]})
+        out.append({**{key: v for key, v in source.items() if key in known}, **table})  # what a name stands for goes first
     return out
 
 
@@ -537,10 +537,8 @@ def _adapter(hint: Any) -> Any:
 
     try:
         return pydantic.TypeAdapter(hint)
-    except pydantic.PydanticUserError:
-        raise
-    except pydantic.errors.PydanticSchemaGenerationError:
-        return pydantic.TypeAdapter(typing.Annotated[Any, None])
+    except pydantic.errors.PydanticSchemaGenerationError:  # a class of ours: only an instance will do
+        return pydantic.TypeAdapter(hint, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
 
 
 def wording(hint: Any) -> str:

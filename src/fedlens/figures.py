@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedlens.folder import RunFolder, clean, final_metrics, higher_is_better, table, view
+from fedlens.folder import RunFolder, clean, distinct, final_metrics, higher_is_better, table, view
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#444444")
 DASHES = ("-", "--", "-.", ":")
@@ -48,7 +48,7 @@ def names(runs: Sequence[RunFolder]) -> list[str]:
     """What tells the runs apart: their stacks, or else their folders."""
     stacks = [" + ".join(run.title["algorithm"]) for run in runs]
     different = len(set(stacks)) == len(stacks) and all(stacks)
-    return stacks if different and len(runs) > 1 else [run.path.resolve().name for run in runs]
+    return stacks if different and len(runs) > 1 else distinct([run.path.resolve() for run in runs])
 
 
 def groups(runs: Sequence[RunFolder]) -> list[list[int]]:

@@ -169,7 +169,8 @@ def card(path: Path, name: str) -> dict[str, Any]:
         return {"name": name, "status": status, "title": {}, "metrics": {}, "loss": [], "done": 0, "changed": _changed(path)}
     config = _toml(_text(path / "config.toml", []), [])
     summary = table(_json(path / "summary.json", []))
-    some = _sampled(path / "metrics.jsonl")
+    # A summary has the final metrics; without one the latest evaluation is looked for in the last lines.
+    some = _sampled(path / "metrics.jsonl", end=1 << 13 if summary.get("metrics") else 1 << 17)
     run = RunFolder(path, _progress(path, some, summary, config), config, "", some, summary)
     return clean(  # type: ignore[no-any-return]
         {
@@ -244,7 +245,7 @@ def find_runs(root: Path, depth: int = 3) -> dict[str, Path]:
     base, found = root.resolve(), {}
 
     def walk(folder: Path, level: int) -> bool:
-        if _is_run(folder):
+        if is_run(folder):
             found[folder.relative_to(base).as_posix()] = folder
             return True
         here = False
@@ -261,6 +262,15 @@ def find_runs(root: Path, depth: int = 3) -> dict[str, Path]:
 
     walk(base, 0)
     return found
+
+
+def distinct(paths: Sequence[Path]) -> list[str]:
+    """The shortest tails of the paths that tell the runs apart."""
+    for parts in range(1, 5):
+        names = ["/".join(p.parts[-parts:]) for p in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{p.name} ({k + 1})" for k, p in enumerate(paths)]
 
 
 def table(value: Any) -> dict[str, Any]:
@@ -386,12 +396,12 @@ def _number(value: Any) -> float | int | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     return any((path / name).is_file() for name in MARKS)
 
 
 def _kind(path: Path) -> Literal["empty", "not a run"] | None:
-    if _is_run(path):
+    if is_run(path):
         return None
     try:
         return "not a run" if any(not p.name.startswith(".") for p in path.iterdir()) else "empty"
@@ -464,26 +474,26 @@ def _json(path: Path, problems: list[str]) -> Any:
         return {}
 
 
-def _sampled(path: Path, count: int = 24) -> list[dict[str, Any]]:
-    """About `count` lines spread over the file, with its last ones: enough for a small curve and the latest metrics."""
+def _sampled(path: Path, end: int, count: int = 16) -> list[dict[str, Any]]:
+    """About `count` lines spread over the file and those in its last `end` bytes: enough for a small curve and the latest metrics."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            chunks = list(_spread(file, size, count)) if size > 1 << 16 else [file.read()]
+            chunks = list(_spread(file, size, count, end)) if size > 1 << 16 else [file.read()]
     except OSError:
         return []
     return parse_rounds(b"".join(chunks).decode("utf-8", "replace"), [])
 
 
-def _spread(file: Any, size: int, count: int) -> Iterable[bytes]:
+def _spread(file: Any, size: int, count: int, end: int) -> Iterable[bytes]:
     for k in range(count):
         file.seek(size * k // count)
         if k:
             file.readline()
         yield file.readline()
-    for tail in (1 << 15, 1 << 20):  # the end in full: the last evaluation may be some rounds back
+    for tail in (end, 1 << 17, 1 << 20):  # a line can be longer than the end that was asked for
         file.seek(max(0, size - tail))
         file.readline()
-        if end := file.read():
-            yield end
+        if found := file.read():
+            yield found
             return

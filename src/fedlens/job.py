@@ -40,7 +40,7 @@ from fedlens import config as recipes
 from fedlens.algorithm import Algorithm
 from fedlens.algorithms.fedavg import FedAvg
 from fedlens.checkpoint import Checkpoint, write
-from fedlens.client import generator, seeded
+from fedlens.client import Data, generator, seeded
 from fedlens.config import Config, ConfigError, Settings
 from fedlens.engines.worker import threads
 from fedlens.federation import Federation
@@ -54,6 +54,8 @@ OWN = (
     "config.toml", "federation.json", "metrics.jsonl", "summary.json", "model.safetensors", "restored.png", "report.html",
     "pictures", "checkpoint", "tensorboard", "memory", "flower.json", ".part",
 )  # fmt: skip
+LOOKING = 0.05  # pictures of a run under way may take this share of its time, and none in its first seconds
+PATIENCE = 10.0
 # What may change when a run goes on: none of these alters what a round computes.
 FREE = tuple(f"federation.{k}" for k in ("rounds", "workers", "timeout", "checkpoint_every", "evaluate_every", "personal"))
 
@@ -141,20 +143,20 @@ def prepare(config: Config, federation: Federation | None = None) -> Setup:
         raise ConfigError(f"{config.data.name} found no clients")
     if settings.cohort is not None and settings.cohort > len(federation):
         raise ConfigError(f"federation.cohort is {settings.cohort}, but {config.data.name} has only {len(federation)} clients")
-    setup = Setup(config, settings, task, federation, algorithm.given(federation.facts))
-    rehearse(setup)
-    return setup
+    return Setup(config, settings, task, federation, algorithm.given(federation.facts))
 
 
 def rehearse(setup: Setup) -> None:
-    """Two examples through a fresh model: sizes and labels that do not fit are found out here, not by every client on its own."""
+    """One example through a fresh model: sizes and labels that do not fit are found out here, not by every client on its own."""
     if not isinstance(setup.algorithm.base, FedAvg) or not isinstance(setup.task, LearningTask):
+        return
+    if not isinstance(next(iter(setup.federation.holdings)), Data):  # it is elsewhere
         return
     data = next((h for h in setup.federation.holdings if len(h)), None)
     if data is None:
         raise ConfigError(f"{setup.config.data.name}: no client has any data")
     with seeded(generator(setup.settings.seed)), torch.no_grad():
-        batch = data.batch(torch.arange(min(2, len(data))))
+        batch = data.batch(torch.arange(1))
         try:
             setup.task.loss(setup.task.forward(setup.task.model().eval(), batch), batch)
         except (RuntimeError, IndexError, KeyError, ValueError) as e:
@@ -203,6 +205,8 @@ def start(
                 f"{folder} already holds a run: --resume goes on with it, --fresh starts over, --out DIR puts the new one elsewhere"
             )
         setup = setup or prepare(config)
+        if not resume:
+            rehearse(setup)
         checkpoint = Checkpoint(folder / "checkpoint", watch.log)
         found = checkpoint.load() if resume else None
         write(folder / "config.toml", config.to_toml().encode())
@@ -217,6 +221,7 @@ class _Job:
         self.setup, self.folder, self.make_engine, self.watch, self.checkpoint = setup, folder, engine, watch, checkpoint
         self.records: list[dict[str, Any]] = []
         self.peak = Peak()
+        self.looking = 0.0  # seconds spent on pictures so far
 
     def run(self, found: tuple[Progress, dict[int, Path]] | None) -> Outcome:
         s = self.setup.settings
@@ -267,6 +272,8 @@ class _Job:
             if every and (here.done % every == 0 or here.done == self.setup.settings.rounds):
                 self._save()
         self.watch.round(record)
+        if finished.metrics and here.done < self.setup.settings.rounds:
+            self._show_progress(finished.number)
 
     def _save(self) -> None:
         self.checkpoint.save(self.safe, self.engine.snapshot())
@@ -274,15 +281,35 @@ class _Job:
     def _finish(self) -> Outcome:
         state, folder = self.safe.state, self.folder
         _put_in_place(folder, lambda part: self.setup.task.save(state, part))
-        somebody = any(h is not None for h in self.setup.federation.holdings)
-        pictures = self.setup.task.pictures(self.setup.algorithm.result(state), self.setup.federation) if somebody else ()
-        if pictures:
-            save_pictures(pictures, folder / "pictures")
+        self._draw(state)
         summary = self._summarise(interrupted=False)
         shutil.rmtree(folder / "memory", ignore_errors=True)
         write_report(folder, self.watch)
         self.watch.end(summary)
         return Outcome(folder, summary, self.records, self.setup, state)
+
+    def _draw(self, state: Message) -> None:
+        setup = self.setup
+        somebody = any(h is not None for h in setup.federation.holdings)
+        pictures = setup.task.pictures(setup.algorithm.result(state), setup.federation) if somebody else ()
+        if pictures:
+            save_pictures(pictures, self.folder / "pictures")
+
+    def _show_progress(self, number: int) -> None:
+        """Pictures as they improve, for whoever looks at the board. They cost little of the run's time and none of its bits: what is
+        random in them has a stream of its own. A run is worth more than its pictures, so a failure is logged and they are left alone."""
+        if sum(r["seconds"] for r in self.records) < PATIENCE + self.looking / LOOKING:
+            return
+        began = time.perf_counter()
+        try:
+            with seeded(generator(self.setup.settings.seed, number, 0x9C)):
+                self._draw(self.safe.state)
+        except OSError:
+            raise
+        except Exception as e:
+            self.watch.log(f"no pictures while the run is under way: {type(e).__name__}: {e}")
+            self.looking = math.inf
+        self.looking += time.perf_counter() - began
 
     def _summarise(self, interrupted: bool) -> dict[str, Any]:
         setup, records = self.setup, self.records
@@ -563,6 +590,8 @@ def _put_in_place(folder: Path, save: Any) -> None:
             target = folder / path.name
             if path.is_dir() and target.is_dir():
                 shutil.rmtree(target)
+            elif path.is_file() and (folder / "config.toml").exists():
+                shutil.copymode(folder / "config.toml", path)  # safetensors lets nobody else read what it writes
             os.replace(path, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedlens.message import MEAN, Message
 from fedlens.tree import Tree, is_finite, mismatch
 
-CHUNK = 1 << 15  # elements summed at a time: 128 KiB, so that partial sums stay in the second-level cache
+CHUNK = 1 << 17  # elements summed at a time: small enough for the cache, large enough that calling torch costs little beside it
 
 
 @dataclass(frozen=True)
@@ -171,51 +171,58 @@ class Replies:
 
     def weight(self, tree: str, name: str = MEAN) -> float:
         """The sum of one named weight."""
-        return self._sum(tree, name).weight
+        if (tree, name) in self.sums:
+            return self.sums[tree, name].weight
+        leaves = _leaves(self.singles, tree, name)
+        weights = [w for _, _, w in leaves]
+        for left, right in _plan([p for p, _, _ in leaves]):
+            weights[left] += weights[right]
+        return weights[0]
 
     def mean(self, tree: str, name: str = MEAN) -> Tree:
         """Weighted mean; integers come back as float64: `tree.cast` returns them to their type."""
         if name == MEAN and tree in self.means:
             return dict(self.means[tree])
-        total = self._sum(tree, name)
-        if total.weight == 0:
+        weight = self.weight(tree, name)
+        if weight == 0:
             raise ZeroDivisionError(f"the weights {name!r} of {tree!r} sum to zero")
-        return {n: t / total.weight for n, t in total.settled().items()}
+        if (tree, name) in self.sums:
+            return {n: t / weight for n, t in self.sums[tree, name].settled().items()}
+        return sum_singles(_leaves(self.singles, tree, name), over=weight)
 
     def put(self, **means: Tree) -> Replies:
         """The same replies with other means: the inner algorithm sees one reply that is already averaged."""
         singles = {p: m.drop(*means) for p, m in self.singles.items()}
         return Replies(self.scalars, self.sums, singles, {**self.means, **means})
 
-    def _sum(self, tree: str, name: str) -> Sum:
-        if (tree, name) in self.sums:
-            return self.sums[tree, name]
-        if not self.singles:
-            raise KeyError(f"no reply carries the tree {tree!r} with a weight {name!r}")
-        return sum_singles(self.singles, tree, name)
+
+Leaf = tuple[int, Tree, float]  # position, arrays, weight
 
 
-def sum_singles(singles: Mapping[int, Message], tree: str, name: str = MEAN) -> Sum:
-    """The same tree of additions as `Fold`, one cache-sized chunk of all replies at a time: each reply is read once."""
-    leaves = [(p, m.trees[tree], _weights(m, tree)[name]) for p, m in sorted(singles.items()) if tree in m.trees]
-    if not leaves:
+def _leaves(singles: Mapping[int, Message], tree: str, name: str) -> list[Leaf]:
+    found = [(p, m.trees[tree], _weights(m, tree)[name]) for p, m in sorted(singles.items()) if tree in m.trees]
+    if not found:
         raise KeyError(f"no reply carries the tree {tree!r} with a weight {name!r}")
+    return found
+
+
+def sum_singles(leaves: Sequence[Leaf], over: float) -> Tree:
+    """Sum of w T, divided by `over`: the additions of `Fold`, one cache-sized chunk of all replies at a time, so that each is read once."""
     plan = _plan([p for p, _, _ in leaves])
-    weights = [w for _, _, w in leaves]
+    weights: list[float | None] = [w for _, _, w in leaves]
     out: Tree = {}
     for key, first in leaves[0][1].items():
         chunks = [torch.split(arrays[key].reshape(-1), CHUNK) for _, arrays, _ in leaves]
         total = torch.empty(first.numel(), dtype=_counted(first).dtype)
         for k, space in enumerate(torch.split(total, CHUNK)):
-            parts, pending = [c[k] for c in chunks], list[float | None](weights)
+            parts, pending = [c[k] for c in chunks], list(weights)
             for left, right in plan:
                 parts[left] = _added(parts[left], pending[left], parts[right], pending[right])
                 pending[left] = None
-            space.copy_(parts[0] if pending[0] is None else _counted(parts[0]) * pending[0])
+            whole = parts[0] if pending[0] is None else _counted(parts[0]) * pending[0]
+            torch.div(whole, over, out=space)
         out[key] = total.reshape(first.shape)
-    for left, right in plan:
-        weights[left] += weights[right]
-    return Sum(out, weights[0])
+    return out
 
 
 def _plan(positions: Sequence[int]) -> list[tuple[int, int]]:

@@ -23,8 +23,11 @@ PICTURES = 3_300_000  # bytes of images embedded untouched; more are compressed,
 
 
 def write(folder: Path | str) -> Path:
-    """(Re)write `folder/report.html` and return its path. A run that died or is still running gets the report of what there is."""
+    """(Re)write `folder/report.html` and return its path. A run that died or is still running gets the report of what there is; a
+    folder of runs gets them side by side."""
     run = folders.read(Path(folder))
+    if run.status == "not a run" and (below := _below(run.path)):
+        return write_comparison(below, run.path)
     if run.status in ("empty", "not a run"):
         raise ValueError(_refusal(run))
     return _save(render([run]), run.path / "report.html")
@@ -48,15 +51,17 @@ def figures(folder: Path | str | Sequence[Path | str], kinds: Sequence[str] = ("
     """Publication-ready figures and tables of one run or several, in `folder/figures` unless `out` says otherwise."""
     from fedlens.figures import draw
 
-    many = [folder] if isinstance(folder, str | Path) else list(folder)
-    return draw([folders.read(Path(one)) for one in many], kinds, Path(out) if out else Path(many[0]) / "figures")
+    many = [Path(folder)] if isinstance(folder, str | Path) else [Path(one) for one in folder]
+    target = Path(out) if out else many[0] / "figures"
+    runs = [folders.read(one) for path in many for one in ([path] if folders.is_run(path) else _below(path))]
+    return draw(runs, kinds, target)
 
 
 def render(runs: Sequence[RunFolder], title: str | None = None) -> str:
     """The page as text. With a title it is a comparison, however many runs there are."""
     images = _Images(runs)
     views = [folders.view(run, images.name) for run in runs]
-    names = _distinct([run.path.resolve() for run in runs])
+    names = folders.distinct([run.path.resolve() for run in runs])
     for view, name in zip(views, names):
         view["name"] = name
     data = {"views": views, "images": images.addresses, "title": title}
@@ -108,15 +113,6 @@ def _compressed(raw: bytes, most: int = 1600) -> bytes | None:
     return out.getvalue()
 
 
-def _distinct(paths: Sequence[Path]) -> list[str]:
-    """The shortest tails of the paths that tell the runs apart."""
-    for parts in range(1, 5):
-        names = ["/".join(p.parts[-parts:]) for p in paths]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{p.name} ({k + 1})" for k, p in enumerate(paths)]
-
-
 def _plain(views: Sequence[dict[str, Any]]) -> str:
     """For readers without JavaScript: the results as a table."""
     rows = "".join(
@@ -125,6 +121,11 @@ def _plain(views: Sequence[dict[str, Any]]) -> str:
         for k, x in v["final"].items()
     )
     return f"<h1>FedLens</h1><p>Curves and pictures need JavaScript. Final metrics:</p><table>{rows}</table>"
+
+
+def _below(path: Path) -> list[Path]:
+    """The runs inside a folder that is none itself."""
+    return [found for found in folders.find_runs(path).values() if folders.is_run(found)]
 
 
 def _refusal(run: RunFolder) -> str:

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from fedlens import config as recipes
 from fedlens.config import Config, ConfigError
-from fedlens.job import ENGINES, Setup, Watch, prepare
+from fedlens.job import ENGINES, Setup, Watch, prepare, rehearse
 
 if TYPE_CHECKING:
     from fedlens.compare import Cell
@@ -146,7 +146,22 @@ class Cells(Live):
         )
 
 
-def compare(todo: Sequence[Cell], folder: Path, engine: str, fresh: bool) -> None:
+def tune(recipe: str, names: Sequence[str], given: Sequence[str], folder: Path, engine: str, trials: int) -> dict[str, dict[str, float]]:
+    """What every algorithm's own search found, as overrides."""
+    from fedlens import compare as comparison
+    from fedlens import tune as tuning
+
+    width, found = max(map(len, names)), {}
+    for name in names:
+
+        def finish(cell: Cell, name: str = name) -> None:
+            comparison.finish([cell], engine=engine, watch=lambda c: Cells(f"{name:<{width}}  {c.folder.parts[-3]}"))
+
+        found[name] = tuning.tune(recipe, name, given, folder, finish, trials)
+    return found
+
+
+def compare(todo: Sequence[Cell], folder: Path, engine: str, fresh: bool, target: float | None = None) -> None:
     from fedlens import compare as comparison
 
     out, width = console(), max(len(c.algorithm) for c in todo)
@@ -154,7 +169,9 @@ def compare(todo: Sequence[Cell], folder: Path, engine: str, fresh: bool) -> Non
     out.print(
         f"[bold {ACCENT}]{escape(todo[0].config.name)}[/]: {len(todo)} runs" + (f", {skipped} of them finished before" if skipped else "")
     )
-    table = comparison.compare(todo, folder, engine=engine, fresh=fresh, watch=lambda c: Cells(f"{c.algorithm:<{width}}  seed {c.seed}"))
+    table = comparison.compare(
+        todo, folder, engine=engine, fresh=fresh, target=target, watch=lambda c: Cells(f"{c.algorithm:<{width}}  seed {c.seed}")
+    )
     shown = comparison.columns(table)
     grid = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
     grid.add_column("algorithm", style=ACCENT)
@@ -169,7 +186,9 @@ def compare(todo: Sequence[Cell], folder: Path, engine: str, fresh: bool) -> Non
     out.print(grid)
     seeds = table["seeds"]
     out.print(f"[dim]{f'mean ± standard deviation over {len(seeds)} seeds' if len(seeds) > 1 else 'one seed: no spread'}[/]")
-    out.print(f"{folder / 'table.md'}, {folder / 'table.json'}, {folder / 'compare.png'}", soft_wrap=True)
+    for line in comparison.choices(table):
+        out.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
+    out.print(f"{folder / 'report.html'}, {folder / 'table.md'}, {folder / 'table.json'}, {folder / 'compare.png'}", soft_wrap=True)
 
 
 def headline(setup: Setup, folder: Path, done: int) -> list[str]:
@@ -223,6 +242,7 @@ def dry_run(config: Config, engine: str, spinner: Any = None) -> None:
     from fedlens.estimate import estimate
 
     setup, out = prepare(config), console()
+    rehearse(setup)
     s = setup.settings
     sizes = [len(h) for h in setup.federation.holdings if hasattr(h, "__len__")]
     found = estimate(setup)
@@ -404,13 +424,13 @@ def draw_partition(sizes: Sequence[int], labels: Sequence[Sequence[int]] | None,
 # -- after a job ---------------------------------------------------------------------------------------------------------------------
 
 
-def report(folder: Path) -> None:
-    try:
-        from fedlens import report as page  # type: ignore[attr-defined,unused-ignore]
-    except ImportError as e:
-        raise ConfigError(f"this installation has no report: {e}") from e
-    page.write(folder)
-    console().print(f"Report: {folder / 'report.html'}", soft_wrap=True)
+def report(folder: Path, figures: Sequence[str] = ()) -> None:
+    from fedlens import report as page
+
+    console().print(f"Report: {page.write(folder)}", soft_wrap=True)
+    if figures:
+        written = page.figures(folder, figures)
+        console().print(f"Figures and tables: {written[0].parent} ({len(written)} files)", soft_wrap=True)
 
 
 def apply(folder: Path, source: Path, target: Path, options: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ Every command is one of Flower's own programs and is said aloud before it runs, 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import ipaddress
 import json
@@ -80,14 +81,12 @@ def main(grid: Any, run: Facts) -> None:
 
 def _server_setup(config: Config, log: Say) -> job.Setup:
     """The server needs no client's data. What the recipe's own [data] gives it, if it finds any, is something to test on."""
-    task = config.build_task()
-    algorithm = config.build_algorithm(task)
     try:
-        federation = config.build_source().federation(config.settings.clients, config.settings.seed)
-    except (DataError, ConfigError) as e:
+        return job.prepare(config)
+    except DataError as e:
         log(f"nothing to test on at the server: {e}")
-        federation = Federation([None] * config.settings.clients)
-    return job.Setup(config, config.settings, task, federation, algorithm)
+    task = config.build_task()
+    return job.Setup(config, config.settings, task, Federation([None] * config.settings.clients), config.build_algorithm(task))
 
 
 class _Log(job.Watch):
@@ -134,7 +133,8 @@ def make_site(node: Facts, run: Facts) -> Site:
         raise SiteError(f"this site is client {id}, but the recipe's data has {len(federation)} parts (0 to {len(federation) - 1})")
     part = 0 if own else id
     here = alone(id, federation.holdings[part], federation.held_out_of(part))
-    return Site(id, config.build_algorithm(config.build_task()), here, Path(str(node["folder"])), recipe=agreed, threads=s.threads)
+    algorithm = config.build_algorithm(config.build_task()).given(federation.facts)
+    return Site(id, algorithm, here, Path(str(node["folder"])), recipe=agreed, threads=s.threads)
 
 
 def site_number(node: Facts) -> int:
@@ -193,6 +193,12 @@ def loopback(host: str) -> bool:
         return False
 
 
+def _die_with_parent() -> None:
+    """Between fork and exec: even `kill -9` leaves no server behind that nobody watches (Linux; elsewhere a polite kill is needed)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 class Crew:
     """Child processes that live and die together. Each is announced as the command it is."""
 
@@ -203,7 +209,7 @@ class Crew:
         need(command[0])
         if not quiet:
             self.say("$ " + shlex.join(command))
-        child = subprocess.Popen(command, env=self.env, start_new_session=True)
+        child = subprocess.Popen(command, env=self.env, start_new_session=True, preexec_fn=_die_with_parent)
         self.children.append(child)
         return child
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from stacks import STACKS, VECTORS, Case
+from stacks import SCENES, STACKS, VECTORS, Case
 from toy import Toy, same_bits
 
 from fedlens import Algorithm, Client, Federation, Lost, Message, Round, run, stack
@@ -37,11 +37,12 @@ def final(case: Case, make: Make, rounds: int = 4, cohort: int = 5) -> Message:
         engine.close()
 
 
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", [*STACKS, *SCENES])
 def test_all_engines_end_in_the_same_bits(name: str) -> None:
-    expected = final(STACKS[name], Loopback)
+    case = (STACKS | SCENES)[name]
+    expected = final(case, Loopback)
     for engine, make in ENGINES.items():
-        assert same_bits(final(STACKS[name], make), expected), engine
+        assert same_bits(final(case, make), expected), engine
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
@@ -56,6 +57,7 @@ def test_a_flaky_network_is_survived_and_repeats_itself(when: str, share: float)
         rounds: list[Round] = []
         flaky = Flaky(engine, **{when: share}, seed=1)
         state = run(algorithm, flaky, 12, seed=0, after_round=lambda p, r: rounds.append(r))
+        engine.close()
         return state, rounds, engine
 
     state, rounds, engine = once()
@@ -78,6 +80,7 @@ def test_late_replies_are_used_up_to_the_limit() -> None:
         rounds: list[Round] = []
         engine = Flaky(Simulator(algorithm, VECTORS, workers=0), delay=0.5, by=2, seed=2)
         run(algorithm, engine, 6, late=late, after_round=lambda p, r, rounds=rounds: rounds.append(r))  # type: ignore[misc]
+        engine.close()
         used = [s["round"] for r in rounds for s in r.scalars.values() if s["round"] < r.number]
         assert bool(used) is expected
         refused = [x for r in rounds for x in r.lost if x.reason.startswith("too late")]
@@ -120,6 +123,7 @@ def test_one_bad_client_costs_its_own_reply_only() -> None:
     healthy = stack(FedAvg(Toy(), batch=8), Scaffold())
     only = Only(Simulator(healthy, VECTORS, workers=0), [0, 1, 6])
     assert same_bits(run(healthy, only, 2), state)
+    only.engine.close()
 
 
 class Only:
@@ -145,6 +149,7 @@ def test_a_round_without_replies_is_skipped() -> None:
     rounds: list[Round] = []
     engine = Flaky(Simulator(algorithm, VECTORS, workers=0), before=1.0)
     state = run(algorithm, engine, 2, after_round=lambda p, r: rounds.append(r))
+    engine.close()
     assert same_bits(state, algorithm.init()) and [len(r.scalars) for r in rounds] == [0, 0] and rounds[0].loss is None
 
 

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from stacks import STACKS
+from stacks import SCENES, STACKS
 from toy import flat, same_bits
 
 import fedlens.layers
@@ -28,25 +28,29 @@ def test_deterministic_finite_and_different_by_seed(name: str) -> None:
         return run(algorithm, Loopback(algorithm, federation), 2, seed=seed)
 
     a = once(0)
-    assert same_bits(a, once(0)) and not same_bits(a, once(1))
+    assert same_bits(a, once(0))
+    assert not STACKS[name].make().trains or not same_bits(a, once(1))  # what does not train may have no randomness to seed
     assert all(bool(torch.isfinite(t).all()) for t in flat(a).values())
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_the_model_keeps_its_names_shapes_and_types_and_moves(name: str) -> None:
+def test_what_is_sought_keeps_its_names_shapes_and_types_and_moves(name: str) -> None:
+    """The broadcast: a model, or an image."""
     algorithm, federation = STACKS[name].make(), STACKS[name].federation
     start = algorithm.init()
     end = run(algorithm, Loopback(algorithm, federation), 2)
-    before, after = start.trees["model"], end.trees["model"]
-    assert before.keys() == after.keys()
+    before, after = (algorithm.broadcast(m.note(population=7)) for m in (start, end))
+    before, after = flat(before), flat(after)
+    assert before.keys() <= after.keys()
     assert all(after[n].shape == t.shape and after[n].dtype == t.dtype for n, t in before.items())
     assert any(not torch.equal(after[n], t) for n, t in before.items())
 
 
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", [*STACKS, *SCENES])
 def test_neither_half_changes_what_it_was_given(name: str) -> None:
     """State and message are shared with checkpoints and other clients: nobody may write into them."""
-    algorithm, federation = STACKS[name].make(), STACKS[name].federation
+    case = (STACKS | SCENES)[name]
+    algorithm, federation = case.make(), case.federation
     state = algorithm.init().note(round=0, rounds=2, seed=0, population=7)
     message = algorithm.broadcast(state).note(round=0, rounds=2, seed=0, population=7, cohort=7)
     kept_state, kept_message = copy.deepcopy(flat(state)), copy.deepcopy(flat(message))
@@ -61,10 +65,11 @@ def test_neither_half_changes_what_it_was_given(name: str) -> None:
     assert all(torch.equal(t, flat(message)[n]) for n, t in kept_message.items())
 
 
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", [*STACKS, *SCENES])
 def test_what_comes_up_is_what_was_announced(name: str) -> None:
     """`expects` names every tree of a reply: nothing else travels, and private parts do not."""
-    algorithm, federation = STACKS[name].make(), STACKS[name].federation
+    case = (STACKS | SCENES)[name]
+    algorithm, federation = case.make(), case.federation
     engine = Loopback(algorithm, federation)
     run(algorithm, engine, 1)
     down, *up = [Message.from_bytes(b) for b in engine.traffic]
@@ -75,9 +80,10 @@ def test_what_comes_up_is_what_was_announced(name: str) -> None:
         assert not any(n.startswith("head") for m in (down, *up) for tree in m.trees.values() for n in tree)
 
 
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", [*STACKS, *SCENES])
 def test_a_stack_survives_being_sent_to_a_spawned_worker(name: str) -> None:
-    algorithm, federation = STACKS[name].make(), STACKS[name].federation
+    case = (STACKS | SCENES)[name]
+    algorithm, federation = case.make(), case.federation
     algorithm.init()
     twin = pickle.loads(pickle.dumps(algorithm))
     assert same_bits(run(algorithm, Loopback(algorithm, federation), 1), run(twin, Loopback(twin, federation), 1))

@@ -19,7 +19,7 @@ def cubic(x: np.ndarray) -> np.ndarray:
 
 def imresize_matrix(n: int, m: int, scale: float) -> np.ndarray:
     """The weights of MATLAB's imresize from n to m samples, written down from its definition: output pixel j looks at u = j/scale + (1 -
-    1/scale)/2 (counting from 1), with the kernel stretched by 1/scale when shrinking; indices beyond the border are mirrored, the edge repeated."""
+    1/scale)/2 (from 1), with the kernel stretched by 1/scale when shrinking; indices beyond the border are mirrored, the edge repeated."""
     stretch = min(scale, 1.0)
     out = np.zeros((m, n))
     for j in range(1, m + 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def job(here: Deployment, name: str, **config: Any) -> Path:
     """Write the app of one run; returns its output folder."""
     out = here.folder / name
     out.mkdir(exist_ok=True)
-    facts = {"stack": "scaffold", "clients": 2, "rounds": 2, "delay": 0.0, "timeout": 0.0, "patience": 60.0, "personal": False,
+    facts = {"stack": "scaffold", "clients": 2, "rounds": 2, "delay": 0.0, "timeout": 0.0, "patience": 120.0, "personal": False,
              "job": name, "out": str(out), **config}  # fmt: skip
     flower.write_app(here.folder / f"app-{name}", "toy_server:main", "toy_app:make_site", facts)
     return out
@@ -48,7 +49,7 @@ def rounds(out: Path) -> list[dict[str, Any]]:
 
 
 def expected(stack: str, clients: int, number: int) -> Message:
-    algorithm = STACKS[stack]()
+    algorithm = STACKS[stack].make()
     return run(algorithm, Loopback(algorithm, toy_federation(clients)), number, seed=3)
 
 
@@ -64,7 +65,7 @@ class Replay(Loopback):
 
 
 def replayed(stack: str, clients: int, out: Path) -> Message:
-    algorithm = STACKS[stack]()
+    algorithm = STACKS[stack].make()
     engine = Replay(algorithm, toy_federation(clients))
     engine.heard = [r["heard"] for r in rounds(out)]
     return run(algorithm, engine, len(engine.heard), seed=3)
@@ -132,7 +133,7 @@ def test_a_node_dies_and_another_comes_late(tmp_path: Path) -> None:
         here.superlink()
         here.supernode(0)
         here.supernode(1)
-        out = job(here, "bad-day", clients=3, rounds=7, delay=2.0, patience=40.0)
+        out = job(here, "bad-day", clients=3, rounds=7, delay=2.0, patience=90.0)
         here.submit(here.folder / "app-bad-day")
         here.wait_for(lambda: working(out, 1, 1), 300, "round 1 at site 1")
         here.stop("site-1", signal.SIGKILL)
@@ -164,7 +165,7 @@ def test_a_stranger_stays_outside(tmp_path: Path) -> None:
         assert stranger.returncode != 0
         here.supernode(2, client=0)
         here.supernode(3, client=1, recipe='"something else"')
-        out = job(here, "strangers", rounds=1, patience=60.0)
+        out = job(here, "strangers", rounds=1, patience=120.0)
         here.submit(here.folder / "app-strangers")
         finished(here, out, 300)
         said = here.log("run")
@@ -209,7 +210,7 @@ def test_a_deadline_leaves_the_slow_behind(tmp_path: Path) -> None:
         here.submit(here.folder / "app-slow")
         final = finished(here, out, 300)
         assert rounds(out)[0]["lost"] == [[0, "no answer within 15 s"]]
-        assert same_bits(final, STACKS["fedavg"]().init())
+        assert same_bits(final, STACKS["fedavg"].make().init())
 
 
 @pytest.mark.slow
@@ -239,3 +240,24 @@ def test_the_walkthrough_works_as_written(tmp_path: Path) -> None:
         assert "finished:completed" in said
     finally:
         here.close()
+
+
+@pytest.mark.slow
+def test_the_example_app_runs_both_ways(tmp_path: Path) -> None:
+    """`flwr run examples/flower_app` as it is, on plain SuperNodes without a worker of ours; then with the user's own ClientApp."""
+    example = Path(__file__).resolve().parents[2] / "examples" / "flower_app"
+    with deployment(tmp_path) as here:
+        here.superlink()
+        for k in (0, 1):
+            here.supernode(k, worker='""')
+        own = tmp_path / "own"
+        shutil.copytree(example, own)
+        text = (own / "pyproject.toml").read_text().replace("strategy = false", "strategy = true")
+        (own / "pyproject.toml").write_text(
+            text.replace("client_app:app", "own_client_app:app").replace("strategy = false", "strategy = true")
+        )
+        here.start("first", "flwr", "run", str(example), "here", "--stream")
+        here.wait_for(lambda: "round 1: loss" in here.log("first"), 300, "the second round of the example")
+        here.start("second", "flwr", "run", str(own), "here", "--stream")
+        here.wait_for(lambda: "Strategy execution finished" in here.log("second"), 300, "the end of Flower's own loop")
+        assert here.log("second").count("aggregate_train: Received 2 results and 0 failures") == 2

@@ -38,11 +38,14 @@ QUICK = ("scaffold",)
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in STACKS])
 def test_the_same_bits_as_the_loopback(name: str) -> None:
     """Sums and singles, with and without memory, on more clients than workers."""
-    expected = STACKS[name]()
-    wanted = run(expected, Loopback(expected, FEDERATION), 3, cohort=5, seed=3)
-    algorithm = STACKS[name]()
-    with Ray(algorithm, FEDERATION, workers=2) as engine:
-        assert same_bits(run(algorithm, engine, 3, cohort=5, seed=3), wanted)
+    expected, federation = STACKS[name].make(), STACKS[name].federation
+    sent: list[tuple[int, int]] = []
+    note = lambda p, r: sent.append((r.bytes_down, r.bytes_up))  # noqa: E731
+    wanted = run(expected, Loopback(expected, federation), 3, cohort=5, seed=3, after_round=note)
+    algorithm = STACKS[name].make()
+    with Ray(algorithm, federation, workers=2) as engine:
+        assert same_bits(run(algorithm, engine, 3, cohort=5, seed=3, after_round=note), wanted)
+    assert sent[:3] == sent[3:]
 
 
 class Trouble(FedAvg):
@@ -74,9 +77,9 @@ def test_a_client_that_kills_its_worker_costs_its_own_reply_only() -> None:
 
 def test_a_lost_worker_changes_no_bits() -> None:
     """The worker is killed between rounds, with control variates resident in it; its successor finds them on disk."""
-    expected = STACKS["scaffold"]()
+    expected = STACKS["scaffold"].make()
     wanted = run(expected, Loopback(expected, FEDERATION), 3, seed=3)
-    algorithm = STACKS["scaffold"]()
+    algorithm = STACKS["scaffold"].make()
     with Ray(algorithm, FEDERATION, workers=2) as engine:
         state = run(algorithm, engine, 3, seed=3, after_round=lambda p, r: ray.kill(engine.crew[r.number % 2]))
         assert same_bits(state, wanted)
@@ -85,8 +88,9 @@ def test_a_lost_worker_changes_no_bits() -> None:
 @pytest.mark.slow
 def test_workers_share_a_gpu() -> None:
     """Half a GPU each: both workers fit on the cluster's only (logical) one."""
-    algorithm = STACKS["fedavg"]()
-    with Ray(algorithm, FEDERATION, workers=2, gpus=0.5) as engine:
+    algorithm = STACKS["fedavg"].make()
+    with Ray(algorithm, FEDERATION, workers=2) as engine:
+        assert engine.options["num_gpus"] == 0.5
         assert ray.get([a.gpus.remote() for a in engine.crew]) == [["0"], ["0"]]
 
 
@@ -95,9 +99,9 @@ def test_snapshots_bring_a_run_back(tmp_path: Path) -> None:
     """Round 2 again, on a new engine, from the memories of round 1."""
     from fedlens import Progress
 
-    expected = STACKS["scaffold"]()
+    expected = STACKS["scaffold"].make()
     wanted = run(expected, Loopback(expected, FEDERATION), 2, seed=3)
-    algorithm = STACKS["scaffold"]()
+    algorithm = STACKS["scaffold"].make()
     kept: list[Progress] = []
     with Ray(algorithm, FEDERATION, workers=2, folder=tmp_path / "a") as engine:
         run(algorithm, engine, 1, seed=3, after_round=lambda p, r: kept.append(p))
@@ -110,6 +114,26 @@ def test_snapshots_bring_a_run_back(tmp_path: Path) -> None:
 
 def test_what_cannot_be_placed_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one worker"):
-        Ray(STACKS["fedavg"](), FEDERATION, workers=0)
-    with pytest.raises(ValueError, match="Ray has 4 cores and 1 GPUs; 2 workers want 6 and 0"):
-        Ray(STACKS["fedavg"](), FEDERATION, workers=2, threads=3)
+        Ray(STACKS["fedavg"].make(), FEDERATION, workers=0)
+    with pytest.raises(ValueError, match="Ray has 4 cores and 1 GPUs; 2 workers want 6 and 1"):
+        Ray(STACKS["fedavg"].make(), FEDERATION, workers=2, threads=3)
+
+
+@pytest.mark.slow
+def test_a_recipe_on_ray_leaves_the_simulators_files(tmp_path: Path) -> None:
+    from fedlens.job import experiment
+
+    small = {
+        "clients": 2,
+        "rounds": 2,
+        "data.clips": 4,
+        "data.groups": 2,
+        "data.height": 64,
+        "data.width": 64,
+        "data.crop": 32,
+        "cohort": 2,
+    }
+    for engine in ("simulator", "ray"):
+        experiment("fedvsr", out=tmp_path / engine, engine=engine, workers=2, **small)
+    files = [(tmp_path / engine / "model.safetensors").read_bytes() for engine in ("simulator", "ray")]
+    assert files[0] == files[1]

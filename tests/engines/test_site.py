@@ -29,11 +29,11 @@ EVERYONE = toy_federation(2)
 
 def site(folder: Path, stack: str = "scaffold", id: int = 0, recipe: str = "r") -> Site:
     here = alone(id, EVERYONE.holdings[id], EVERYONE.held_out_of(id))
-    return Site(id, STACKS[stack](), here, folder, recipe)
+    return Site(id, STACKS[stack].make(), here, folder, recipe)
 
 
 def message(stack: str, round: int, **scalars: float) -> Message:
-    algorithm = STACKS[stack]()
+    algorithm = STACKS[stack].make()
     state = algorithm.init().note(round=round, rounds=9, seed=3, population=2, **scalars)
     return algorithm.broadcast(state).note(round=round, rounds=9, seed=3, population=2, cohort=2, **scalars)
 
@@ -169,6 +169,6 @@ def test_two_sites_and_a_server_are_a_federation(tmp_path: Path) -> None:
             for i in ids:
                 yield respond(site(tmp_path / str(i), id=i), message, "j", heard.get(i, NEVER))
 
-    algorithm = STACKS["scaffold"]()
+    algorithm = STACKS["scaffold"].make()
     wanted = run(algorithm, Loopback(algorithm, EVERYONE), 3, seed=3)
     assert same_bits(run(algorithm, Sites(algorithm, EVERYONE), 3, seed=3), wanted)

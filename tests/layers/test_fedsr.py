@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from toy import Net, Toy
 
 from fedlens import Message
 from fedlens.algorithm import StackError, stack
@@ -11,7 +12,6 @@ from fedlens.algorithms import FedAvg
 from fedlens.layers import FedSR, UploadFailures
 from fedlens.layers.fedsr import info_nce, layer_wise, shallow
 from fedlens.replies import Replies
-from tests.toy import Net, Toy
 
 
 def test_info_nce_by_hand() -> None:
@@ -37,25 +37,14 @@ def test_refused_where_there_is_no_such_layer() -> None:
 
 
 def test_shallow_stops_at_the_layer() -> None:
-    net = Net().eval()
-    x = torch.randn(5, 8)
-    torch.testing.assert_close(shallow(net_forward(net), "net.backbone.0", x), net.backbone[0](x))
+    """Nothing after the layer is computed: the assertion behind it is never reached."""
+    net, x = Net().eval(), torch.randn(5, 8)
 
-
-class Failing(torch.nn.Module):
-    """Runs the backbone and then fails, to show that nothing after the layer is computed."""
-
-    def __init__(self, net: Net) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.net.backbone(x)
+    def forward() -> None:
+        net.backbone(x)
         raise AssertionError("went on after the layer")
 
-
-def net_forward(net: Net) -> Failing:
-    return Failing(net)
+    torch.testing.assert_close(shallow(forward, net.backbone[0]), net.backbone[0](x))
 
 
 def replies_of(values: list[float]) -> Replies:

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from toy import Toy
 
 from fedlens.algorithm import stack
 from fedlens.algorithms import FedAvg
 from fedlens.layers import HighFrequency, LossAware
 from fedlens.layers.high_frequency import BANDS, haar_details, high_frequency_loss
-from tests.toy import Toy
 
 
 def reference(clip: torch.Tensor) -> dict[str, np.ndarray]:

@@ -85,7 +85,7 @@ def test_save_and_apply(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = task.model().eval()
     task.save(Message({"model": dict(model.state_dict())}), tmp_path)
-    (tmp_path / "federation.json").write_text(json.dumps({"classes": ["ant", "bee", "cat"]}))
+    (tmp_path / "federation.json").write_text(json.dumps({"facts": {"classes": ["ant", "bee", "cat"]}}))
     (tmp_path / "in" / "deep").mkdir(parents=True)
     pictures = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
     names = ["a.png", "b.png", "deep/c.png", "deep/d.png"]
@@ -102,6 +102,21 @@ def test_save_and_apply(tmp_path: Path) -> None:
     assert [float(r["confidence"]) for r in rows] == pytest.approx(share.tolist(), abs=1e-4)
     with pytest.raises(ValueError, match="no image at"):
         task.apply(tmp_path, tmp_path / "nothing", tmp_path / "o.csv")
+
+
+@pytest.mark.parametrize(
+    ("task", "data", "why"),
+    [
+        ({}, {"size": 16}, "the images are 16x16, but cnn was told 32x32: set task.size=16"),
+        ({"classes": 5}, {}, "the data has 10 classes, but the task says 5: set task.classes=10"),
+        ({"channels": 1}, {}, "the images have 3 channels, but the task says 1: set task.channels=3"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused_before_the_first_round(task: dict[str, int], data: dict[str, int], why: str) -> None:
+    federation = Synthetic(images=20, test_images=10, **data).federation(2, 0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=why):
+        FedAvg(Classification(**task)).given(federation.facts)  # type: ignore[arg-type]
+    FedAvg(Classification(model="resnet8")).given(Synthetic(images=20, test_images=10).federation(2, 0).facts)
 
 
 def test_bad_arguments() -> None:

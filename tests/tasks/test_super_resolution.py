@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from toy import same_bits
 
 from fedlens.algorithm import stack
 from fedlens.algorithms import FedAvg
@@ -26,7 +27,6 @@ from fedlens.models.vsr import Bicubic, LightVSR
 from fedlens.pictures import save_pictures
 from fedlens.run import run
 from fedlens.tasks.super_resolution import SuperResolution, Tiles, charbonnier
-from tests.toy import same_bits
 
 
 class Own(nn.Module):

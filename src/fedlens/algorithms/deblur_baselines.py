@@ -239,7 +239,7 @@ class FedGDDeblur(FedDeblur):
             power, fixed = self._gradient(client.id, name, seen)
             if seen.partial:
                 h = complex_of(power)
-                fit = seen.cut(torch.fft.irfft2(complex_of(x) * h, s=(seen.height, seen.width))) - seen.pixels
+                fit = seen.cut(torch.fft.irfft2(complex_of(x) * h, s=(seen.height, seen.width))) - seen.pixels.to(self.dtype)
                 out[name] = torch.view_as_real(2 * h.conj() * torch.fft.rfft2(seen.embed(fit)))
             else:
                 out[name] = torch.mul(power, x).sub_(fixed)

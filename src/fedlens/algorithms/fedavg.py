@@ -142,6 +142,7 @@ class FedAvg(Algorithm):
 
     def given(self, facts: Mapping[str, Any]) -> Algorithm:
         """Clients whose own resolution the model cannot take are refused here, not one by one in every round."""
+        self.task.fits(facts)
         for client, native in enumerate(facts.get("resolutions", ())):
             if any(int(side) % self.task.multiple for side in native.split("x")):
                 raise StackError(f"client {client} has {native} inputs, but the model takes multiples of {self.task.multiple}")

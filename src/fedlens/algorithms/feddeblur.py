@@ -16,8 +16,11 @@ which holds because R is even; mu and z need no arrays of their own.
 Server, others (Eq. 5): x = prox_{eta/(n rho)}(w).
 
 Deviations: clients begin at the broadcast x^0, not at y_k, since otherwise the first w_k is the observation itself; the first server
-step (a prox of the arbitrary x^0) is left out; x^0 is flat grey unless start="random"; n stays the population when only part of it
-takes part (Algorithm 6 says "same as Algorithm 1"). The public code relaxes the duals by 1.05, updates clients first and averages
+step (a prox of the arbitrary x^0) is left out; when part of the clients takes part, the others count with the w they last sent; x^0 is flat grey unless start="random"; n stays the population when only part of it
+takes part (Algorithm 6 says "same as Algorithm 1"). Algorithm 6 averages over those who answered (recall=False). But w_k - x = lambda_k / rho does not vanish at the solution, only
+its mean over all clients does, and with the published rho it is hundreds of grey levels: a mean over some of them throws x about, and at
+rho = 5e-4 the run diverges for every cohort below 10. So a client sends w less the last w that was heard, the server adds that to
+its running total, and needs no single replies for it; with everyone present this is the mean of w again. The public code relaxes the duals by 1.05, updates clients first and averages
 with masks when a denoiser meets partial views; none of that is done here. The relative change that stops a run is the largest over
 the scenes. eta, rho and sigma left at None are the published settings nearest to (views, channels, n, noise): `published`.
 """
@@ -40,7 +43,10 @@ from fedlens.message import Message
 from fedlens.priors import DenoiserName, Prior, PriorName, make_prior
 from fedlens.replies import Replies
 from fedlens.tasks.task import Task
-from fedlens.tree import Tree
+from fedlens.tree import Tree, add, scale, subtract
+
+
+CHUNK = 1 << 17  # numbers worked on at a time: five arrays of this size fit into a second-level cache or nearly
 
 
 @dataclass(frozen=True)
@@ -100,9 +106,16 @@ class Complete:
         self.c = (-power / (power + rho)).to(dtype).unsqueeze(-1).expand(self.a.shape).contiguous()
 
     def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]:
-        v = x - kept["u"] if kept else x.clone()
-        u = torch.addcmul(self.a, self.c, v)
-        return v.add_(u, alpha=2), {"u": u}
+        old = kept["u"] if kept else torch.zeros_like(x)
+        v, u = torch.empty_like(x), torch.empty_like(x)
+        whole = (x, old, self.a, self.c, v, u)
+        # A large scene goes through the cache once, piece by piece, instead of three times.
+        pieces = [whole] if x.numel() <= CHUNK else zip(*(t.view(-1).split(CHUNK) for t in whole), strict=True)
+        for x_, old_, a_, c_, v_, u_ in pieces:
+            torch.sub(x_, old_, out=v_)
+            torch.addcmul(a_, c_, v_, out=u_)
+            v_.add_(u_, alpha=2)
+        return v, {"u": u}
 
 
 class Partial:
@@ -141,7 +154,8 @@ class FedDeblur(Algorithm):
 
     prior: tv, wavelet, ridge, box or pnp (a denoiser: auto, ffdnet, drunet, dncnn, tv, bm3d, with its weights). eta: strength of the prior.
     rho: penalty. sigma: noise level given to a denoiser, in grey levels (instead of eta = n rho sigma^2). tol: relative change of the
-    image that ends a run; 0 never does. start: what the server begins with. measure_every: rounds between two measurements of objective,
+    image that ends a run; 0 never does. start: what the server begins with. recall: when not everyone answers, count the others with the
+    last w they sent (None: when only part of them is asked). measure_every: rounds between two measurements of objective,
     consensus error and change of w (they cost as much as a round, and each client then also sends two scalars). double: float64.
     """
 
@@ -154,6 +168,7 @@ class FedDeblur(Algorithm):
     weights: str | None = None
     tol: float = 1e-5
     start: Literal["grey", "random"] = "grey"
+    recall: bool | None = None
     measure_every: int = 0
     double: bool = False
     _scenes: dict[str, tuple[int, int, int]] = field(default_factory=dict, init=False, repr=False)
@@ -221,7 +236,7 @@ class FedDeblur(Algorithm):
         return Message({"x": state.trees["x"]}, {"rho": state.scalars["rho"], "measure": float(self._measures(state.round))})
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
-        return {"w": message.trees["x"]}
+        return {"dw" if self._recalls(message) else "w": message.trees["x"]}
 
     def client_step(self, message: Message, client: Client) -> Message:
         received, n, rho = message.trees["x"], message.scalars["population"], message.scalars["rho"]
@@ -237,11 +252,24 @@ class FedDeblur(Algorithm):
                 moved = client.memory[name]["u"] - (kept["u"] if kept else 0)  # u' - u = x_k - x
                 gap += spectrum.norm(moved, seen.width) ** 2
         reply = Message({"w": sent})
+        if self._recalls(message):
+            reply = self._since_last(sent, client)
         return reply.note(loss=misfit, gap=math.sqrt(gap)) if message.scalars["measure"] else reply
+
+    def _recalls(self, message: Message) -> bool:
+        s = message.scalars
+        return bool(s.get("cohort", s["population"]) < s["population"]) if self.recall is None else self.recall
+
+    def _since_last(self, w: Tree, client: Client) -> Message:
+        """w less the last w that the server heard, which is what the server still counts this client with."""
+        last = client.memory.get("last w")
+        client.memory["last w"] = w
+        return Message({"dw": subtract(w, last) if last else w}, {"first": 0.0 if last else 1.0})
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         n, rho, eta = state.scalars["population"], state.scalars["rho"], state.scalars["eta"]
-        prior, mean = self.regulariser, replies.mean("w")
+        state, mean = self._mean(state, replies)
+        prior = self.regulariser
         images: Tree = {}
         spectra: Tree = {}
         ready: Tree = {}
@@ -260,6 +288,15 @@ class FedDeblur(Algorithm):
             images[name], spectra[name] = x, s
         trees = {"image": images, "x": spectra, **({"q": ready} if ready else {})}
         return self.watch(state, trees, replies, mean if self.measure_every else {})
+
+    def _mean(self, state: Message, replies: Replies) -> tuple[Message, Tree]:
+        """The mean of w: over this round's replies, or over the last w of everyone who was ever heard."""
+        if "dw" not in replies.trees():
+            return state, replies.mean("w")
+        met = state.scalars.get("met", 0.0) + sum(replies.values("first"))
+        moved = scale(replies.mean("dw"), replies.weight("dw"))
+        total = add(state.trees["total"], moved) if "total" in state.trees else moved
+        return state.put(total=total).note(met=met), scale(total, 1 / met)
 
     # -- the server's other duties ---------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """The names people know from papers, each a stack of parts. `fedlens run RECIPE --algorithm NAME` puts one in place of the recipe's own.
 
-A part is a class name or (class name, arguments). Whatever is not given here keeps the recipe's value or the class's default.
+A part is a class name, or (class name, arguments) where the name stands for certain arguments. Whatever is not given here keeps the
+recipe's value or the class's default.
 """
 
 from __future__ import annotations
@@ -44,6 +45,6 @@ NAMED: dict[str, Named] = {
     "f-gla": named("FedVSR's ablation: greedy inverse-loss weights", "FedAvg", ("LossAware", {"greedy": True})),
     "fedvssl": named(
         "Rehman et al. 2022: only the backbone travels, loss and sample weights mixed, moving mean",
-        "FedAvg", "BackboneOnly", ("MixedWeights", {"alpha": 0.9}), ("MovingMean", {"beta": 1}),
+        "FedAvg", "BackboneOnly", "MixedWeights", "MovingMean",
     ),
 }  # fmt: skip

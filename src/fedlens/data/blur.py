@@ -78,22 +78,18 @@ def disk(radius: float, family: Family = "fspecial") -> Tensor:
 
 
 def shake(size: int, rng: np.random.Generator, family: Family = "fspecial") -> Tensor:
-    """Camera shake on a `size` x `size` grid."""
+    """Camera shake on a `size` x `size` grid. A crop that leaves less than a fifth of the light is drawn again."""
     while True:
         path = _walk(200, rng)
+        cells = size
         if family == "authors":
             cells = round(min(5 - math.log(rng.uniform(1e-12, 1)) / 0.15, 27))
             cells += 1 - cells % 2
-        else:
-            cells = size
-        if cells >= 3 and (kernel := _trace(path, cells, family)) is not None:
-            break
-    pad = (size - cells) // 2
-    if pad > 0:
-        kernel = np.pad(kernel, pad)
-    elif pad < 0:
-        kernel = kernel[-pad:pad, -pad:pad]
-    return torch.from_numpy(np.ascontiguousarray(kernel)) if family == "authors" and kernel.sum() > 0 else normalised(kernel)
+        kernel = _trace(path, cells, family)
+        pad = (size - cells) // 2
+        kernel = np.pad(kernel, pad) if pad >= 0 else kernel[-pad:pad, -pad:pad]
+        if kernel.sum() > 0.2:
+            return torch.from_numpy(np.ascontiguousarray(kernel))
 
 
 def _walk(steps: int, rng: np.random.Generator) -> np.ndarray:
@@ -116,11 +112,9 @@ def _rotation(angles: np.ndarray) -> np.ndarray:
     return np.asarray(about_z @ about_y @ about_x)
 
 
-def _trace(path: np.ndarray, cells: int, family: Family) -> np.ndarray | None:
+def _trace(path: np.ndarray, cells: int, family: Family) -> np.ndarray:
     """How long the point stayed in each cell, smoothed a little. Like the authors' one, their last row and column stay empty."""
     low, high = path.min(1, keepdims=True), path.max(1, keepdims=True)
-    if (high - low).min() <= 0:
-        return None
     spot = (path - low) / (high - low)
     kernel = np.zeros((cells, cells))
     if family == "authors":
@@ -131,10 +125,8 @@ def _trace(path: np.ndarray, cells: int, family: Family) -> np.ndarray | None:
         span = (path - (low + high) / 2) / (high - low).max()
         place = np.round(span * (cells - 3) + (cells - 1) / 2).astype(int)
         np.add.at(kernel, tuple(place), 1.0)
-    if kernel.sum() == 0:
-        return None
     soft = gaussian(3, 1).numpy()
-    padded = np.pad(kernel / kernel.sum(), 1)
+    padded = np.pad(kernel, 1)
     smooth = sum(soft[i, j] * padded[i : i + cells, j : j + cells] for i in range(3) for j in range(3))
     return np.asarray(smooth / smooth.sum())
 

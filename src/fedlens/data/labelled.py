@@ -2,7 +2,7 @@
 
 A dataset says how it is read (`read`); partition, held-out part, limits, augmentation and feature skew are the same everywhere.
 Images stay uint8 until a batch is drawn. `Federation.facts`: "labels" (clients x classes counts), "classes" (names), "skipped" (files that
-could not be read), "notes" (what the split had to do to leave nobody empty).
+could not be read), "notes" (what the split had to do to leave nobody empty), "shape" (of one image).
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class LabelledSource(Source):
                              groups=train.groups, least=self.least)  # fmt: skip
         counts = [torch.bincount(train.labels[torch.from_numpy(p)], minlength=len(found.classes)).tolist() for p in parts]
         pairs = [self._client(train.take(p), i, clients, seed) for i, p in enumerate(parts)]
-        facts = {"labels": counts, "classes": list(found.classes), "skipped": list(found.skipped), "notes": notes}
+        facts = {"labels": counts, "classes": list(found.classes), "skipped": list(found.skipped), "notes": notes,
+                 "shape": list(train.images.shape[1:])}  # fmt: skip
         return Federation([a for a, _ in pairs], [b for _, b in pairs] if self.holdout else (), self._tensors(test, False), facts)
 
     def _client(self, own: Labelled, client: int, clients: int, seed: int) -> tuple[Tensors, Tensors | None]:
@@ -178,11 +179,13 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", "
 
 def find(root: str, what: str) -> Path:
     """A folder or file as given, or under the data folder (FEDLENS_DATA, else ../shared/data)."""
+    if not root:
+        raise DataError(f"say where the {what} is: data.root or data.file")
     places = [Path(root).expanduser(), Path(os.environ.get("FEDLENS_DATA", "../shared/data")) / root]
     for place in places:
         if place.exists():
             return place
-    raise DataError(f"no {what} at {places[0]} (nor under {places[1].parent if not root else places[1]})")
+    raise DataError(f"no {what} at {places[0]}, nor at {places[1]}")
 
 
 def load_image(path: Path, size: int | None, mode: str = "RGB") -> Tensor:

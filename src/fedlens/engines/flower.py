@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from fedlens.engines.worker import Log, Worker
 from fedlens.federation import Federation
 from fedlens.memory import NEVER, Memory
 from fedlens.message import BadMessage, Message
-from fedlens.replies import Lost, Nodes
+from fedlens.replies import Lost, Nodes, refuse
 
 try:
     from flwr.app import ConfigRecord, Context, RecordDict
@@ -70,6 +70,15 @@ def client_app(make_site: MakeSite) -> ClientApp:
 
 # -- at the server -----------------------------------------------------------------------------------------------------------------
 
+AGAIN = 30.0  # seconds after which a site that was refused may have been put right
+
+
+@dataclass(frozen=True)
+class _Asked:
+    client: int
+    round: int
+    evaluating: bool
+
 
 @dataclass
 class Flower:
@@ -94,9 +103,9 @@ class Flower:
     poll: float = 0.1
     log: Log = print
     nodes: dict[int, int] = field(default_factory=dict)  # client -> node
-    refused: dict[int, str] = field(default_factory=dict)  # node -> why it was not let in
+    refused: dict[int, tuple[str, float]] = field(default_factory=dict)  # node -> why it was not let in, and when
     _greetings: dict[str, int] = field(default_factory=dict)  # message id -> node
-    _open: dict[str, tuple[int, int]] = field(default_factory=dict)  # message id -> (client, round), of this round and earlier ones
+    _open: dict[str, _Asked] = field(default_factory=dict)  # by message id, of this exchange and earlier ones
     _online: set[int] = field(default_factory=set)
     _looked: float = 0.0
     _begun: bool = False
@@ -105,29 +114,32 @@ class Flower:
         return range(self.clients)
 
     def exchange(self, message: Message, ids: Sequence[int], heard: Mapping[int, int]) -> Iterator[Message | Lost | Nodes]:
-        began = time.monotonic()
         self._assemble()
+        began = time.monotonic()
         door = Worker(self.algorithm, Federation([]), Memory())  # checks and folds what comes in, as every engine does
         door.begin(message, self.algorithm.needs == "sums" and not self.late)
         place = {id: p for p, id in enumerate(sorted(ids))}
+        earlier = set(self._open)
         yield from self._send(message, sorted(ids), heard)
-        mine = {m for m, (_, number) in self._open.items() if number == message.round}
-        while mine & self._open.keys():
-            for outcome in self._arrivals():
-                if isinstance(outcome, Message) and outcome.round == message.round:
-                    yield door.admit(place[outcome.sender], outcome)
-                else:
-                    yield outcome
+        mine = self._open.keys() - earlier
+        awaited = mine or earlier  # with everybody busy, a round is there to let them finish
+        while awaited & self._open.keys():
+            for m, outcome in self._arrivals(mine if door.evaluating else self._open):
+                if isinstance(outcome, Message) and m in mine:
+                    outcome = door.admit(place[outcome.sender], outcome)
+                elif isinstance(outcome, Message) and (why := refuse(outcome, self.algorithm.expects(message))):
+                    outcome = Lost(outcome.sender, why, refused=True)
+                yield outcome
             self._look()
             if self.timeout and time.monotonic() - began > self.timeout:
                 break
             time.sleep(self.poll)
         for m in mine & self._open.keys():
-            yield Lost(self._open[m][0], f"no answer within {self.timeout:g} s")
+            yield Lost(self._open[m].client, f"no answer within {self.timeout:g} s")
         yield door.finish()
 
     def _send(self, message: Message, ids: Sequence[int], heard: Mapping[int, int]) -> Iterator[Lost]:
-        busy = dict(self._open.values())
+        busy = {asked.client: asked.round for asked in self._open.values()}
         payload = flower_client.records({}, pack(message))["message"]  # one record for all: Flower stores equal content once
         ttl = self.timeout * (1 + self.late) if self.timeout else None
         for id in ids:
@@ -140,21 +152,27 @@ class Flower:
             else:
                 facts = ConfigRecord({**self._facts(), "heard": heard.get(id, NEVER), "forgive": self.forgive})
                 content = RecordDict({"fedlens": facts, "message": payload})
-                for m in self.grid.push_messages([Envelope(content, self.nodes[id], "train", ttl=ttl, group_id=str(message.round))]):
-                    self._open[m] = (id, message.round)
+                envelope = Envelope(content, self.nodes[id], "train", ttl=ttl, group_id=str(message.round))
+                (m,) = self.grid.push_messages([envelope]) or [None]
+                if m:
+                    self._open[m] = _Asked(id, message.round, bool(message.scalars.get("evaluate")))
+                else:
+                    yield Lost(id, "the SuperLink did not take its message")
 
     def _facts(self) -> dict[str, Any]:
         return {"version": fedlens.__version__, "recipe": self.recipe, "job": self.job}
 
-    def _arrivals(self) -> Iterator[Message | Lost]:
+    def _arrivals(self, wanted: Collection[str]) -> Iterator[tuple[str, Message | Lost]]:
         """One reply at a time: pulled, turned into a message, handed on and forgotten before the next."""
-        for m in list(self._open):
+        for m in [m for m in self._open if m in wanted]:
             for envelope in self.grid.pull_messages([m]):
-                client, _ = self._open.pop(m)
+                asked = self._open.pop(m)
                 try:
-                    yield self._read(client, envelope)
+                    outcome = self._read(asked.client, envelope)
                 except BadMessage as e:
-                    yield Lost(client, str(e), refused=True)
+                    outcome = Lost(asked.client, str(e), refused=True)
+                if m in wanted or not asked.evaluating:
+                    yield m, outcome
 
     def _read(self, client: int, envelope: Envelope) -> Message | Lost:
         if why := _failure(envelope):
@@ -177,22 +195,23 @@ class Flower:
             self._look()
         self._begun = True
         if here < self.least:
-            reasons = "; ".join(dict.fromkeys(self.refused.values()))
+            reasons = "; ".join(dict.fromkeys(why for why, _ in self.refused.values()))
             raise SiteError(f"{here} of {self.clients} sites joined within {self.patience:g} s" + (f" ({reasons})" if reasons else ""))
 
     def _present(self) -> int:
         return sum(node in self._online for node in self.nodes.values())
 
     def _look(self, now: bool = False) -> None:
-        """Greet nodes that are new, and hear who they are."""
+        """Greet nodes that are new, or that were refused a while ago, and hear who they are."""
         if now or time.monotonic() - self._looked > 1.0:
             self._looked = time.monotonic()
-            before, self._online = self._online, set(self.grid.get_node_ids())
-            for node in sorted(self._online - before):
-                if node not in self.nodes.values() and node not in self._greetings.values():
-                    hello = RecordDict({"fedlens": ConfigRecord(self._facts())})
-                    for m in self.grid.push_messages([Envelope(hello, node, "query", ttl=max(self.patience, 60.0))]):
-                        self._greetings[m] = node
+            self._online = set(self.grid.get_node_ids())
+            settled = {*self.nodes.values(), *self._greetings.values()}
+            settled |= {node for node, (_, when) in self.refused.items() if self._looked - when < AGAIN}
+            for node in sorted(self._online - settled):
+                hello = RecordDict({"fedlens": ConfigRecord(self._facts())})
+                for m in self.grid.push_messages([Envelope(hello, node, "query", ttl=max(self.patience, 60.0))]):
+                    self._greetings[m] = node
         for m in list(self._greetings):
             for envelope in self.grid.pull_messages([m]):
                 self._admit(self._greetings.pop(m), envelope)
@@ -205,8 +224,9 @@ class Flower:
         if not why and self.nodes.get(client, node) != node and self.nodes[client] in self._online:
             why = f"calls itself client {client}, which is somebody else already"
         if why:
-            self.refused[node] = why
-            self.log(f"a site was not let in: {why}")
+            if self.refused.get(node, ("", 0.0))[0] != why:
+                self.log(f"a site was not let in: {why}")
+            self.refused[node] = (why, time.monotonic())
         else:
             self.refused.pop(node, None)
             self.nodes[client] = node
@@ -229,6 +249,11 @@ def _failure(envelope: Envelope) -> str | None:
         return _FAILURES.get(code) or (reason.strip().splitlines() or [f"Flower error {code}"])[0][:300]
     lost = envelope.content["fedlens"].get("lost")
     return str(lost) if lost is not None else None
+
+
+def make(*_: Any, **__: Any) -> Flower:
+    """Every other engine starts where the user is; this one lives in a ServerApp."""
+    raise ValueError("Flower runs at a SuperLink: fedlens run RECIPE --engine flower --superlink host:port")
 
 
 # -- an app -----------------------------------------------------------------------------------------------------------------------

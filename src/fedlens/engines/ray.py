@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,17 +25,18 @@ import numpy as np
 import torch
 
 from fedlens.algorithm import Algorithm
-from fedlens.engines.simulator import IDLE, _hand_in, _work
-from fedlens.engines.worker import Log, Worker
+from fedlens.engines.simulator import IDLE, _work
+from fedlens.engines.worker import Log, Worker, pack, unpack
 from fedlens.federation import Federation
 from fedlens.memory import NEVER, Memory
 from fedlens.message import Message
-from fedlens.replies import Lost, Nodes, Sum
+from fedlens.replies import Lost, Nodes
 
 if TYPE_CHECKING:
     from fedlens.config import Settings
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's workers would give way to everything else on the machine
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # workers without a GPU share keep what the machine shows them
 try:
     import ray
@@ -45,9 +45,10 @@ except ImportError as e:
 
 
 class Ray:
-    """workers: actors (default: as many as the cluster has cores for). threads: of torch, and cores reserved, per worker. gpus: share of
-    a GPU per worker. address: of a running cluster ("auto", "host:6379", "ray://host:10001"); without it one is started here. timeout:
-    seconds a client may take. folder: where client memory goes; on a disk that all machines see, if there is more than one."""
+    """workers: actors (default: as many as the cluster has cores for). threads: of torch, and cores reserved, per worker. gpus: of each
+    worker, may be a share (default: what there is, dealt out evenly). address: of a running cluster ("auto", "host:6379"); without it
+    one is started here. timeout: seconds a client may take. folder: where client memory goes; on a disk that all machines see, if there
+    is more than one."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Ray:
         *,
         workers: int | None = None,
         threads: int = 1,
-        gpus: float = 0.0,
+        gpus: float | None = None,
         address: str | None = None,
         timeout: float | None = None,
         budget: int = 1 << 30,
@@ -81,11 +82,12 @@ class Ray:
         holdings = [ray.put(h) for h in federation.holdings]
         held_out = [ray.put(h) for h in federation.held_out]
         self.setup = ray.put((algorithm, _Holdings(holdings), _Holdings(held_out), self.folder, budget, threads))
-        self.options: dict[str, Any] = {"num_cpus": threads, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0}
-        wanted = workers or max(1, int(ray.cluster_resources().get("CPU", 1) // threads))
+        wanted = min(workers or max(1, int(ray.cluster_resources().get("CPU", 1) // threads)), len(federation))
+        share = min(1.0, int(1e4 * ray.cluster_resources().get("GPU", 0) / wanted) / 1e4) if gpus is None else gpus
+        self.options: dict[str, Any] = {"num_cpus": threads, "num_gpus": share, "max_restarts": 0, "max_task_retries": 0}
         self.home: dict[int, int] = {}  # which worker last held a client's memory
         self.touched: set[int] = set()
-        self.crew = [self.hire() for _ in range(min(wanted, len(federation)))]
+        self.crew = [self.hire() for _ in range(wanted)]
         self.await_crew()
 
     def hire(self) -> Any:
@@ -146,8 +148,7 @@ class Ray:
 
 def make(algorithm: Algorithm, federation: Federation, *, settings: Settings, folder: Path, log: Log) -> Ray:
     """As `fedlens run --engine ray` wants it; the cluster is the one RAY_ADDRESS names, as everywhere with Ray, or a local one."""
-    address, gpus = os.environ.get("RAY_ADDRESS"), float(os.environ.get("FEDLENS_RAY_GPUS", 0))
-    return Ray(algorithm, federation, workers=settings.workers, threads=settings.threads, gpus=gpus, address=address,
+    return Ray(algorithm, federation, workers=settings.workers, threads=settings.threads, address=os.environ.get("RAY_ADDRESS"),
                timeout=settings.timeout, folder=folder, log=log)  # fmt: skip
 
 
@@ -189,14 +190,6 @@ class _Holdings(Sequence[Any]):
         return self.here[index]
 
 
-class _Parcel:
-    """What the simulator's outbox is to it: a place for one message."""
-
-    def write(self, message: Message) -> int:
-        self.data = np.frombuffer(message.to_bytes(), np.uint8)
-        return len(self.data)
-
-
 @ray.remote
 class _Actor:
     def __init__(self, setup: Any) -> None:
@@ -222,10 +215,9 @@ class _Actor:
         return _work(self.worker, jobs, [IDLE, 0.0], self.singles)
 
     def finish(self) -> tuple[dict[str, Any], Any]:
-        parcel = _Parcel()
-        told = _hand_in(self.worker, parcel, self.singles)  # type: ignore[arg-type]
+        payload, told = pack(self.worker, self.singles)
         self.singles = []
-        return told, parcel.data
+        return told, np.frombuffer(payload.to_bytes(), np.uint8)
 
 
 class _Round:
@@ -238,7 +230,7 @@ class _Round:
         cuts = [len(order) * k // len(crew) for k in range(len(crew) + 1)]
         self.waiting = {k: deque(range(cuts[k], cuts[k + 1])) for k in crew}
         self.suspects: set[int] = set()  # positions that are asked alone, because a worker died on them or on a neighbour
-        self.begun: set[int] = set()
+        self.begun: dict[int, Any] = {}  # worker -> the future that says it has the message
         self.open: dict[int, list[int]] = {k: [] for k in crew}  # handed out and not yet returned as sums
         self.busy: dict[Any, tuple[int, list[int], float]] = {}  # future -> worker, piece (empty: handing in), since
         self.results: dict[int, Message | Lost] = {}
@@ -265,8 +257,7 @@ class _Round:
             while piece[0] not in self.suspects and len(piece) < len(mine) and mine[0] not in self.suspects:
                 piece.append(mine.popleft())
             if k not in self.begun:
-                actor.begin.remote(self.message, self.sums)
-                self.begun.add(k)
+                self.begun[k] = actor.begin.remote(self.message, self.sums)
             jobs = []
             for position in piece:
                 id = self.order[position]
@@ -291,26 +282,19 @@ class _Round:
             for position, id, scalars in told["scalars"]:
                 self.results[position] = Message(scalars=scalars, sender=id)
         else:
-            yield from self.take_over(k, *told)
+            index, data = told
+            nodes = unpack(Message.from_bytes(memoryview(data), copy=True), index, self.results)  # the object store is read-only
+            self.open[k] = []
+            if nodes:
+                yield nodes
         self.give(k)
-
-    def take_over(self, k: int, told: dict[str, Any], data: Any) -> Iterator[Nodes]:
-        payload = Message.from_bytes(memoryview(data), copy=True)  # what lies in the object store is read-only
-        nodes: Nodes = {}
-        for n, (level, index, tree, name, weight) in enumerate(told["nodes"]):
-            nodes.setdefault((level, index), {})[tree, name] = Sum(payload.trees[str(n)], weight)
-        for position, weights, names in told["singles"]:
-            old = self.results[position]
-            assert isinstance(old, Message)
-            self.results[position] = replace(old, trees={n: payload.trees[f"{position}:{n}"] for n in names}, weights=weights)
-        self.open[k] = []
-        if nodes:
-            yield nodes
 
     def check_clocks(self) -> None:
         limit = self.owner.timeout
         for future, (k, piece, since) in list(self.busy.items()):
-            if limit and piece and time.monotonic() - since > limit * len(piece):
+            if limit and not ray.wait([self.begun[k]], timeout=0)[0]:
+                self.busy[future] = (k, piece, time.monotonic())  # the worker is still starting: that is nobody's fault
+            elif limit and piece and time.monotonic() - since > limit * len(piece):
                 del self.busy[future]
                 ray.kill(self.owner.crew[k])
                 self.bury(k, piece, f"took longer than {limit:g} s")
@@ -327,7 +311,7 @@ class _Round:
             self.suspects.update(piece)
             self.owner.log(f"worker {k}: {why}; it is replaced and {len(again)} clients are asked again")
         self.owner.crew[k] = self.owner.hire()
-        self.begun.discard(k)
+        self.begun.pop(k, None)
         for p in again:
             self.results.pop(p, None)
             self.owner.home[self.order[p]] = NEVER  # the file holds what is committed, whoever reads it

@@ -33,12 +33,11 @@ from typing import IO, Any
 import torch
 
 from fedlens.algorithm import Algorithm
-from fedlens.engines.worker import Log, Worker, threads
+from fedlens.engines.worker import Log, Worker, pack, threads, unpack
 from fedlens.federation import Federation
 from fedlens.memory import NEVER, Memory
 from fedlens.message import Message
-from fedlens.replies import Lost, Nodes, Sum
-from fedlens.tree import Tree
+from fedlens.replies import Lost, Nodes
 
 IDLE = -1.0
 
@@ -193,15 +192,7 @@ class _Round:
             for position, id, scalars in told["scalars"]:
                 self.results[position] = Message(scalars=scalars, sender=id)
         else:
-            payload = process.outbox.read(told["size"], copy=not self.sums)
-            nodes: Nodes = {}
-            for k, (level, index, tree, name, weight, pending) in enumerate(told["nodes"]):
-                nodes.setdefault((level, index), {})[tree, name] = Sum(payload.trees[str(k)], weight, pending)
-            for position, weights, names in told["singles"]:
-                old = self.results[position]
-                assert isinstance(old, Message)
-                trees = {n: payload.trees[f"{position}:{n}"] for n in names}
-                self.results[position] = Message(trees, old.scalars, weights, old.sender)
+            nodes = unpack(process.outbox.read(told["size"], copy=not self.sums), told, self.results)
             self.open[process] = []
             if nodes:
                 yield nodes
@@ -381,16 +372,8 @@ def _work(worker: Worker, jobs: list[tuple[int, int, int, bool]], clock: Any, si
 
 
 def _hand_in(worker: Worker, outbox: Shared, singles: list[tuple[int, Message]]) -> dict[str, Any]:
-    index: list[list[Any]] = []
-    trees: dict[str, Tree] = {}
-    for (level, place), sums in worker.finish().items():
-        for (tree, name), total in sums.items():
-            trees[str(len(index))] = total.tree
-            index.append([level, place, tree, name, total.weight, total.pending])
-    for position, reply in singles:
-        trees |= {f"{position}:{n}": t for n, t in reply.trees.items()}
-    told = [[position, {t: dict(w) for t, w in reply.weights.items()}, list(reply.trees)] for position, reply in singles]
-    return {"size": outbox.write(Message(trees)), "nodes": index, "singles": told}
+    payload, told = pack(worker, singles)
+    return {"size": outbox.write(payload), **told}
 
 
 def die_with(parent: int) -> None:

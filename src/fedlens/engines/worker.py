@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -11,8 +13,9 @@ from fedlens.algorithm import Algorithm
 from fedlens.federation import Federation
 from fedlens.memory import Memory
 from fedlens.message import Message
-from fedlens.replies import Fold, Lost, Nodes, refuse
+from fedlens.replies import Fold, Lost, Nodes, Sum, refuse
 from fedlens.run import answer
+from fedlens.tree import Tree
 
 
 class Worker:
@@ -48,6 +51,32 @@ class Worker:
         """The partial sums that are left; the round may go on afterwards."""
         nodes, self.fold = self.fold.nodes, Fold()
         return nodes
+
+
+def pack(worker: Worker, singles: Sequence[tuple[int, Message]]) -> tuple[Message, dict[str, Any]]:
+    """What a worker hands in: its arrays as one message, and a few words that say which array is what."""
+    index: list[list[Any]] = []
+    trees: dict[str, Tree] = {}
+    for (level, place), sums in worker.finish().items():
+        for (tree, name), total in sums.items():
+            trees[str(len(index))] = total.tree
+            index.append([level, place, tree, name, total.weight, total.pending])
+    for position, reply in singles:
+        trees |= {f"{position}:{n}": t for n, t in reply.trees.items()}
+    told = [[position, {t: dict(w) for t, w in reply.weights.items()}, list(reply.trees)] for position, reply in singles]
+    return Message(trees), {"nodes": index, "singles": told}
+
+
+def unpack(payload: Message, told: Mapping[str, Any], results: MutableMapping[int, Message | Lost]) -> Nodes:
+    """The partial sums of `pack`; single replies get their trees in `results`."""
+    nodes: Nodes = {}
+    for k, (level, index, tree, name, weight, pending) in enumerate(told["nodes"]):
+        nodes.setdefault((level, index), {})[tree, name] = Sum(payload.trees[str(k)], weight, pending)
+    for position, weights, names in told["singles"]:
+        old = results[position]
+        assert isinstance(old, Message)
+        results[position] = replace(old, trees={n: payload.trees[f"{position}:{n}"] for n in names}, weights=weights)
+    return nodes
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ memory grows with the population.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,6 +40,7 @@ class FedCDA(Layer):
     stage: ClassVar[Stage] = "merge"
     own_needs: ClassVar[Needs] = "replies"
     merges: ClassVar[bool] = True
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"keep": (2, 5, 8)}
 
     def __post_init__(self) -> None:
         if self.keep < 1 or self.group < 1:

@@ -10,6 +10,7 @@ parameters only, buffers are averaged: with BatchNorm the method is known to do 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,6 +34,7 @@ class FedDyn(Layer):
     alpha: float = 0.01
     steers: ClassVar[bool] = True
     of_mean: ClassVar[bool] = True
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"alpha": (0.001, 0.1, 1.0)}
 
     def __post_init__(self) -> None:
         if self.alpha <= 0:

@@ -63,6 +63,7 @@ class FedGen(Layer):
     batch: int = 32
     lr: float = 3e-4
     own_needs: ClassVar[Needs] = "replies"
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"alpha": (0.1, 1.0, 100.0)}
 
     def check(self, inner: Algorithm) -> None:
         needs_whole_model(self, inner)

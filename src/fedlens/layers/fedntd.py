@@ -7,7 +7,9 @@ difference.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ class FedNTD(Layer):
 
     beta: float = 1.0
     tau: float = 1.0
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"beta": (0.3, 3.0, 10.0)}
 
     def check(self, inner: Algorithm) -> None:
         needs_whole_model(self, inner)

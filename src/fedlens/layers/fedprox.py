@@ -23,6 +23,7 @@ class FedProx(Layer):
 
     mu: float = 0.01
     steers: ClassVar[bool] = True
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"mu": (0.001, 0.1, 1.0)}
 
     def check(self, inner: Algorithm) -> None:
         from fedlens.layers.fednova import FedNova

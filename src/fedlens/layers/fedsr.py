@@ -13,7 +13,7 @@ batch of one frame has no others to be pushed away from and gives zero.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -57,7 +57,8 @@ class FedSR(Layer):
         with features_of(model.get_submodule(self.layer)) as seen:
 
             def term(_: nn.Module, batch: Batch, output: Output) -> Tensor:
-                return self.weight * info_nce(pooled(seen[-1]), pooled(shallow(frozen, self.layer, batch["x"])), self.tau)
+                anchor = shallow(lambda: base.task.forward(frozen, batch), frozen.get_submodule(self.layer))
+                return self.weight * info_nce(pooled(seen[-1]), pooled(anchor), self.tau)
 
             return self.inner.client_step(message, client.plus(term))
 
@@ -85,17 +86,18 @@ class _Enough(Exception):
     """Raised by a hook: what comes after the layer need not be computed."""
 
 
-def shallow(model: nn.Module, layer: str, x: Tensor) -> Tensor:
+def shallow(forward: Callable[[], Any], layer: nn.Module) -> Tensor:
+    """What the layer gives in a forward pass; the pass ends there."""
     found: list[Tensor] = []
 
     def stop(_: nn.Module, __: Any, out: Tensor) -> None:
         found.append(out)
         raise _Enough
 
-    hook = model.get_submodule(layer).register_forward_hook(stop)
+    hook = layer.register_forward_hook(stop)
     try:
         with torch.no_grad():
-            model(x)
+            forward()
     except _Enough:
         pass
     finally:

@@ -6,8 +6,9 @@ weighted mean of the m smallest. Krum's guarantee needs n >= 2f + 3; with fewer 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ class Krum(Robust):
 
     liars: int = 1
     keep: int = 1
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"liars": (0, 2, 3)}
 
     def __post_init__(self) -> None:
         if self.liars < 0 or self.keep < 1:

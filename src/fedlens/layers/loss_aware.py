@@ -35,6 +35,7 @@ class LossAware(Layer):
     greedy: bool = False
     stage: ClassVar[Stage] = "merge"
     merges: ClassVar[bool] = True
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"tau": (0.0, 0.1, 0.2)}
 
     def exponent(self, message: Message) -> float:
         if self.greedy or self.decay == "paper":
@@ -69,6 +70,6 @@ def mixed(replies: Replies, tree: str, shares: Mapping[str, float]) -> Tree:
     for name, share in shares.items():
         if share == 0:
             continue
-        for key, t in replies.mean(tree, name).items():
-            out[key] = t * share if key not in out else out[key] + t * share
+        for key, t in replies.mean(tree, name).items():  # made for us, so it may be written to
+            out[key] = t.mul_(share) if key not in out else out[key].add_(t, alpha=share)
     return out

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedlens.layers.robust import Robust
-from fedlens.replies import CHUNK
 from fedlens.tree import Tree
+
+CHUNK = 1 << 15  # elements sorted at a time: every row is used many times, so all of them stay in the second-level cache
 
 RowMerge = Callable[[list[Tensor]], Tensor]
 

@@ -7,6 +7,7 @@ averages weights. alpha = 0 is FedAvg, alpha = 1 the paper's "Loss" row.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ class MixedWeights(Layer):
     alpha: float = 0.9
     stage: ClassVar[Stage] = "merge"
     merges: ClassVar[bool] = True
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"alpha": (0.0, 0.5, 1.0)}
 
     def client_step(self, message: Message, client: Client) -> Message:
         reply = self.inner.client_step(message, client)

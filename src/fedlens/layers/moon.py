@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ class Moon(Layer):
 
     mu: float = 1.0
     tau: float = 0.5
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"mu": (0.1, 5.0, 10.0)}
 
     def check(self, inner: Algorithm) -> None:
         needs_whole_model(self, inner)

@@ -7,6 +7,7 @@ unaveraged ones instead). The first round has nothing to average with; the initi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ class MovingMean(Layer):
 
     beta: int = 1
     stage: ClassVar[Stage] = "merge"
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"beta": (0, 2, 4)}
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         new = self.inner.server_step(state, replies)

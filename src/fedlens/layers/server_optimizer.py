@@ -12,6 +12,7 @@ are not corrected there either. Only trained parameters are adapted; buffers tak
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -58,6 +59,7 @@ class FedAvgM(ServerOptimizer):
 
     lr: float = 1.0
     beta: float = 0.9
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"beta": (0.5, 0.7, 0.95)}
 
     def step(self, state: Message, gradient: Tree) -> tuple[Tree, dict[str, Tree]]:
         m = state.trees.get("momentum")
@@ -74,6 +76,7 @@ class _Adaptive(ServerOptimizer):
     beta_2: float = 0.99
     tau: float = 0.001
     bias: Literal["fedopt", "flower"] = "fedopt"
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"lr": (0.001, 0.03, 0.1)}
 
     def step(self, state: Message, gradient: Tree) -> tuple[Tree, dict[str, Tree]]:
         start = self.tau**2 if self.bias == "fedopt" else 0.0

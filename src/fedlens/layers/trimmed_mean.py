@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ class TrimmedMean(Robust):
     """share: dropped at each end, below one half; floor(share * n) clients."""
 
     share: float = 0.2
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"share": (0.1, 0.3, 0.4)}
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 0.5:

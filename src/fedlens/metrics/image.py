@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+Border = Literal["reflect", "valid"]
 
 
 def psnr(image: Tensor, truth: Tensor, peak: float = 255.0) -> float:
@@ -14,11 +17,14 @@ def psnr(image: Tensor, truth: Tensor, peak: float = 255.0) -> float:
     return math.inf if error == 0 else 10 * math.log10(peak * peak / error)
 
 
-def ssim(image: Tensor, truth: Tensor, peak: float = 255.0, size: int = 11, sigma: float = 1.5) -> float:
-    """Structural similarity (Wang et al., 2004) with a Gaussian window, where the window fits; mean over pixels and channels."""
+def ssim(image: Tensor, truth: Tensor, peak: float = 255.0, size: int = 11, sigma: float = 1.5, border: Border = "reflect") -> float:
+    """Structural similarity (Wang et al., 2004) with a Gaussian window; mean over pixels and channels. border: where the window does not
+    fit, reflect the image (as torchmetrics does) or leave those pixels out ("valid", as the original)."""
     if min(image.shape[-2:]) < size:
         raise ValueError(f"SSIM needs at least {size} x {size} pixels, this image has {image.shape[-2]} x {image.shape[-1]}")
     a, b = (t.double().reshape(-1, 1, *t.shape[-2:]) for t in (image, truth))
+    if border == "reflect":
+        a, b = (torch.nn.functional.pad(t, [size // 2] * 4, mode="reflect") for t in (a, b))
     axis = torch.arange(size, dtype=torch.float64) - (size - 1) / 2
     window = torch.exp(-axis.square() / (2 * sigma**2))
     window = window / window.sum()

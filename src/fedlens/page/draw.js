@@ -23,7 +23,7 @@ const Draw = (() => {
     x = +x;
     const size = Math.abs(x);
     if (size !== 0 && (size < 1e-3 || size >= 1e6)) return x.toExponential(2).replace("e-", "e−").replace("e+", "e");
-    if (Number.isInteger(x)) return x.toLocaleString("en");
+    if (Number.isInteger(x) || size >= 1e4) return Math.round(x).toLocaleString("en").replace("-", "−");
     const places = Math.max(0, Math.min(6, digits - 1 - Math.floor(Math.log10(size || 1))));
     return x.toFixed(Math.min(places, size < 1 ? digits : places)).replace("-", "−");
   }

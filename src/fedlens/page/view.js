@@ -74,7 +74,11 @@ const View = (() => {
       const { "federation.seed": _, ...rest } = v.settings, whole = v.status === "finished" && Object.keys(rest).length, key = whole ? JSON.stringify(rest) : v.name;
       found.set(key, [...(found.get(key) || []), v]);
     }
-    return [...found.values()].map((members) => ({ members, name: members.length > 1 ? `${(members[0].title.algorithm || []).join(" + ") || members[0].name} (${members.length} seeds)` : members[0].name }));
+    return [...found.values()].map((members) => {
+      const above = new Set(members.map((v) => v.name.split("/").slice(0, -1).join("/"))), stack = (members[0].title.algorithm || []).join(" + ");
+      const common = above.size === 1 && views.some((v) => !members.includes(v) && !v.name.startsWith([...above][0] + "/")) ? [...above][0] : "";  // fedprox/seed-0, fedprox/seed-1
+      return { members, name: members.length > 1 ? `${common || stack || members[0].name} (${members.length} seeds)` : members[0].name };
+    });
   }
   const mean = (list) => list.reduce((a, b) => a + b, 0) / list.length;
   const deviation = (list) => (list.length > 1 ? Math.sqrt(list.reduce((a, b) => a + (b - mean(list)) ** 2, 0) / (list.length - 1)) : 0);
@@ -302,7 +306,7 @@ const View = (() => {
       const count = new Map();
       all.forEach((i) => count.set(i.id, (count.get(i.id) || 0) + 1));
       const shared = model.kind === "compare" ? all.filter((i, k) => count.get(i.id) >= from.length && all.findIndex((j) => j.id === i.id) === k) : [];
-      const own = all.filter((i) => !shared.some((j) => j.id === i.id)).map((i) => ({ ...i, label: `${i.run}: ${i.label}` }));
+      const own = all.filter((i, k) => !shared.some((j) => j.id === i.id) && (model.kind !== "compare" || all.findIndex((j) => j.id === i.id) === k)).map((i) => ({ ...i, label: `${i.run}: ${i.label}` }));
       const lastOne = shared.length ? shared.slice(-1) : [], ordered = [...shared.slice(0, -1), ...own, ...lastOne];
       out.push({ caption: model.caption, kind: model.kind === "strip" ? "sheet" : model.kind, images: ordered.map((i) => i.src), labels: ordered.map((i) => i.label), facts, ranges: ordered.map((i) => i.range) });
     }

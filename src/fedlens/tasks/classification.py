@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,18 @@ class Classification(LearningTask):
     def model(self) -> nn.Module:
         return classifier(self.network, self.classes, channels=self.channels, size=self.size, stem=self.stem, norm=self.norm,
                           mean=self.mean, std=self.std)  # fmt: skip
+
+    def fits(self, facts: Mapping[str, Any]) -> None:
+        held, shape = len(facts.get("classes", ())), tuple(facts.get("shape", ()))
+        if held > self.classes:
+            raise ValueError(f"the data has {held} classes, but the task says {self.classes}: set task.classes={held}")
+        if not shape:
+            return
+        if shape[0] != self.channels:
+            raise ValueError(f"the images have {shape[0]} channels, but the task says {self.channels}: set task.channels={shape[0]}")
+        if self.network in ("cnn", "niid") and shape[1:] != (self.size, self.size):
+            size = f"set task.size={shape[1]}" if shape[1] == shape[2] else "set data.size to make them square"
+            raise ValueError(f"the images are {shape[2]}x{shape[1]}, but {self.network} was told {self.size}x{self.size}: {size}")
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         return F.cross_entropy(output.prediction, batch["y"], label_smoothing=self.smoothing)
@@ -141,7 +153,7 @@ class Classification(LearningTask):
 def _remembered(folder: Path) -> Sequence[str] | None:
     """The class names that a run left in its folder."""
     try:
-        found: Sequence[str] | None = json.loads((folder / "federation.json").read_text()).get("classes")
-    except (OSError, ValueError, AttributeError):
+        found: Sequence[str] = json.loads((folder / "federation.json").read_text())["facts"]["classes"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,9 @@ class LearningTask(Task):
         features: Tensor = extract(batch["x"])
         features = adapt(features, batch) if adapt else features
         return Output(head(features), features)
+
+    def fits(self, facts: Mapping[str, Any]) -> None:
+        """Refuse, before any work starts, data that this task cannot learn from: raise a ValueError. `facts` are the federation's."""
 
     @abstractmethod
     def loss(self, output: Output, batch: Batch) -> Tensor:

@@ -1,0 +1,160 @@
+"""What the tables do not show: python experiments/feddeblur/measure.py privacy | memory | views
+
+privacy: over the rounds, how near what a client sends comes to what it should hide. w_k against its observation and against its own estimate x_k
+(PSNR inside its view), and how well its field of view can be guessed from |w_k - x| (intersection over union): with Otsu's threshold, which
+anyone can apply, and with the best threshold, which nobody knows.
+memory: peak resident memory and seconds a round of a 2040 x 1356 scene, 16 clients of 600 x 500, 25 x 25 kernels; grey, then colour.
+views: five hand-held photos of a castle, aligned, matched in tone, blurred by known kernels and restored; before and after.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from run import GREY, HERE, PACK
+from torch import Tensor
+
+from fedlens.algorithms import FedDeblur
+from fedlens.client import Client
+from fedlens.data.blur import client_kernel
+from fedlens.data.scene import Scene, read_image
+from fedlens.data.views import register
+from fedlens.engines.simulator import Simulator
+from fedlens.message import Message
+from fedlens.metrics.image import psnr
+from fedlens.pictures import to_uint8
+from fedlens.run import run
+from fedlens.spectrum import backward, blur
+from fedlens.tasks.deblurring import Deblurring
+
+ROUNDS = (1, 2, 3, 5, 10, 20, 50, 100, 200)
+
+
+class Overheard(FedDeblur):
+    """FedDeblur with an ear on the wire and an eye on the clients, for measuring only."""
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        reply = super().client_step(message, client)
+        if message.round + 1 in ROUNDS:
+            for name, seen in client.data.items():
+                w, x = (backward(t[name], seen.width) for t in (reply.trees["w"], message.trees["x"]))
+                own = w - backward(client.memory[name]["u"], seen.width)
+                guess = torch.nn.functional.avg_pool2d((w - x).abs().mean(0, keepdim=True), 9, 1, 4)[0]
+                row = {"round": message.round + 1, "w_y": psnr(seen.cut(w), seen.pixels), "w_x_k": psnr(seen.cut(w), seen.cut(own)),
+                       "w_x": psnr(w, x)}  # fmt: skip
+                if seen.partial:
+                    row |= overlap(guess, seen.mask()[0] > 0)
+                HEARD.append(row)
+        return reply
+
+
+HEARD: list[dict[str, float]] = []
+
+
+def overlap(guess: Tensor, mask: Tensor) -> dict[str, float]:
+    from skimage.filters import threshold_otsu
+
+    def iou(threshold: float) -> float:
+        found = guess > threshold
+        return float((found & mask).sum() / (found | mask).sum().clamp_min(1))
+
+    return {
+        "iou_otsu": iou(threshold_otsu(guess.numpy())),
+        "iou_best": max(iou(float(t)) for t in torch.quantile(guess, torch.linspace(0.3, 0.99, 60))),
+    }
+
+
+def privacy() -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for observe in ("complete", "partial"):
+        HEARD.clear()
+        scene = Scene(image=str(GREY / "01.png"), kernels="authors", observe=observe)  # type: ignore[arg-type]
+        federation = scene.federation(scene.default_clients(), 0)
+        algorithm = Overheard(Deblurring(), tol=0.0).given(federation.facts)
+        with Simulator(algorithm, federation, workers=0) as engine:
+            run(algorithm, engine, max(ROUNDS))
+        names = [n for n in HEARD[0] if n != "round"]
+        out[observe] = [
+            {"round": r, **{n: round(float(np.mean([h[n] for h in HEARD if h["round"] == r])), 3) for n in names}} for r in ROUNDS
+        ]
+    return out
+
+
+def castle(size: tuple[int, int], colour: str) -> Path:
+    """A crop of a real photo, in the temporary folder."""
+    target = Path(tempfile.gettempdir()) / f"castle-{size[0]}x{size[1]}-{colour}.png"
+    if not target.exists():
+        photo = read_image(sorted((PACK / "multiview" / "sceaux_castle").glob("*.JPG"))[0], colour)
+        Image.fromarray(to_uint8(photo[:, 300 : 300 + size[0], 300 : 300 + size[1]] / 255)).save(target)
+    return target
+
+
+def large(colour: str, rounds: int) -> dict[str, Any]:
+    scene = Scene(image=str(castle((1356, 2040), colour)), observe="partial", blur="synthesis", kernel_size=25, patch=(500, 600))
+    federation = scene.federation(16, 0)
+    algorithm = FedDeblur(Deblurring()).given(federation.facts)
+    times: list[float] = []
+    with Simulator(algorithm, federation, workers=0) as engine:
+        run(algorithm, engine, rounds, after_round=lambda p, r: times.append(round(r.seconds, 2)))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {"colour": colour, "rounds": rounds, "seconds": times, "peak_gb": round(peak, 2), "clients": 16, "kernel": [25, 25]}
+
+
+def memory() -> list[dict[str, Any]]:
+    """Each in a process of its own: a peak does not come down again."""
+    out = []
+    for colour, rounds in (("grey", 2), ("rgb", 2)):
+        done = subprocess.run([sys.executable, __file__, "large", colour, str(rounds)], capture_output=True, text=True, check=True)
+        out.append(json.loads(done.stdout))
+    return out
+
+
+def views() -> dict[str, Any]:
+    photos = sorted((PACK / "multiview" / "sceaux_castle").glob("*.JPG"))[:5]
+    taken = [torch.nn.functional.avg_pool2d(read_image(p, "grey"), 6) for p in photos]
+    aligned = register(taken)
+    before = [round(psnr(v, taken[0]), 2) for v in taken[1:]]
+    after = [round(psnr(v, taken[0]), 2) for v in aligned[1:]]
+    folder = Path(tempfile.mkdtemp())
+    rng = torch.Generator().manual_seed(0)
+    for k, view in enumerate(aligned):
+        (folder / f"client{k}").mkdir()
+        kernel = client_kernel("motion", k, "fspecial", 0)
+        seen = blur(view, kernel) + torch.randn(view.shape, generator=rng)
+        np.save(folder / f"client{k}" / "observation.npy", seen[0].float().numpy())
+        np.save(folder / f"client{k}" / "kernel.npy", kernel.numpy())
+    federation = Scene(scene=str(folder)).federation(5, 0)
+    algorithm = FedDeblur(Deblurring(), eta=0.05, rho=0.02).given(federation.facts)
+    with Simulator(algorithm, federation, workers=0) as engine:
+        state = run(algorithm, engine, 100)
+    image = algorithm.result(state)["scene"].clamp(0, 255)
+    mean = torch.stack(aligned).mean(0)
+    seen = [psnr(h["scene"].pixels, mean) for h in federation.holdings]
+    return {"before": before, "after": after, "size": list(taken[0].shape[-2:]), "observation_to_mean_of_sharp": round(float(np.mean(seen)), 2),
+            "restored_to_mean_of_sharp": round(psnr(image, mean), 2)}  # fmt: skip
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    what = sys.argv[1]
+    if what == "large":
+        print(json.dumps(large(sys.argv[2], int(sys.argv[3]))))
+        return
+    began = time.perf_counter()
+    found = {"privacy": privacy, "memory": memory, "views": views}[what]()
+    (HERE / "results" / f"{what}.json").write_text(json.dumps(found, indent=1))
+    print(json.dumps(found, indent=1), f"{time.perf_counter() - began:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

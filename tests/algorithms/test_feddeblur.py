@@ -1,0 +1,253 @@
+"""FedDeblur against Algorithm 1 line by line, its optimality conditions, another solver, and what an eavesdropper would see."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from deblur import SIZE, algorithm_1, blur, divergence, gradient, misfit_gradient, objective, primal_dual, small_federation, views
+
+from fedlens import Federation, Message, StackError, run, stack
+from fedlens.algorithms import FedDeblur
+from fedlens.algorithms.feddeblur import published
+from fedlens.engines.flaky import Flaky
+from fedlens.engines.loopback import Loopback
+from fedlens.engines.simulator import Simulator
+from fedlens.layers import FedProx
+from fedlens.spectrum import backward, norm
+from fedlens.tasks.deblurring import Deblurring
+
+ROUNDS = 1000
+BOTH = pytest.mark.parametrize("partial", [False, True], ids=["complete", "partial"])
+
+
+def make(federation: Federation, **keys: Any) -> FedDeblur:
+    return FedDeblur(Deblurring(), **{"eta": 2.0, "rho": 0.3, "double": True, "tol": 0.0, **keys}).given(federation.facts)
+
+
+def solve(federation: Federation, rounds: int, cohort: int | None = None, **keys: Any) -> tuple[Message, Loopback]:
+    algorithm = make(federation, **keys)
+    engine = Loopback(algorithm, federation)
+    return run(algorithm, engine, rounds, cohort=cohort), engine
+
+
+@BOTH
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_round_is_that_of_algorithm_1(partial: bool, channels: int) -> None:
+    """The spectral short cuts change nothing: after 7 rounds x, and what every client sent, agree to rounding."""
+    federation = small_federation(partial, channels=channels)
+    state, engine = solve(federation, 7)
+    expected = algorithm_1(federation, 2.0, 0.3, 7, np.full((channels, *SIZE), 127.5))
+    sent = [Message.from_bytes(b).trees["w"]["scene"] for b in engine.traffic[1:]]
+    for got, want in zip(sent, expected["w"], strict=True):
+        np.testing.assert_allclose(backward(got, SIZE[1]).numpy(), want, rtol=0, atol=1e-9)
+    down = Message.from_bytes(engine.traffic[0]).trees["x"]["scene"]
+    np.testing.assert_allclose(backward(down, SIZE[1]).numpy(), expected["x"], rtol=0, atol=1e-9)
+
+
+@BOTH
+def test_the_fixed_point_satisfies_the_kkt_conditions_and_another_solver_agrees(partial: bool) -> None:
+    """At the fixed point (appendix E): x_k = x; lambda_k = -grad f_k(x); and sum lambda_k = -D^T mu where |mu| <= eta at every pixel,
+    with mu = -eta Dx / |Dx| wherever Dx is not zero. All checked with numpy's full spectra, not with our own operators."""
+    eta, rho = 2.0, 0.3
+    federation = small_federation(partial)
+    algorithm = make(federation, eta=eta, rho=rho)
+    with Simulator(algorithm, federation, workers=0) as engine:
+        state = run(algorithm, engine, ROUNDS)
+        memory = [engine.inline.memory.load(k).settle(ROUNDS - 1)["scene"] for k in range(3)]
+    x = state.trees["image"]["scene"].numpy()
+    slopes = misfit_gradient(views(federation), x)
+    for kept, slope in zip(memory, slopes, strict=True):
+        dual = rho * backward(kept["u"], SIZE[1]).numpy()
+        np.testing.assert_allclose(dual, -slope, atol=1e-4)
+        if partial:
+            np.testing.assert_allclose(backward(kept["x"], SIZE[1]).numpy(), x, atol=1e-3)
+    mu = rho * (state.trees["q"]["scene"].numpy() - gradient(x))
+    np.testing.assert_allclose(divergence(mu), sum(slopes), atol=1e-4)
+    size, slope = np.sqrt((mu**2).sum((0, 1))), gradient(x)
+    steep = np.sqrt((slope**2).sum((0, 1)))
+    assert size.max() <= eta * (1 + 1e-6)
+    edges = steep > 1e-3
+    assert 20 < edges.sum() < edges.size  # the check below is about something, and so is the one above
+    np.testing.assert_allclose(mu[:, 0][:, edges], -eta * slope[:, 0][:, edges] / steep[edges], atol=1e-4)
+    other = primal_dual(federation, eta, 600)
+    assert objective(federation, x, eta) <= objective(federation, other, eta) * (1 + 1e-9)
+    if not partial:  # where nobody looks, many images are equally good
+        np.testing.assert_allclose(x, other, atol=0.3)
+
+
+@BOTH
+def test_only_w_travels(partial: bool) -> None:
+    """Every byte of every round: a reply is one tree "w" and two bookkeeping scalars, its length leaves room for nothing else, and
+    neither y, h, m, x_k nor lambda_k is in it, as bytes of either precision or as values."""
+    federation = small_federation(partial)
+    federation = replace(federation, holdings=[{n: replace(v, pixels=v.pixels.float()) for n, v in h.items()} for h in federation.holdings])
+    algorithm = make(federation, double=False)
+    engine = Loopback(algorithm, federation)
+    numbers = SIZE[0] * (SIZE[1] // 2 + 1) * 2
+    rounds = []
+
+    def look(_: Any, r: Any) -> None:
+        rounds.append(r.number)
+        for k, sent in enumerate(engine.traffic[1:]):
+            reply = Message.from_bytes(sent)
+            assert {t: list(a) for t, a in reply.trees.items()} == {"w": ["scene"]}
+            assert set(reply.scalars) == {"round", "bytes_up"} and not reply.weights
+            header = int.from_bytes(sent[:8], "little")
+            assert len(sent) == 8 + header + 4 * numbers
+            assert set(json.loads(sent[8 : 8 + header])) == {"__metadata__", "w/scene"}
+            seen = federation.holdings[k]["scene"]
+            w = backward(reply.trees["w"]["scene"], SIZE[1])
+            draft = engine.worker.memory.load(k).draft["scene"]
+            own_x = (w - backward(draft["u"], SIZE[1])).contiguous()
+            mask = seen.mask() if seen.partial else torch.ones(1, *SIZE)
+            private = {"y": seen.pixels, "full y": seen.embed(seen.pixels), "h": seen.kernel, "m": mask, "x_k": own_x, "u": draft["u"]}
+            for what, secret in private.items():
+                for kind in (torch.float32, torch.float64):
+                    assert secret.to(kind).numpy().tobytes() not in sent, what
+            for what in ("full y", "x_k"):
+                assert float((seen.cut(w) - seen.cut(private[what])).abs().mean()) > 0.02, (what, r.number)
+            if r.number == 0:
+                assert float((seen.cut(w) - seen.pixels).abs().mean()) > 5  # x_k^0 = y_k would have made this 0
+
+    run(algorithm, engine, 15, after_round=look)
+    assert rounds == list(range(15))
+
+
+def test_the_prior_is_the_servers_business() -> None:
+    """The same message draws the same reply whatever the prior: bit for bit."""
+    federation = small_federation(True)
+    sent = []
+    for prior in ("tv", "wavelet", "ridge", "box"):
+        _, engine = solve(federation, 1, prior=prior)
+        sent.append(engine.traffic)
+    assert all(s[1:] == sent[0][1:] for s in sent)
+    _, tv = solve(federation, 2, prior="tv")
+    _, ridge = solve(federation, 2, prior="ridge")
+    assert tv.traffic[0] != ridge.traffic[0]
+
+
+def test_ridge_has_a_closed_form() -> None:
+    """eta |x|^2 / 2: x = (2/n sum |H|^2 + eta)^-1 2/n sum conj(H) Y."""
+    federation = small_federation(False)
+    state, _ = solve(federation, 400, prior="ridge", eta=0.5)
+    known = views(federation)
+    top = sum(2 / 3 * v["H"].conj() * np.fft.fft2(v["y"]) for v in known)
+    below = sum(2 / 3 * np.abs(v["H"]) ** 2 for v in known) + 0.5
+    np.testing.assert_allclose(state.trees["image"]["scene"].numpy(), np.fft.ifft2(top / below).real, atol=1e-6)
+
+
+def test_an_image_in_view_of_everyone_comes_out_sharper_than_any_observation() -> None:
+    federation = small_federation(False)
+    state, _ = solve(federation, 200, eta=0.5)
+    truth = federation.test["scene"]
+    error = float((state.trees["image"]["scene"] - truth).square().mean())
+    assert error < 0.2 * min(float((h["scene"].pixels - truth).square().mean()) for h in federation.holdings)
+
+
+@pytest.mark.parametrize("cohort", [1, 2])
+def test_part_of_the_clients_a_round_and_lost_replies_still_restore(cohort: int) -> None:
+    """Algorithm 6. Who was not asked, or not heard, keeps its old dual: no state is lost. The paper: slower and restless."""
+    federation = small_federation(False)
+    truth = federation.test["scene"]
+    whole, _ = solve(federation, 80, eta=0.5)
+    part, _ = solve(federation, 80, cohort=cohort, eta=0.5)
+    algorithm = make(federation, eta=0.5)
+    flaky = Flaky(Loopback(algorithm, federation), after=0.3, delay=0.2, by=2)
+    lossy = run(algorithm, flaky, 80, late=2)
+    errors = [float((s.trees["image"]["scene"] - truth).square().mean()) for s in (whole, part, lossy)]
+    assert errors[1] < 6 * errors[0] and errors[2] < 6 * errors[0]
+
+
+def test_who_is_not_asked_counts_with_what_it_last_sent() -> None:
+    """By hand from the traffic: the server's total is the sum of the last w of everyone it heard, though it only ever got differences; and
+    a part of the clients a round ends where all of them do, which a mean over those who answered (recall=False) does not."""
+    federation = small_federation(False)
+    algorithm = make(federation, eta=0.5, rho=0.02)
+    engine = Loopback(algorithm, federation)
+    known: dict[int, torch.Tensor] = {}
+
+    def look(_: Any, r: Any) -> None:
+        for sent in engine.traffic[1:]:
+            reply = Message.from_bytes(sent)
+            assert list(reply.trees) == ["dw"]
+            known[reply.sender] = known.get(reply.sender, 0) + reply.trees["dw"]["scene"]
+        torch.testing.assert_close(r.state.trees["total"]["scene"], sum(known.values()))
+        assert r.state.scalars["met"] == len(known)
+
+    part = run(algorithm, engine, 150, cohort=2, after_round=look)
+    whole, _ = solve(federation, 150, eta=0.5, rho=0.02)
+    mean, _ = solve(federation, 150, cohort=2, eta=0.5, rho=0.02, recall=False)
+    x = whole.trees["image"]["scene"]
+    assert float((part.trees["image"]["scene"] - x).abs().mean()) < 0.2 * float((mean.trees["image"]["scene"] - x).abs().mean())
+
+
+def test_it_stops_by_itself_and_measures_what_the_paper_plots() -> None:
+    federation = small_federation(True)
+    algorithm = make(federation, tol=1e-4, measure_every=1)
+    seen: list[dict[str, float]] = []
+    with Simulator(algorithm, federation, workers=0) as engine:
+        state = run(
+            algorithm,
+            engine,
+            5000,
+            test=federation.test,
+            evaluate_every=1,
+            after_round=lambda p, r: seen.append({**r.state.scalars, **r.metrics}),
+        )
+    assert 10 < len(seen) < 5000 and state.scalars["change_x"] < 1e-4 <= seen[-2]["change_x"]
+    x = state.trees["image"]["scene"].numpy()
+    assert seen[-1]["objective"] == pytest.approx(objective(federation, x, 2.0), rel=1e-3)
+    assert seen[-1]["consensus"] < 0.05 * seen[0]["consensus"] and seen[-1]["change_w"] < 1e-2
+    assert seen[-1]["psnr"] > seen[0]["psnr"] + 5
+
+
+def test_defaults_come_from_the_published_settings() -> None:
+    federation = small_federation(False)
+    algorithm = FedDeblur().given({**federation.facts, "clients": 10})
+    assert (algorithm.eta, algorithm.rho) == (0.025, 0.0005)
+    assert published("tv", "complete", True, 3, 1.0) == (0.075, 0.02)
+    assert published("tv", "motion", False, 9, None) == (0.015, 0.005)
+    assert published("tv", "complete", False, 10, 2.0) == pytest.approx((0.075, 0.0005))
+    eta, rho = published("pnp", "complete", False, 10, 1.0)
+    assert (eta / (10 * rho)) ** 0.5 == pytest.approx(5.0)  # sigma
+    told = FedDeblur(prior="pnp", sigma=8.0, rho=0.01).given({**federation.facts, "clients": 4})
+    assert (told.eta / (4 * told.rho)) ** 0.5 == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [({"rho": 0.0}, "rho is 0"), ({"eta": -1.0}, "eta is -1"), ({"rho": float("nan")}, "rho is nan"), ({"sigma": 5.0}, "prior=pnp")],
+)
+def test_settings_that_cannot_work_are_refused(keys: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        FedDeblur(**keys)
+
+
+def test_it_says_what_it_is_missing_and_does_not_train() -> None:
+    with pytest.raises(ValueError, match="given"):
+        FedDeblur().init()
+    with pytest.raises(StackError, match="does not train"):
+        stack(FedDeblur(), FedProx(0.1))
+
+
+def test_norm_of_a_half_spectrum_is_the_images() -> None:
+    for width in (20, 21):
+        x = torch.randn(2, 12, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        spectrum = torch.view_as_real(torch.fft.rfft2(x))
+        assert norm(spectrum, width) == pytest.approx(float(x.norm()))
+
+
+def test_even_kernels_sit_half_a_pixel_off_like_matlabs_psf2otf() -> None:
+    """A 1 x 2 kernel [a b] has its centre at index 1: out[j] = b x[j] + a x[j + 1] ... that is, x is blurred from its right."""
+    from fedlens.spectrum import blur as ours
+
+    x = torch.arange(6, dtype=torch.float64).reshape(1, 1, 6).expand(1, 4, 6)
+    kernel = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
+    want = 0.75 * x + 0.25 * x.roll(-1, -1)
+    torch.testing.assert_close(ours(x, kernel), want)
+    np.testing.assert_allclose(blur(x.numpy(), kernel.numpy()), want.numpy(), atol=1e-12)
