@@ -52,7 +52,7 @@ class ImplicitWarp(nn.Module):
         d = c // self.heads
         k, v = (self._corners(layer, other, at).view(b, 4, h * w, self.heads, d) for layer in (self.k, self.v))
         scores = (q.reshape(b, 1, h * w, self.heads, d) * d**-0.5 * k).sum(-1, keepdim=True)
-        return (scores.softmax(1) * v).sum(1).reshape(b, h, w, c).permute(0, 3, 1, 2)
+        return (scores.softmax(1) * v).sum(1).reshape(b, h, w, c).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
 
     def _corners(self, layer: nn.Linear, other: Tensor, at: Tensor) -> Tensor:
         """layer(pixel + position) = layer(pixel) + layer's weight on the position: project once, fetch four times."""

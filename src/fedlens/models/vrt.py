@@ -83,7 +83,7 @@ class GuidedDeform(nn.Module):
         offset = self.limit * offset.tanh()
         share = offset.shape[1] // (2 * self.reach)
         offset = offset + torch.cat([f.flip(1).repeat(1, share, 1, 1) for f in flows], 1)
-        return deform_conv2d(torch.cat(list(others), 1), offset, self.weight, self.bias, padding=1, mask=strength.sigmoid())
+        return deform_conv2d(torch.cat(list(others), 1), offset, self.weight, self.bias, padding=1, mask=strength.sigmoid())  # type: ignore[no-any-return]
 
 
 class Stage(nn.Module):
