@@ -122,7 +122,7 @@ def main() -> None:
         "psnr": round(told_psnr[0], 4), "psnr_plain": round(told_psnr[1], 4), "rounds": 10 * told.blocks,
         "two_workers_same_bits": same, **large,
         "setting": f"n={CLIENTS}, {SIZE}x{SIZE}, TV, complete, one thread, float32, Simulator(workers=0)",
-    }, indent=1))  # fmt: skip
+    }))  # fmt: skip
 
 
 if __name__ == "__main__":

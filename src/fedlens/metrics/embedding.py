@@ -34,7 +34,8 @@ def tsne(x: Tensor, perplexity: float = 30.0, steps: int = 500) -> Tensor:
         gain = torch.where(gradient.sign() != speed.sign(), gain + 0.2, gain * 0.8).clamp_min(0.01)
         speed = (0.5 if k < 250 else 0.8) * speed - rate * gain * gradient
         y = y + speed
-    return (y - y.mean(0)).float()
+    centred: Tensor = (y - y.mean(0)).float()
+    return centred
 
 
 def affinities(x: Tensor, perplexity: float) -> Tensor:
