@@ -74,7 +74,7 @@ def restore(
 
 def limit(method: str, partial: bool) -> int:
     """Rounds: enough to see where each method ends, within the time of a shared machine. FedDeblur and CenDeblur stop by themselves when
-    views are complete; without masks LocDeblur and FedAvgDeblur only get worse on partial views: stopping early is to their advantage."""
+    views are complete. Without masks LocDeblur and FedAvgDeblur only get worse on partial views: stopping early is to their advantage."""
     if method in METHODS[:2]:
         return 500
     return 60 if partial else 100
