@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from toy import same_bits
 from toy_job import write_recipe
 
 import fedlens
 from fedlens import Message
 from fedlens.checkpoint import Checkpoint
+from fedlens.memory import Record
 
 TESTS = Path(__file__).parent
 
@@ -103,6 +106,19 @@ def test_death_at_random_moments_with_workers(tmp_path: Path) -> None:
         assert code == -signal.SIGKILL
         kills += 1
     assert same_bits(final_state(out), whole)
+
+
+def test_death_before_the_first_checkpoint_leaves_no_memories_behind(tmp_path: Path) -> None:
+    """Clients that worked twice hold committed control variates; a run that begins again must not start from them."""
+    recipe, job = write_recipe(tmp_path), {"rounds": 3, "cohort": 4}
+    whole = fedlens.experiment(recipe, out=tmp_path / "whole", **job).state
+    out = tmp_path / "cut"
+    (out / "memory").mkdir(parents=True)
+    shutil.copy(tmp_path / "whole" / "config.toml", out)
+    control = {n: torch.ones_like(t) for n, t in whole.trees["control"].items()}
+    for client in range(6):
+        (out / "memory" / f"{client}.safetensors").write_bytes(Record({"control": control}, round=1).to_message().to_bytes())
+    assert same_bits(fedlens.experiment(recipe, out=out, resume=True, **job).state, whole)
 
 
 @pytest.mark.slow

@@ -227,10 +227,9 @@ class _Job:
         s = self.setup.settings
         (self.folder / "summary.json").unlink(missing_ok=True)
         with threads(s.threads), contextlib.closing(make_engine(self.make_engine, self.setup, self.folder, self.watch.log)) as self.engine:
-            progress = Progress(self.setup.algorithm.init())
-            if found:
-                progress, memories = found
-                self.engine.restore(memories)
+            progress, memories = found or (Progress(self.setup.algorithm.init()), {})
+            # Also where there is no checkpoint: a run that was killed before its first one left memories of rounds that will be run again.
+            self.engine.restore(memories)
             self.safe = Progress(progress.state, progress.done, dict(progress.heard))
             self.records = _trim(self.folder / "metrics.jsonl", progress.done)
             self.curves = Curves(self.folder / "tensorboard", progress.done)
