@@ -33,7 +33,7 @@ from typing import IO, Any
 import torch
 
 from fedlens.algorithm import Algorithm
-from fedlens.engines.worker import Log, Worker, pack, threads, unpack
+from fedlens.engines.worker import Log, Worker, keep_freed_memory, pack, threads, unpack
 from fedlens.federation import Federation
 from fedlens.memory import NEVER, Memory
 from fedlens.message import Message
@@ -335,6 +335,7 @@ def _serve(
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     torch.set_num_threads(n)
+    keep_freed_memory()
     worker = Worker(algorithm, federation, Memory(folder, budget, durable=True))
     inbox, outbox, clock = Shared(scratch / "inbox"), Shared(outbox_path), map_clock(clock_path)
     singles: list[tuple[int, Message]] = []
