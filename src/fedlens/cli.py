@@ -133,7 +133,7 @@ def run(
 
 @app.command(
     epilog=examples(
-        "fedlens compare demo --algorithms fedavg,fedprox,scaffold --seeds 0,1,2",
+        "fedlens compare demo --algorithms fedavg,fedprox,fednova --seeds 0,1,2",
         "fedlens compare cifar10 --algorithms fedavg,fedprox,fednova --tune --seeds 1,2,3 --target 0.5",
         "fedlens compare classification --algorithms fedavg,FedAvg+FedProx+Median data.alpha=0.1 mu=0.1 --out runs/skew",
     )
