@@ -142,7 +142,8 @@ const Pictures = (() => {
       const top = Math.max(4 / 255, Float32Array.from(error).sort()[Math.floor(n * 0.995)]);  // a few outliers must not darken everything
       paint(canvas, w, hgt, (i) => error[i] / top, scale("inferno"));
       const mse = square / (3 * n);
-      bar.replaceChildren(colourBar("inferno", "0", number(top, 2)), h("span", { text: `|${label(picture, chosen[0])} − ${label(picture, chosen[1])}|, mean ${number(sum / n, 3)}` }), h("span", { text: mse ? `${number(-10 * Math.log10(mse), 4)} dB between these images` : "identical" }));
+      const copies = chosen.some((k) => images[k].src.startsWith("data:image/webp")) ? " (compressed copies; the originals are in the run folder)" : "";
+      bar.replaceChildren(colourBar("inferno", "0", number(top, 2)), h("span", { text: `|${label(picture, chosen[0])} − ${label(picture, chosen[1])}|, mean ${number(sum / n, 3)}` }), h("span", { text: mse ? `${number(-10 * Math.log10(mse), 4)} dB between these images${copies}` : "identical" }));
     }
     function layout() {
       const reference = images[last()] || images.find(Boolean), over = stages.querySelector(".over");
