@@ -247,7 +247,7 @@ class Shared:
     """A file that several processes map; it grows when something larger is written."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.map = path, None
+        self.path = path
         self.view: mmap.mmap | None = None
 
     def write(self, message: Message) -> int:

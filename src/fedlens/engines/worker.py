@@ -82,7 +82,7 @@ def unpack(payload: Message, told: Mapping[str, Any], results: MutableMapping[in
 
 def keep_freed_memory() -> None:
     """Let malloc keep what training frees. By default glibc returns large blocks to the kernel at every step and faults them in again
-    at the next: a fifth of the time of a small network. For worker processes, whose only business this is."""
+    at the next: 2,000 page faults a step for 1.6 M parameters. Whether it saves time is not settled (docs/LOG.md). For worker processes."""
     with contextlib.suppress(OSError, AttributeError):
         for option, value in ((-3, 1 << 30), (-1, (1 << 31) - 1), (-2, 1 << 26)):  # mmap threshold, trim threshold, top pad
             ctypes.CDLL(None).mallopt(option, value)
