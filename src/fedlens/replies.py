@@ -20,7 +20,7 @@ from torch import Tensor
 from fedlens.message import MEAN, Message
 from fedlens.tree import Tree, is_finite, mismatch
 
-CHUNK = 1 << 16  # elements joined at a time: small enough for the cache, large enough that calling torch costs little beside it
+CHUNK = 1 << 17  # elements joined at a time: small enough for the cache, large enough that calling torch costs little beside it
 
 
 @dataclass(frozen=True)
@@ -214,10 +214,11 @@ class Replies:
         for key, first in trees[0].items():
             total = torch.empty(first.numel(), dtype=counted(first).dtype)
             chunks = zip(torch.split(total, CHUNK), *(torch.split(t[key].reshape(-1), CHUNK) for t in trees), strict=True)
+            spare = [torch.empty(min(CHUNK, len(total)), dtype=total.dtype) for _ in range(len(trees).bit_length() + 2)]
             for space, *parts in chunks:
-                _fold(parts, steps[0], space)
+                _fold(parts, steps[0], space, spare[1:])
                 if len(steps) > 1:
-                    space.lerp_(_fold(parts, steps[1], torch.empty_like(space)), share)
+                    space.lerp_(_fold(parts, steps[1], spare[0][: len(space)], spare[1:]), share)
             out[key] = total.reshape(first.shape)
         return out
 
@@ -238,30 +239,39 @@ def _steps(positions: Sequence[int], weights: list[float]) -> list[Step]:
     return steps
 
 
-def _fold(parts: Sequence[Tensor], steps: Sequence[Step], space: Tensor) -> Tensor:
-    """One chunk of every reply into one mean, written to `space`; what the replies own is not touched."""
-    parts, own = list(parts), set()
+def _fold(parts: Sequence[Tensor], steps: Sequence[Step], space: Tensor, spare: Sequence[Tensor]) -> Tensor:
+    """One chunk of every reply into one mean, written to `space`; what the replies own is not touched. Partial means lie in `spare`."""
+    parts, free = [counted(p) for p in parts], [s[: len(space)] for s in spare]
     if not steps:
         return space.copy_(parts[0])
+    held: dict[int, Tensor] = {}
     for left, right, share in steps[:-1]:
-        parts[left] = _toward(parts[left], parts[right], share, own=left in own)
-        own.add(left)
+        if left not in held:
+            held[left] = free.pop()
+        parts[left] = torch.lerp(parts[left], parts[right], share, out=held[left])
+        if right in held:
+            free.append(held.pop(right))
     left, right, share = steps[-1]
-    return torch.lerp(counted(parts[left]), counted(parts[right]), share, out=space)
+    return torch.lerp(parts[left], parts[right], share, out=space)
 
 
 def _plan(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """The joins (left with right) that the fixed tree makes of these leaves; the total ends up in the first one."""
+    """The joins (left with right) that the fixed tree makes of these leaves, a branch at a time, so that few partial results are alive at
+    once; the total ends up in the first one."""
     steps: list[tuple[int, int]] = []
-    level = {p: i for i, p in enumerate(positions)}
-    while len(level) > 1:
-        above: dict[int, int] = {}
-        for p, i in level.items():
-            if p // 2 in above:
-                steps.append((above[p // 2], i))
-            else:
-                above[p // 2] = i
-        level = above
+
+    def climb(leaves: Sequence[int], level: int) -> int:
+        if len(leaves) == 1:
+            return leaves[0]
+        cut = next((k for k, i in enumerate(leaves) if positions[i] >> (level - 1) & 1), len(leaves))
+        if cut in (0, len(leaves)):
+            return climb(leaves, level - 1)
+        left, right = climb(leaves[:cut], level - 1), climb(leaves[cut:], level - 1)
+        steps.append((left, right))
+        return left
+
+    if positions:
+        climb(range(len(positions)), max(positions).bit_length())
     return steps
 
 
