@@ -81,7 +81,7 @@ def test_a_lost_worker_changes_no_bits() -> None:
     wanted = run(expected, Loopback(expected, FEDERATION), 3, seed=3)
     algorithm = STACKS["scaffold"].make()
     with Ray(algorithm, FEDERATION, workers=2) as engine:
-        state = run(algorithm, engine, 3, seed=3, after_round=lambda p, r: ray.kill(engine.crew[r.number % 2]))
+        state = run(algorithm, engine, 3, seed=3, after_round=lambda p, r: engine.crew[r.number % 2].kill())
         assert same_bits(state, wanted)
 
 
@@ -91,7 +91,7 @@ def test_workers_share_a_gpu() -> None:
     algorithm = STACKS["fedavg"].make()
     with Ray(algorithm, FEDERATION, workers=2) as engine:
         assert engine.options["num_gpus"] == 0.5
-        assert ray.get([a.gpus.remote() for a in engine.crew]) == [["0"], ["0"]]
+        assert ray.get([hand.actor.gpus.remote() for hand in engine.crew]) == [["0"], ["0"]]
 
 
 @pytest.mark.slow
