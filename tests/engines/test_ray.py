@@ -61,6 +61,7 @@ class Trouble(FedAvg):
         return super().client_step(message, client)
 
 
+@pytest.mark.slow
 def test_a_client_that_kills_its_worker_costs_its_own_reply_only() -> None:
     rounds: list[Round] = []
     said: list[str] = []
