@@ -226,11 +226,11 @@ class Flower:
             told = envelope.content["fedlens"]
             self.refused.pop(node, None)
             self.nodes[int(told["client"])] = node
-            self.classes = self.classes or str(told["classes"])
+            self.classes = self.classes or str(told.get("classes", ""))
             self.log(f"client {told['client']} has joined with {told['examples']} examples")
 
     def _objection(self, node: int, told: Mapping[str, Any]) -> str | None:
-        client, classes = int(told["client"]), str(told["classes"])
+        client, classes = int(told["client"]), str(told.get("classes", ""))
         if not 0 <= client < self.clients:
             return f"calls itself client {client}, but there are {self.clients} (0 to {self.clients - 1})"
         if self.nodes.get(client, node) != node and self.nodes[client] in self._online:
