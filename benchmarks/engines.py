@@ -1,10 +1,11 @@
 """Seconds a round for simulator, Ray and Flower on the same work, the same bits checked at the end; and a large payload through Flower.
 
-    python benchmarks/engines.py [--rounds 6] [--clients 2] [--skip-payload]
+    python benchmarks/engines.py [--rounds 8] [--clients 2] [--skip-payload]
 
-Work: ResNet-8 on 32 x 32 images, a few hundred per client, one epoch. "floor" is Flower with a client that does nothing: what is left
-are Flower's own waits (see `explain`). The payload part sends 35.6 M float32 (142 MB) down and up, once per round, and reports the peak
-resident memory of each kind of process above what it holds without the payload, in copies of the payload.
+Work: ResNet-8 on 32 x 32 images, a few hundred per client, one epoch. Simulator and Ray take turns round by round, so that whatever else
+the machine does troubles both alike. "floor" is a round in which clients do nothing: what the engine itself costs. The payload part
+sends 35.6 M float32 (142 MB) down and up, once per round, and reports the peak resident memory of each kind of process above what it
+holds without the payload, in copies of the payload.
 
 Prints progress to stderr and ends with one JSON object.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import statistics
 import sys
@@ -93,7 +95,7 @@ def main(grid: Any, config: Mapping[str, Any]) -> None:
     seconds: list[float] = []
     engine = Flower(grid, algorithm, int(config["clients"]), job=str(config["job"]), patience=120)
     final = run(algorithm, engine, int(config["rounds"]), after_round=lambda p, r: seconds.append(r.seconds))
-    (out / "state").write_bytes(final.to_bytes() if name == "train" else b"")
+    (out / "state").write_bytes(bits(final) if name == "train" else b"")
     (out / "server.json").write_text(json.dumps({"seconds": seconds}))
 
 
@@ -105,25 +107,31 @@ def steady(seconds: list[float]) -> float:
     return round(statistics.median(seconds[1:] or seconds), 4)
 
 
-def local(name: str, rounds: int, clients: int) -> tuple[float, Message]:
-    algorithm, data = make_algorithm("train"), federation(clients)
-    if name == "ray":
-        from fedlens.engines.ray import Ray
+def local(work: str, rounds: int, clients: int) -> tuple[float, float, bytes, bool]:
+    """Simulator and Ray in turns: steady seconds a round of each, the simulator's state, and whether Ray's is the same."""
+    from fedlens.engines.ray import Ray
+    from fedlens.engines.simulator import Simulator
 
-        engine: Any = Ray(algorithm, data, workers=2)
-    else:
-        from fedlens.engines.simulator import Simulator
+    algorithm, data = make_algorithm(work), federation(clients)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    with Simulator(algorithm, data, workers=2) as simulator, Ray(algorithm, data, workers=2) as cluster:
+        here: list[Progress | None] = [None, None]
 
-        engine = Simulator(algorithm, data, workers=2)
-    seconds: list[float] = []
+        def note(k: int, progress: Progress, done: Round) -> None:
+            here[k] = progress
+            seconds[k].append(done.seconds)
 
-    def note(here: Progress, done: Round) -> None:
-        seconds.append(done.seconds)
+        for number in range(1, rounds + 1):
+            for k, engine in enumerate((simulator, cluster)):
+                run(algorithm, engine, number, progress=here[k], after_round=functools.partial(note, k))
+    for name, s in zip(("simulator", "ray"), seconds, strict=True):
+        tell(f"{name}, {work}", s)
+    states = [bits(p.state) for p in here if p]
+    return steady(seconds[0]), steady(seconds[1]), states[0], states[0] == states[1]
 
-    with engine:
-        state = run(algorithm, engine, rounds, after_round=note)
-    tell(name, seconds)
-    return steady(seconds), state
+
+def bits(state: Message) -> bytes:
+    return bytes(Message(state.trees).to_bytes())  # its scalars tell how many rounds were planned
 
 
 def tell(name: str, seconds: list[float]) -> None:
@@ -148,10 +156,9 @@ def benchmark(rounds: int, clients: int, payload: bool) -> dict[str, Any]:
     from deployment import deployment
 
     found: dict[str, Any] = {"clients": clients, "rounds": rounds}
-    found["simulator_s"], wanted = local("simulator", rounds, clients)
-    found["ray_s"], state = local("ray", rounds, clients)
+    found["simulator_s"], found["ray_s"], wanted, same = local("train", rounds, clients)
     found["ray_over_simulator"] = round(found["ray_s"] / found["simulator_s"], 3)
-    same = state.to_bytes() == wanted.to_bytes()
+    found["simulator_floor_s"], found["ray_floor_s"], *_ = local("floor", 4 * rounds, clients)
     with tempfile.TemporaryDirectory(prefix="fedlens-bench-") as folder, deployment(Path(folder)) as here:
         here.env["PYTHONPATH"] += f":{ROOT / 'benchmarks'}"
         here.superlink()
@@ -159,7 +166,7 @@ def benchmark(rounds: int, clients: int, payload: bool) -> dict[str, Any]:
             here.supernode(client)
         facts, out = flower(here, "train", rounds, clients)
         found["flower_s"] = steady(facts["seconds"])
-        found["same_bits"] = same and (out / "state").read_bytes() == bytes(wanted.to_bytes())
+        found["same_bits"] = same and (out / "state").read_bytes() == wanted
         with Watch(here) as watch:
             facts, _ = flower(here, "floor", rounds, clients)
         found["flower_floor_s"] = steady(facts["seconds"])
@@ -213,7 +220,7 @@ class Watch(threading.Thread):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--skip-payload", action="store_true")
     options = parser.parse_args()

@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 pytest.importorskip("flwr")
 from fedlens import config as recipes
@@ -81,6 +82,15 @@ def test_join_looks_before_it_leaps(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no data at scans" in refused(capsys, "join", "127.0.0.1:1", *here, "--data", "scans")
     assert "add --client N" in refused(capsys, "join", "127.0.0.1:1", "--key", "clinic")
     assert "no recipe" in refused(capsys, "join", "127.0.0.1:1", *here, "--recipe", "stydy.toml")
+    Path("scans/benign").mkdir(parents=True)
+    study = ("--data", "scans", "--recipe", "study.toml")
+    assert "scans holds 1 class folders: at least two are needed" in refused(capsys, "join", "127.0.0.1:1", *here, *study)
+    for k in range(4):
+        Image.new("L", (32, 32), 60 * k).save(f"scans/benign/{k}.png")
+    Path("scans/malignant").symlink_to("benign")
+    said = refused(capsys, "join", "127.0.0.1:1", *here, *study, "--client", "2")
+    assert "this site is client 2, but the recipe has 2 (0 to 1)" in said
+    assert not Path("sites").exists()
 
 
 def test_run_on_flower_needs_a_superlink(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,10 @@ def keys(
         list[str] | None, typer.Option("--host", help="Name or address sites will use for the server; may be repeated.", show_default=False)
     ] = None,
 ) -> None:
-    """Make certificates for a server and keys for its sites."""
+    """Make certificates for a server and keys for its sites.
+
+    SITE is the number of a client (0, 1, ...), whose key is then called site-0, or a name of your own.
+    """
     from fedlens import keys as make
 
     if host or not (out / "server.pem").exists():
@@ -109,7 +112,10 @@ def join(
     ] = None,
     patience: Annotated[float, typer.Option("--patience", help="Seconds to keep trying at the beginning.")] = 60.0,
 ) -> None:
-    """Take part: a SuperNode for this site, and a worker that keeps its data loaded."""
+    """Take part: a SuperNode for this site, and a worker that keeps its data loaded.
+
+    ADDRESS is the server's, as host:port. With --recipe the data is read before anything is started.
+    """
     from fedlens import config as recipes
     from fedlens import sites
 
@@ -121,19 +127,16 @@ def join(
     if data is not None and not data.exists():
         raise click.UsageError(f"there is no data at {data}")
     if recipe is not None:
-        config = recipes.read(recipe)
-        if data is not None:
-            sites.over(config, str(data))
         recipe = str(recipes.find_recipe(recipe).absolute())
     home = (folder or Path("sites") / key.name).absolute()
+    facts = {"client": number, "folder": str(home), "data": str(data.absolute()) if data else "", "recipe": recipe or ""}
+    if recipe is not None:
+        say(f"client {number} has {sites.make_site(facts, {}).examples} examples")
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     # A socket's name may have a hundred characters, a hospital's folder more.
     with tempfile.TemporaryDirectory(prefix="fedlens-") as private, sites.Crew(say, home) as crew:
-        socket = str(Path(private) / "worker")
-        facts = {
-            "client": number, "folder": str(home), "worker": socket, "data": str(data.absolute()) if data else None, "recipe": recipe,
-        }  # fmt: skip
+        socket = facts["worker"] = str(Path(private) / "worker")
         node_command = (
             "flower-supernode", "--superlink", address, "--root-certificates", str(ca), "--auth-supernode-private-key", str(key),
             "--host", "127.0.0.1", "--port", str(sites.free_port()), "--node-config", sites.node_config(facts),

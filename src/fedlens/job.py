@@ -256,9 +256,10 @@ class _Job:
         )  # fmt: skip
 
     def _after_round(self, here: Progress, finished: Round) -> None:
+        memory = self.folder / "memory"
         full = next((x for x in finished.lost if os.strerror(errno.ENOSPC) in x.reason), None)
-        if full:  # a client that cannot keep its memory would fall out of every round from now on
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / "memory"))
+        if full and memory.exists():  # nobody here could keep its memory from now on; a real site's full disk is that site's alone
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(memory))
         with undisturbed():
             record = describe(finished)
             with (self.folder / "metrics.jsonl").open("a") as f:

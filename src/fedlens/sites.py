@@ -70,6 +70,7 @@ def main(grid: Any, run: Facts) -> None:
         return Flower(
             grid, setup.algorithm, len(setup.federation), recipe=agreed, job=token(folder), timeout=s.timeout,
             patience=float(run["patience"]), least=int(run["least"]), late=s.late, forgive=bool(run["forgive"]), log=log,
+            classes=", ".join(setup.federation.facts.get("classes", ())),
         )  # fmt: skip
 
     watch = _Log()
@@ -121,20 +122,23 @@ def token(folder: Path) -> str:
 def make_site(node: Facts, run: Facts) -> Site:
     """The site's end: its own copy of the recipe if it has one, else the server's, over its own data."""
     id = site_number(node)
-    tables = tomllib.loads(str(run["recipe"]))
-    config = recipes.read(str(node["recipe"])) if node.get("recipe") else recipes.from_tables(tables, str(run["name"]))
+    if node.get("recipe"):
+        config = recipes.read(str(node["recipe"]))
+    else:
+        config = recipes.from_tables(tomllib.loads(str(run["recipe"])), str(run["name"]))
     agreed = fingerprint(config)
     own = str(node.get("data", ""))
     if own:
         config = over(config, own)
     s = config.settings
     federation = config.build_source().federation(1 if own else s.clients, s.seed)
-    if not own and not 0 <= id < len(federation):
-        raise SiteError(f"this site is client {id}, but the recipe's data has {len(federation)} parts (0 to {len(federation) - 1})")
+    parts = s.clients if own else len(federation)
+    if not 0 <= id < parts:
+        raise SiteError(f"this site is client {id}, but the recipe has {parts} (0 to {parts - 1})")
     part = 0 if own else id
     here = alone(id, federation.holdings[part], federation.held_out_of(part))
     algorithm = config.build_algorithm(config.build_task()).given(federation.facts)
-    return Site(id, algorithm, here, Path(str(node["folder"])), recipe=agreed, threads=s.threads)
+    return Site(id, algorithm, here, Path(str(node["folder"])), agreed, s.threads, tuple(federation.facts.get("classes", ())))
 
 
 def site_number(node: Facts) -> int:

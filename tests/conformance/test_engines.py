@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +86,21 @@ def test_late_replies_are_used_up_to_the_limit() -> None:
         assert bool(used) is expected
         refused = [x for r in rounds for x in r.lost if x.reason.startswith("too late")]
         assert bool(refused) is not expected
+
+
+def test_a_checkpoint_is_refused_while_replies_may_be_on_their_way(tmp_path: Path) -> None:
+    """Resumed without them, such a run would not end where an uninterrupted one does."""
+    from fedlens.checkpoint import Checkpoint
+
+    def go(share: float) -> None:
+        algorithm = stack(FedAvg(Toy(), batch=8), Scaffold())
+        checkpoint = Checkpoint(tmp_path / str(share))
+        with contextlib.closing(Flaky(Simulator(algorithm, VECTORS, workers=0), delay=share, after=0.5, seed=2)) as engine:
+            run(algorithm, engine, 1, late=1, after_round=lambda p, r: checkpoint.save(p, engine.snapshot()))
+
+    go(0.0)
+    with pytest.raises(ValueError, match="delayed replies"):
+        go(0.5)
 
 
 class Trouble(FedAvg):

@@ -108,6 +108,23 @@ def test_image_folder_with_broken_files(tmp_path: Path) -> None:
     assert sum(len(h) for h in federation.holdings) + len(federation.test) == 17 and len(federation.test) == 4
 
 
+def test_names_give_classes_their_numbers_also_where_some_are_absent(tmp_path: Path) -> None:
+    """Folders forest, river, town; by name, town is 0, lake (of which there is none here) 1, river 2, forest 3."""
+    write_folders(tmp_path / "a")
+    federation = ImageFolder(root=str(tmp_path / "a"), names=("town", "lake", "river", "forest"), least=1).federation(1, 0)
+    assert federation.facts["classes"] == ["town", "lake", "river", "forest"]
+    assert sorted(set(federation.holdings[0].columns["y"].tolist())) == [0, 2, 3]
+    with pytest.raises(DataError, match="has the class 'river', which is not among the names town, forest"):
+        ImageFolder(root=str(tmp_path / "a"), names=("town", "forest")).federation(1, 0)
+    (tmp_path / "b").mkdir()
+    with pytest.raises(DataError, match="holds none of the classes town, forest"):
+        ImageFolder(root=str(tmp_path / "b"), names=("town", "forest")).federation(1, 0)
+    rows = "".join(f"a/{name}/{k}.png,{name}\n" for name in ("town", "forest") for k in (0, 1))
+    (tmp_path / "table.csv").write_text("path,label\n" + rows)
+    table = Csv(file=str(tmp_path / "table.csv"), names=("town", "river", "forest"), least=1).federation(1, 0)
+    assert sorted(set(table.holdings[0].columns["y"].tolist())) == [0, 2]
+
+
 def test_image_folder_with_a_test_part_and_other_sizes(tmp_path: Path) -> None:
     write_folders(tmp_path / "a" / "train")
     write_folders(tmp_path / "a" / "val", n=2)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from stacks import STACKS
 from toy import same_bits, toy_federation
 
 from fedlens import Round, job, run, sites
 from fedlens import config as recipes
 from fedlens.checkpoint import Checkpoint
+from fedlens.data.folders import ImageFolder
 from fedlens.engines.loopback import Loopback
 
 pytest.importorskip("flwr")
@@ -162,6 +165,47 @@ def test_a_number_out_of_range_and_a_double_are_not_let_in(tmp_path: Path) -> No
     text = "\n".join(said)
     assert "calls itself client 1, which is somebody else already" in text
     assert "calls itself client 2, but there are 2 (0 to 1)" in text
+
+
+def test_a_site_whose_classes_differ_is_not_let_in(tmp_path: Path) -> None:
+    """Client 0 knows benign and malignant, client 1 benign and other: its label 1 means something else. Client 2 has never seen a
+    malignant case, and says with `names` that it knows of them."""
+    folders = {0: ("benign", "malignant"), 1: ("benign", "other"), 2: ("benign",)}
+    said: list[str] = []
+    grid = Grid(tmp_path, "fedavg")
+
+    def make_site(node: Any, config: Any) -> Site:
+        id = int(node["client"])
+        for name in folders[id]:
+            (tmp_path / f"scans-{id}" / name).mkdir(parents=True)
+            for k in range(4):
+                Image.new("L", (8, 8), 60 * k).save(tmp_path / f"scans-{id}" / name / f"{k}.png")
+        names = ("benign", "malignant") if id == 2 else ()
+        federation = ImageFolder(root=str(tmp_path / f"scans-{id}"), names=names, least=1).federation(1, 0)
+        here = alone(id, EVERYONE.holdings[id])
+        return Site(id, STACKS["fedavg"].make(), here, tmp_path / str(id), "recipe", classes=tuple(federation.facts["classes"]))
+
+    grid.app = flower.client_app(make_site)
+    here = engine(grid, "fedavg", log=said.append, classes="benign, malignant")
+    here._assemble()
+    assert sorted(here.nodes) == [0, 2]
+    assert "client 1 has the classes benign, other, not benign, malignant" in "\n".join(said)
+
+
+def test_a_full_disk_at_a_site_is_that_sites_alone(tmp_path: Path) -> None:
+    """What client 1 would write in round 0 goes to /dev/full. It is lost, in words; the others, and it too in round 1, go on."""
+    config = recipes.read("deblur-partial", ["clients=3", "rounds=2", "data.size=48"])
+    facts = {"name": "deblur-partial", "recipe": config.to_toml(), "out": str(tmp_path / "real"), "resume": False, "fresh": False,
+             "patience": 5.0, "least": 3, "forgive": False}  # fmt: skip
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "flower.json").write_text('{"job": "j"}')
+    (tmp_path / "1" / "j").mkdir(parents=True)
+    (tmp_path / "1" / "j" / f"1.part{os.getpid()}").symlink_to("/dev/full")
+    sites.main(Grid(tmp_path, "", run=facts), facts)
+    lines = job.read_records(tmp_path / "real" / "metrics.jsonl")
+    assert [line["heard"] for line in lines] == [2, 3]
+    why = f"this site cannot write its memory to {tmp_path / '1'}: No space left on device"
+    assert [(x["client"], x["reason"]) for x in lines[0]["lost"]] == [(1, why)]
 
 
 METHODS = {

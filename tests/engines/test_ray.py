@@ -61,6 +61,7 @@ class Trouble(FedAvg):
         return super().client_step(message, client)
 
 
+@pytest.mark.slow
 def test_a_client_that_kills_its_worker_costs_its_own_reply_only() -> None:
     rounds: list[Round] = []
     said: list[str] = []
@@ -81,7 +82,7 @@ def test_a_lost_worker_changes_no_bits() -> None:
     wanted = run(expected, Loopback(expected, FEDERATION), 3, seed=3)
     algorithm = STACKS["scaffold"].make()
     with Ray(algorithm, FEDERATION, workers=2) as engine:
-        state = run(algorithm, engine, 3, seed=3, after_round=lambda p, r: ray.kill(engine.crew[r.number % 2]))
+        state = run(algorithm, engine, 3, seed=3, after_round=lambda p, r: engine.crew[r.number % 2].kill())
         assert same_bits(state, wanted)
 
 
@@ -91,7 +92,7 @@ def test_workers_share_a_gpu() -> None:
     algorithm = STACKS["fedavg"].make()
     with Ray(algorithm, FEDERATION, workers=2) as engine:
         assert engine.options["num_gpus"] == 0.5
-        assert ray.get([a.gpus.remote() for a in engine.crew]) == [["0"], ["0"]]
+        assert ray.get([hand.actor.gpus.remote() for hand in engine.crew]) == [["0"], ["0"]]
 
 
 @pytest.mark.slow

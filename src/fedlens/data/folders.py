@@ -6,6 +6,7 @@ What cannot be read is skipped, counted and named in `Federation.facts["skipped"
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,24 +24,34 @@ TESTS = ("test", "val", "valid", "validation")
 @dataclass
 class ImageFolder(LabelledSource):
     """root/<class>/*.jpg, or root/train/<class>/... and root/test/<class>/... (EuroSAT and the like). size: bring all to size x size.
-    gray: one channel."""
+    gray: one channel. names: the classes in their order, where the folders here are not all of them, as at a site of its own."""
 
     root: str = ""
     size: int | None = None
     gray: bool = False
+    names: tuple[str, ...] = ()
 
     def read(self, seed: int) -> Collection:
         root = find(self.root, "image folder")
         if not root.is_dir():
             raise DataError(f"{root} is a file, not a folder of class folders")
         train = root / "train" if (root / "train").is_dir() else root
-        names = [p.name for p in class_folders(train)]
+        names = ordered([p.name for p in class_folders(train)], self.names, train)
         if len(names) < 2:
             raise DataError(f"{train} holds {len(names)} class folders: at least two are needed")
         reader = Reader(self.size, "L" if self.gray else "RGB")
         test = next((root / t for t in TESTS if train != root and (root / t).is_dir()), None)
         tested = reader.read(listing(test, names)) if test else None
         return Collection(reader.read(listing(train, names)), tested, names, reader.skipped)
+
+
+def ordered(found: list[str], names: Sequence[str], where: Path) -> list[str]:
+    """The classes in their order: those that were found, or those that were named, among which the found ones must be."""
+    if strange := [n for n in found if names and n not in names]:
+        raise DataError(f"{where} has the class {strange[0]!r}, which is not among the names {', '.join(names)}")
+    if names and not found:
+        raise DataError(f"{where} holds none of the classes {', '.join(names)}")
+    return list(names) or found
 
 
 @dataclass
@@ -75,7 +86,7 @@ class TinyImageNet(LabelledSource):
 @dataclass
 class Csv(LabelledSource):
     """A table of files and labels. path, label: column names; paths are relative to the table. split: a column that says train or test.
-    group: a column with the writer, camera or hospital, for partition="natural" or "one_group"."""
+    group: a column with the writer, camera or hospital, for partition="natural" or "one_group". names: as in ImageFolder."""
 
     file: str = ""
     path: str = "path"
@@ -84,6 +95,7 @@ class Csv(LabelledSource):
     group: str = "group"
     size: int | None = None
     gray: bool = False
+    names: tuple[str, ...] = ()
 
     def read(self, seed: int) -> Collection:
         table = find(self.file, "table")
@@ -94,7 +106,8 @@ class Csv(LabelledSource):
         for column in (self.path, self.label):
             if column not in rows[0]:
                 raise DataError(f"{table} has no column {column!r}; it has {', '.join(rows[0])}")
-        names = sorted({r[self.label] for r in rows}, key=lambda s: (0, int(s), "") if s.isdigit() else (1, 0, s))
+        found = sorted({r[self.label] for r in rows}, key=lambda s: (0, int(s), "") if s.isdigit() else (1, 0, s))
+        names = ordered(found, self.names, table)
         place = {n: k for k, n in enumerate(names)}
         reader = Reader(self.size, "L" if self.gray else "RGB")
         tests = [r for r in rows if r.get(self.split, "").lower() in TESTS]

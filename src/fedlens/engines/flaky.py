@@ -15,7 +15,8 @@ from fedlens.replies import Lost, Nodes
 
 class Flaky:
     """before: share of clients that never get the message. after: share whose reply is lost once they have worked, when their memory
-    has already changed. delay: share whose reply arrives `by` rounds late; nobody is asked again while a reply is on its way."""
+    has already changed. delay: share whose reply arrives `by` rounds late; nobody is asked again while a reply is on its way. What is
+    on its way is nowhere on disk, so a run with delays cannot be checkpointed: it is refused at the first attempt."""
 
     def __init__(self, engine: Any, *, before: float = 0.0, after: float = 0.0, delay: float = 0.0, by: int = 1, seed: int = 0) -> None:
         if not all(0 <= p <= 1 for p in (before, after, delay)):
@@ -52,6 +53,8 @@ class Flaky:
         yield from late
 
     def snapshot(self) -> Mapping[int, Path]:
+        if self.delay:
+            raise ValueError("a run with delayed replies cannot be checkpointed: those on their way would be lost (set delay to 0)")
         records: Mapping[int, Path] = self.engine.snapshot()
         return records
 

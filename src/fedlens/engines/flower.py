@@ -87,7 +87,7 @@ class Flower:
     clients: how many sites the recipe speaks of; their ids are 0 ... clients - 1, here or not. recipe: its hash. job: a name that stays the
     same when the run is resumed. timeout: seconds a round may take. patience: seconds to wait for sites, at the beginning until all are
     there and later until at least `least` are. late: replies up to so many rounds behind are still waited for. forgive: let a site that
-    lost its memory begin anew. poll: seconds between two looks.
+    lost its memory begin anew. poll: seconds between two looks. classes: what labels mean; without it, what they mean to the first site.
     """
 
     grid: Grid
@@ -101,6 +101,7 @@ class Flower:
     late: int = 0
     forgive: bool = False
     poll: float = 0.1
+    classes: str = ""
     log: Log = print
     nodes: dict[int, int] = field(default_factory=dict)  # client -> node
     refused: dict[int, tuple[str, float]] = field(default_factory=dict)  # node -> why it was not let in, and when
@@ -176,7 +177,6 @@ class Flower:
 
     def _read(self, client: int, envelope: Envelope) -> Message | Lost:
         if why := _failure(envelope):
-            self.log(f"client {client}: {why}")
             return Lost(client, why)
         reply = unpack(flower_client.take(envelope.content))
         if reply.sender != client:
@@ -217,20 +217,27 @@ class Flower:
                 self._admit(self._greetings.pop(m), envelope)
 
     def _admit(self, node: int, envelope: Envelope) -> None:
-        why = _failure(envelope)
-        client = int(envelope.content["fedlens"]["client"]) if not why else -1
-        if not why and not 0 <= client < self.clients:
-            why = f"calls itself client {client}, but there are {self.clients} (0 to {self.clients - 1})"
-        if not why and self.nodes.get(client, node) != node and self.nodes[client] in self._online:
-            why = f"calls itself client {client}, which is somebody else already"
+        why = _failure(envelope) or self._objection(node, envelope.content["fedlens"])
         if why:
             if self.refused.get(node, ("", 0.0))[0] != why:
                 self.log(f"a site was not let in: {why}")
             self.refused[node] = (why, time.monotonic())
         else:
+            told = envelope.content["fedlens"]
             self.refused.pop(node, None)
-            self.nodes[client] = node
-            self.log(f"client {client} has joined with {envelope.content['fedlens']['examples']} examples")
+            self.nodes[int(told["client"])] = node
+            self.classes = self.classes or str(told.get("classes", ""))
+            self.log(f"client {told['client']} has joined with {told['examples']} examples")
+
+    def _objection(self, node: int, told: Mapping[str, Any]) -> str | None:
+        client, classes = int(told["client"]), str(told.get("classes", ""))
+        if not 0 <= client < self.clients:
+            return f"calls itself client {client}, but there are {self.clients} (0 to {self.clients - 1})"
+        if self.nodes.get(client, node) != node and self.nodes[client] in self._online:
+            return f"calls itself client {client}, which is somebody else already"
+        if classes != (self.classes or classes):
+            return f"client {client} has the classes {classes}, not {self.classes}: let everybody's [data] list all of them as names"
+        return None
 
     def snapshot(self) -> Mapping[int, Path]:
         return {}  # sites keep their own memory

@@ -36,14 +36,14 @@ PIECE = 20 << 20  # bytes of a message handed over at a time
 Facts = Mapping[str, Any]
 
 
-class SiteError(RuntimeError):
+class SiteError(ValueError):
     """Why a site cannot take part: one sentence for both operators."""
 
 
 @dataclass(frozen=True)
 class Site:
     """One client at its own place. `federation` need hold nothing but this client's part (see `alone`). recipe: the hash of what the
-    site agreed to do. folder: where its memory lives."""
+    site agreed to do. folder: where its memory lives. classes: what its labels mean, which must be the same everywhere."""
 
     id: int
     algorithm: Algorithm
@@ -51,6 +51,12 @@ class Site:
     folder: Path
     recipe: str = ""
     threads: int = 1
+    classes: tuple[str, ...] = ()
+
+    @property
+    def examples(self) -> int:
+        data = self.federation.holdings[self.id]
+        return len(data) if hasattr(data, "__len__") else 1
 
 
 MakeSite = Callable[[Facts, Facts], Site]  # (node config, run config)
@@ -90,11 +96,11 @@ def handle(header: Facts, pieces: list[bytes], make_site: MakeSite | None = None
                 "all of it but [data] must be equal"
             )
         if header["kind"] == "query":
-            return {"client": site.id, "examples": _examples(site.federation.holdings[site.id])}, []
+            return {"client": site.id, "examples": site.examples, "classes": ", ".join(site.classes)}, []
         reply = respond(site, unpack(pieces), str(told["job"]), int(told["heard"]), forgive=bool(told["forgive"]))
         return {"client": site.id}, pack(reply)
     except Exception as e:  # a client is somebody else's code and data: anything may come out of it
-        text = str(e) if isinstance(e, (SiteError, ValueError)) else f"{type(e).__name__}: {e}"
+        text = str(e) if isinstance(e, ValueError) else f"{type(e).__name__}: {e}"
         return {"lost": (text.strip().splitlines() or [type(e).__name__])[0][:400]}, []
 
 
@@ -135,10 +141,6 @@ def _amnesia(heard: int, last: int, folder: Path) -> str:
     )
 
 
-def _examples(data: Any) -> int:
-    return len(data) if hasattr(data, "__len__") else 1
-
-
 def _named(reference: str) -> MakeSite:
     module, _, name = reference.partition(":")
     found: MakeSite = getattr(importlib.import_module(module), name)
@@ -173,7 +175,10 @@ def serve(path: Path) -> None:
             with line, contextlib.suppress(OSError):  # a caller that went away has lost its reply, nothing else
                 frame = receive(line)
                 if frame:
-                    send(line, *handle(*frame, make_site))
+                    facts, pieces = handle(*frame, make_site)
+                    if "lost" in facts:  # the server hears it too, but here is who can put it right
+                        print(f"fedlens: this site could not answer: {facts['lost']}", file=sys.stderr, flush=True)
+                    send(line, facts, pieces)
 
 
 if __name__ == "__main__":
