@@ -29,7 +29,7 @@ import torch
 
 from fedlens.algorithm import Algorithm
 from fedlens.engines.crew import IDLE, Crew, Desk, Gone, Hand, Job
-from fedlens.engines.worker import Log, Worker, keep_freed_memory, threads
+from fedlens.engines.worker import Log, Worker, keep_freed_memory, return_freed_memory, threads
 from fedlens.federation import Federation
 from fedlens.memory import NEVER, Memory
 from fedlens.message import Message
@@ -242,8 +242,14 @@ def _serve(
         elif told["do"] == "work":
             pipe.send_bytes(json.dumps(desk.work(told["jobs"])).encode())
         else:
-            payload, index = desk.finish()
-            pipe.send_bytes(json.dumps({"size": outbox.write(payload), **index}).encode())
+            pipe.send_bytes(json.dumps(_hand_in(desk, outbox)).encode())
+
+
+def _hand_in(desk: Desk, outbox: Shared) -> dict[str, Any]:
+    """For a moment the sums lie here and in the outbox: what training has freed makes room for them."""
+    payload, index = desk.finish()
+    return_freed_memory()
+    return {"size": outbox.write(payload), **index}
 
 
 def die_with(parent: int) -> None:
