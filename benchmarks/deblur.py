@@ -24,7 +24,7 @@ from fedlens.algorithms import FedDeblur
 from fedlens.data.scene import Scene
 from fedlens.engines.simulator import Simulator
 from fedlens.federation import Federation
-from fedlens.run import Progress, run
+from fedlens.rounds import Progress, run
 from fedlens.tasks.deblurring import Deblurring, score
 
 CLIENTS, SIZE = 10, 256

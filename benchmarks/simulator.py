@@ -32,7 +32,7 @@ from fedlens.algorithms import FedAvg
 from fedlens.client import Batch, Data, Output, generator
 from fedlens.data.tensors import Tensors
 from fedlens.engines.simulator import Simulator
-from fedlens.run import sample
+from fedlens.rounds import sample
 from fedlens.tasks.task import LearningTask
 
 CLIENTS, IMAGES, COHORT, BATCH, LR = 1000, 50, 50, 10, 0.1

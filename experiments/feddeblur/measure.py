@@ -33,7 +33,7 @@ from fedlens.engines.simulator import Simulator
 from fedlens.message import Message
 from fedlens.metrics.image import psnr
 from fedlens.pictures import to_uint8
-from fedlens.run import run
+from fedlens.rounds import run
 from fedlens.spectrum import backward, blur
 from fedlens.tasks.deblurring import Deblurring
 

@@ -20,7 +20,7 @@ import torch
 from fedlens import config, job
 from fedlens.engines.flaky import Flaky
 from fedlens.engines.simulator import Simulator
-from fedlens.run import Round, run
+from fedlens.rounds import Round, run
 from fedlens.tasks.deblurring import score
 
 HERE = Path(__file__).resolve().parent

@@ -24,7 +24,7 @@ from fedlens.layers import FedProx, FedSR, HighFrequency, LossAware, Median, Sca
 from fedlens.memory import Memory
 from fedlens.message import Message
 from fedlens.replies import gather
-from fedlens.run import answer
+from fedlens.rounds import answer
 from fedlens.tasks.super_resolution import SuperResolution
 
 METHODS: dict[str, list[Layer]] = {

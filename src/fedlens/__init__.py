@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
     from fedlens.job import experiment
     from fedlens.message import Message
     from fedlens.replies import Lost, Replies
-    from fedlens.run import Engine, Progress, Round, answer, run
+    from fedlens.rounds import Engine, Progress, Round, answer, run
     from fedlens.tree import Tree
 
 __version__ = "0.1.0"
@@ -23,7 +21,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "Algorithm": "algorithm", "Layer": "algorithm", "StackError": "algorithm", "stack": "algorithm", "Batch": "client", "Client": "client",
     "Data": "client", "Output": "client", "Federation": "federation", "experiment": "job", "Message": "message", "Lost": "replies",
-    "Replies": "replies", "Engine": "run", "Progress": "run", "Round": "run", "answer": "run", "run": "run", "Tree": "tree",
+    "Replies": "replies", "Engine": "rounds", "Progress": "rounds", "Round": "rounds", "answer": "rounds", "run": "rounds", "Tree": "tree",
 }  # fmt: skip
 __all__ = [
     "Algorithm", "Batch", "Client", "Data", "Engine", "Federation", "Layer", "Lost", "Message", "Output", "Progress", "Replies",
@@ -35,13 +33,3 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
-
-
-class _Package(ModuleType):
-    """`fedlens.run` is the function, although importing the module of that name would put the module there."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value.run if name == "run" and isinstance(value, ModuleType) else value)
-
-
-sys.modules[__name__].__class__ = _Package

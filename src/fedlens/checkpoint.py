@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.message import BadMessage, Message
-from fedlens.run import Progress
+from fedlens.rounds import Progress
 
 FORMAT = 1
 KEPT = 2  # the newest, and the one before in case the newest turns out damaged

@@ -16,7 +16,7 @@ from fedlens.federation import Federation
 from fedlens.job import Setup, memory_in_use
 from fedlens.memory import Memory
 from fedlens.message import Message
-from fedlens.run import answer
+from fedlens.rounds import answer
 
 
 @dataclass(frozen=True)

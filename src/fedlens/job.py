@@ -46,7 +46,7 @@ from fedlens.engines.worker import threads
 from fedlens.federation import Federation
 from fedlens.message import Message
 from fedlens.pictures import save_pictures
-from fedlens.run import Engine, Progress, Round, run
+from fedlens.rounds import Engine, Progress, Round, run
 from fedlens.tasks.task import LearningTask, Task
 
 ENGINES = ("simulator", "ray", "flower")

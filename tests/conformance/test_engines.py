@@ -18,7 +18,7 @@ from fedlens.engines.flaky import Flaky
 from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import Scaffold
-from fedlens.run import Engine
+from fedlens.rounds import Engine
 
 Make = Callable[[Algorithm, Federation], Engine]
 ENGINES: dict[str, Make] = {

@@ -10,7 +10,7 @@ from fedlens.algorithms import FedAvg
 from fedlens.data.tensors import Tensors
 from fedlens.engines.loopback import Loopback
 from fedlens.layers import FedNova, FedProx, Scaffold
-from fedlens.run import sample
+from fedlens.rounds import sample
 from fedlens.tasks.task import LearningTask
 
 

@@ -25,7 +25,7 @@ from fedlens.layers import FedProx, FedSR, HighFrequency, LossAware, Median, Sca
 from fedlens.message import Message
 from fedlens.models.vsr import Bicubic, LightVSR
 from fedlens.pictures import save_pictures
-from fedlens.run import run
+from fedlens.rounds import run
 from fedlens.tasks.super_resolution import SuperResolution, Tiles, charbonnier
 
 

@@ -29,7 +29,7 @@ from fedlens.engines.worker import threads
 from fedlens.federation import Federation
 from fedlens.memory import NEVER, Memory
 from fedlens.message import Message
-from fedlens.run import answer
+from fedlens.rounds import answer
 
 PIECE = 20 << 20  # bytes of a message handed over at a time
 

@@ -15,7 +15,7 @@ from fedlens.federation import Federation
 from fedlens.memory import Memory
 from fedlens.message import Message
 from fedlens.replies import Fold, Lost, Nodes, Sum, refuse
-from fedlens.run import answer
+from fedlens.rounds import answer
 from fedlens.tree import Tree
 
 
