@@ -1,6 +1,6 @@
 """Seconds a round for simulator, Ray and Flower on the same work, the same bits checked at the end; and a large payload through Flower.
 
-    python benchmarks/engines.py [--rounds 8] [--clients 2] [--skip-payload]
+    python benchmarks/engines.py [--rounds 8] [--clients 2] [--only local|flower|payload]
 
 Work: ResNet-8 on 32 x 32 images, a few hundred per client, one epoch. Simulator and Ray take turns round by round, so that whatever else
 the machine does troubles both alike. "floor" is a round in which clients do nothing: what the engine itself costs. The payload part
@@ -20,6 +20,7 @@ import statistics
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ def federation(clients: int, examples: int = 256) -> Federation:
 
 @dataclass
 class Echo(Algorithm):
-    """A tree down, the same tree up: nothing but transport. Sums in place, so that the server holds state, sum and one reply."""
+    """A tree down, the same tree up: nothing but transport. `at`: when the client had it, to tell the way down from the way up."""
 
     size: int = 1
 
@@ -68,7 +69,7 @@ class Echo(Algorithm):
         return message.trees
 
     def client_step(self, message: Message, client: Client) -> Message:
-        return Message(message.trees)
+        return Message(message.trees).note(at=time.time())
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         return state
@@ -93,10 +94,16 @@ def main(grid: Any, config: Mapping[str, Any]) -> None:
     out, name = Path(str(config["out"])), str(config["work"])
     algorithm = make_algorithm(name)
     seconds: list[float] = []
+    down: list[float] = []  # from the round's beginning until a client has the message
+
+    def note(here: Progress, done: Round) -> None:
+        seconds.append(done.seconds)
+        down.extend(s["at"] - (time.time() - done.seconds) for s in done.scalars.values() if "at" in s)
+
     engine = Flower(grid, algorithm, int(config["clients"]), job=str(config["job"]), patience=120)
-    final = run(algorithm, engine, int(config["rounds"]), after_round=lambda p, r: seconds.append(r.seconds))
+    final = run(algorithm, engine, int(config["rounds"]), after_round=note)
     (out / "state").write_bytes(bits(final) if name == "train" else b"")
-    (out / "server.json").write_text(json.dumps({"seconds": seconds}))
+    (out / "server.json").write_text(json.dumps({"seconds": seconds, "down": down}))
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------------------
@@ -152,28 +159,45 @@ def flower(here: Any, work: str, rounds: int, clients: int) -> tuple[dict[str, A
     return facts, out
 
 
-def benchmark(rounds: int, clients: int, payload: bool) -> dict[str, Any]:
-    from deployment import deployment
-
+def benchmark(rounds: int, clients: int, only: str) -> dict[str, Any]:
     found: dict[str, Any] = {"clients": clients, "rounds": rounds}
+    wanted: bytes | None = None
+    if only in ("all", "local"):
+        wanted = both(rounds, clients, found)
+    if only != "local":
+        real(rounds, clients, only, wanted, found)
+    return found
+
+
+def both(rounds: int, clients: int, found: dict[str, Any]) -> bytes:
     found["simulator_s"], found["ray_s"], wanted, same = local("train", rounds, clients)
     found["ray_over_simulator"] = round(found["ray_s"] / found["simulator_s"], 3)
     found["simulator_floor_s"], found["ray_floor_s"], *_ = local("floor", 4 * rounds, clients)
+    found["ray_same_bits"] = same
+    return wanted
+
+
+def real(rounds: int, clients: int, only: str, wanted: bytes | None, found: dict[str, Any]) -> None:
+    from deployment import deployment
+
     with tempfile.TemporaryDirectory(prefix="fedlens-bench-") as folder, deployment(Path(folder)) as here:
         here.env["PYTHONPATH"] += f":{ROOT / 'benchmarks'}"
         here.superlink()
         for client in range(clients):
             here.supernode(client)
-        facts, out = flower(here, "train", rounds, clients)
-        found["flower_s"] = steady(facts["seconds"])
-        found["same_bits"] = same and (out / "state").read_bytes() == wanted
+        if only != "payload":
+            facts, out = flower(here, "train", rounds, clients)
+            found["flower_s"] = steady(facts["seconds"])
+            found["flower_same_bits"] = None if wanted is None else (out / "state").read_bytes() == wanted
         with Watch(here) as watch:
             facts, _ = flower(here, "floor", rounds, clients)
-        found["flower_floor_s"] = steady(facts["seconds"])
-        if payload:
+        found["flower_floor_s"], found["flower_floor_down_s"] = steady(facts["seconds"]), steady(facts["down"])
+        if only != "flower":
             found |= large(here, clients, watch.most)
-    found["explain"] = "idle SuperNodes look for work every 3 s (1.5 s on average); one new process per message at each site"
-    return found
+    found["explain"] = (
+        "down: an idle SuperNode looks for work every 3 s (1.5 s on average), then Flower starts a process for the message; "
+        "up: that process ends, the SuperNode looks for its reply every 0.5 s, the server every 0.1 s"
+    )
 
 
 def large(here: Any, clients: int, floor: Mapping[str, int]) -> dict[str, Any]:
@@ -222,6 +246,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--clients", type=int, default=2)
-    parser.add_argument("--skip-payload", action="store_true")
+    parser.add_argument("--only", choices=("all", "local", "flower", "payload"), default="all")
     options = parser.parse_args()
-    print(json.dumps(benchmark(options.rounds, options.clients, not options.skip_payload)))
+    print(json.dumps(benchmark(options.rounds, options.clients, options.only)))
