@@ -1,8 +1,9 @@
 """What does the simulator cost on top of a bare PyTorch loop, and how does it compare with Flower's simulation?
 
 1000 clients x 50 images of 3x32x32, cohort 50, batch 10, one local epoch, SGD 0.1, a CNN with 1,626,442 parameters. The bare loop does the
-same steps on the same data in the same number of processes and sums the same updates; nothing else. Rounds of both alternate, so that a
-busy machine hurts both alike. Ends by printing one JSON object.
+same steps on the same data in the same number of processes and sums the same updates; nothing else. Flower does the same steps in its Ray
+simulation, with as many actors as we have workers and as it is without settings; its data is built before the rounds that count. Rounds
+alternate, so that a busy machine hurts all alike. Ends by printing one JSON object.
 
     python benchmarks/simulator.py [--rounds 12] [--workers 2] [--skip-flower]
 """
@@ -10,13 +11,16 @@ busy machine hurts both alike. Ends by printing one JSON object.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import multiprocessing as mp
+import os
 import subprocess
 import sys
+import tempfile
 import time
-from itertools import pairwise
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +36,7 @@ from fedlens.run import sample
 from fedlens.tasks.task import LearningTask
 
 CLIENTS, IMAGES, COHORT, BATCH, LR = 1000, 50, 50, 10, 0.1
+WARM = 2  # rounds of the comparison with Flower that do not count
 
 
 def network() -> nn.Module:
@@ -173,75 +178,67 @@ def peak_memory(federation: Federation, cohort: int, workers: int) -> int:
     return memory.peak
 
 
-FLOWER = r"""
-import json, sys, time
-import torch
-sys.path.insert(0, {here!r})
-from simulator import BATCH, CLIENTS, COHORT, LR, make_federation, network
-from flwr.client import NumPyClient
-from flwr.clientapp import ClientApp
-from flwr.server import ServerApp, ServerAppComponents, ServerConfig
-from flwr.server.strategy import FedAvg
-from flwr.simulation import run_simulation
-from flwr.common import ndarrays_to_parameters
-from fedlens.client import generator
-federation = None
-def holdings(i):
-    global federation
-    if federation is None:
-        federation = make_federation()
-    return federation.holdings[i]
-class Site(NumPyClient):
-    def __init__(self, i): self.i = i
-    def fit(self, parameters, config):
-        torch.set_num_threads(1)
-        data, model = holdings(self.i), network()
-        model.load_state_dict({{n: torch.from_numpy(a) for n, a in zip(model.state_dict(), parameters)}})
-        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-        for index in torch.split(torch.randperm(len(data), generator=generator(0, 0, self.i)), BATCH):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(data.columns["x"][index]), data.columns["y"][index]).backward()
-            optimizer.step()
-        return [t.numpy() for t in model.state_dict().values()], len(data), {{}}
-def client_fn(context):
-    return Site(int(context.node_config["partition-id"])).to_client()
-stamps = []
-class Timed(FedAvg):
-    def aggregate_fit(self, *a):
-        out = super().aggregate_fit(*a)
-        stamps.append(time.perf_counter())
-        return out
-def server_fn(context):
-    torch.manual_seed(0)
-    start = ndarrays_to_parameters([t.numpy() for t in network().state_dict().values()])
-    strategy = Timed(fraction_fit=COHORT / CLIENTS, fraction_evaluate=0.0, min_fit_clients=COHORT, min_available_clients=CLIENTS,
-                     initial_parameters=start)
-    return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds={rounds}))
-from flwr.client import ClientApp as OldClientApp
-backend = {{"client_resources": {{"num_cpus": 1, "num_gpus": 0.0}}, "init_args": {{"num_cpus": {workers}, "log_to_driver": False}}}}
-run_simulation(server_app=ServerApp(server_fn=server_fn), client_app=OldClientApp(client_fn=client_fn), num_supernodes=CLIENTS,
-               backend_config=backend)
-print("STAMPS", json.dumps(stamps))
-"""
+class Flower:
+    """Flower's Ray simulation in a process of its own (`flower_peer.py`), one round at a time."""
+
+    def __init__(self, rounds: int, workers: int) -> None:
+        here = Path(__file__).parent
+        env = {
+            "PYTHONPATH": os.pathsep.join([str(here), *sys.path]),
+            "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0",
+            **({"OMP_NUM_THREADS": "1"} if workers else {}),
+            "RAY_worker_niceness": "0",  # Ray would run its workers at nice 15: on a busy machine they would lose to everything else
+        }  # fmt: skip
+        command = [sys.executable, str(here / "flower_peer.py"), str(rounds), str(workers)]
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the process
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env={**os.environ, **env}
+        )
+
+    def round(self) -> dict[str, float]:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith("ROUND"):
+                said: dict[str, float] = json.loads(line.removeprefix("ROUND"))
+                if said["failed"]:
+                    raise RuntimeError(f"{said['failed']} of Flower's clients failed: its round cannot be compared")
+                return said
+        self.errors.seek(0)
+        raise RuntimeError(f"Flower's simulation ended: {self.errors.read()[-2000:]}")
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait()
 
 
-def flower_round(rounds: int, workers: int) -> list[float] | str:
-    """Seconds a round of Flower's Ray simulation on the same work, or why it could not be measured."""
-    from pathlib import Path
+def compare_with_flower(federation: Federation, rounds: int, workers: int) -> dict[str, Any]:
+    """Once with as many actors as we have workers, one processor each; once without settings, which gives an actor two processors."""
+    like, plain = flower_rounds(federation, rounds, workers, workers), flower_rounds(federation, rounds, workers, 0)
+    return like | {"speedup_over_flower_without_settings": plain["speedup_over_flower"], "flower_without_settings": plain}
 
-    code = FLOWER.format(here=str(Path(__file__).parent), rounds=rounds, workers=workers)
-    env = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    import os
 
-    try:
-        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900, env={**os.environ, **env})
-    except subprocess.TimeoutExpired:
-        return "Flower's simulation took longer than 15 minutes"
-    line = next((x for x in out.stdout.splitlines() if x.startswith("STAMPS")), None)
-    if line is None:
-        return (out.stderr.strip().splitlines() or ["no output"])[-1][:300]
-    stamps = json.loads(line.removeprefix("STAMPS"))
-    return [b - a for a, b in pairwise(stamps)]
+def flower_rounds(federation: Federation, rounds: int, workers: int, actors: int) -> dict[str, Any]:
+    """Rounds of both alternate; the first of each only starts things up (Flower's actors build their data in it)."""
+    algorithm = FedAvg(Pixels(), lr=LR, batch=BATCH, device="cpu")
+    flower = Flower(rounds + WARM, actors)
+    ours, theirs = [], []
+    with Simulator(algorithm, federation, workers=workers) as engine:
+        here, losses = Progress(algorithm.init()), []
+        for number in range(rounds + WARM):
+            began = time.perf_counter()
+            run(algorithm, engine, number + 1, cohort=COHORT, progress=here, after_round=lambda p, r: losses.append(r.loss))
+            spent, said = time.perf_counter() - began, flower.round()
+            if number >= WARM:
+                ours.append(spent)
+                theirs.append(said["seconds"])
+    flower.close()
+    ratios = summary([b / a for a, b in zip(ours, theirs, strict=True)])
+    return {
+        "flower_round_seconds": summary(theirs), "round_seconds_beside_flower": summary(ours), "speedup_over_flower": ratios["median"],
+        "speedup_interval": [ratios["low"], ratios["high"]], "final_loss_flower": said["loss"], "final_loss_beside_flower": losses[-1],
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -251,21 +248,21 @@ def main() -> None:
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--skip-flower", action="store_true")
     parser.add_argument("--skip-memory", action="store_true")
+    parser.add_argument("--skip-bare", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     federation = make_federation()
     result = {"parameters": sum(p.numel() for p in network().parameters()), "workers": args.workers}
-    result |= compare_with_bare(federation, args.rounds, args.workers, args.channels_last)
+    if not args.skip_bare:
+        result |= compare_with_bare(federation, args.rounds, args.workers, args.channels_last)
     if not args.skip_memory:
         small, large = peak_memory(federation, 10, args.workers), peak_memory(federation, 500, args.workers)
         result |= {"peak_memory_cohort_10": small, "peak_memory_cohort_500": large, "memory_ratio_500_to_10": large / small}
     if not args.skip_flower:
-        seconds = flower_round(args.rounds + 1, args.workers)
-        if isinstance(seconds, str):
-            result |= {"speedup_over_flower": None, "flower": seconds}
+        if importlib.util.find_spec("flwr") and importlib.util.find_spec("ray"):
+            result |= compare_with_flower(federation, args.rounds, args.workers)
         else:
-            ours = result["round_seconds"]["median"]
-            result |= {"flower_round_seconds": summary(seconds), "speedup_over_flower": summary(seconds)["median"] / ours}
+            result |= {"speedup_over_flower": None, "flower": "not measured: flwr[simulation] is not installed"}
     print(json.dumps(result))
 
 

@@ -31,6 +31,27 @@ def test_each_tree_has_its_own_weights() -> None:
     assert replies.mean("delta")["w"] == 17.5 and replies.mean("control")["c"] == 1.5
 
 
+def test_two_means_are_blended_by_hand() -> None:
+    """Values 1 and 3: alike 2, by weights 3 and 1 it is (3 + 3) / 4 = 1.5; half of each 1.75, a quarter of the second 1.875.
+    Folded in a worker or from single replies."""
+    pair = [Message({"delta": {"w": torch.full((3,), v)}}, sender=p) for p, v in enumerate((1.0, 3.0))]
+    pair = [m.weigh("delta", uniform=1.0, loss=w) for m, w in zip(pair, (3.0, 1.0), strict=True)]
+    fold = Fold()
+    for m in pair:
+        fold.add(m.sender, m)
+    for replies in (gather(pair, range(2))[0], gather([fold.nodes], range(2))[0]):
+        for share, value in ((0.0, 2.0), (0.25, 1.875), (0.5, 1.75), (1.0, 1.5)):
+            assert torch.equal(replies.blend("delta", "uniform", "loss", share)["w"], torch.full((3,), value))
+
+
+def test_a_client_that_weighs_nothing_moves_nothing() -> None:
+    """Weights 0, 2, 0 of values 7, 5, 9 give 5; all zero is an error."""
+    replies, _ = gather([reply(0, 7.0, 0.0), reply(1, 5.0, 2.0), reply(2, 9.0, 0.0)], range(3))
+    assert torch.equal(replies.mean("delta")["w"], torch.full((3,), 5.0))
+    with pytest.raises(ZeroDivisionError, match="sum to zero"):
+        gather([reply(0, 7.0, 0.0)], [0])[0].mean("delta")
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 2**31), st.floats(0, 0.6))
 def test_the_bits_do_not_depend_on_who_sums(n: int, workers: int, seed: int, absent: float) -> None:
@@ -56,7 +77,7 @@ def reply_of(p: int, rng: torch.Generator) -> Message:
 
 @pytest.mark.parametrize("size", [1, 7, 31, 33, 1000, 1003, CHUNK - 1, CHUNK + 5, 2 * CHUNK + 17])
 def test_chunks_whole_arrays_and_threads_round_alike(size: int) -> None:
-    """The fused multiply-add must be one in vector code and in the tail, or a chunk's end would show in the bits."""
+    """Joining must round alike in vector code and in the tail, or a chunk's end would show in the bits."""
     rng = torch.Generator().manual_seed(size)
     messages = [Message({"delta": {"w": torch.randn(size, generator=rng)}}, sender=p).weigh("delta", 0.3 + p) for p in range(5)]
     chunked, fold = gather(messages, range(5))[0].mean("delta")["w"], Fold()
@@ -65,7 +86,7 @@ def test_chunks_whole_arrays_and_threads_round_alike(size: int) -> None:
         fold.add(m.sender, m)
     torch.set_num_threads(1)
     total = fold.total()["delta", "mean"]
-    assert torch.equal(chunked, total.settled()["w"] / total.weight)
+    assert torch.equal(chunked, total.tree["w"])
 
 
 def test_replies_are_never_written_to() -> None:

@@ -1,11 +1,12 @@
-"""Replies: what a round brought, summed in an order that does not depend on who did the summing.
+"""Replies: what a round brought, averaged in an order that does not depend on who did it.
 
-The asked clients, sorted by id, are the leaves of a fixed binary tree. A node adds its left child to its right one, an absent
-leaf counts for nothing, and whoever holds both children of a node may add them. So one worker, N workers and a real network
-give the same bits, and a process holds at most log2(cohort) partial sums, whatever the cohort.
+The asked clients, sorted by id, are the leaves of a fixed binary tree. A node joins its two children, an absent leaf counts for nothing,
+and whoever holds both children of a node may join them. So one worker, N workers and a real network give the same bits, and a process
+holds at most log2(cohort) partial results, whatever the cohort.
 
-Where leaves meet, w_l T_l + w_r T_r is a product and then a fused multiply-add; torch fuses in vector and tail code alike, so that
-chunks, whole arrays and any number of threads round the same way (a test holds it to that).
+A sum is kept as a mean and its weight. Joining (A, a) and (B, b) is one operation, A + b/(a+b) (B - A): no products beforehand, no
+division afterwards, and nothing can overflow. torch rounds it alike in vector and tail code, so that chunks, whole arrays and any number
+of threads give the same bits (a test holds it to that).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from fedlens.message import MEAN, Message
 from fedlens.tree import Tree, is_finite, mismatch
 
-CHUNK = 1 << 17  # elements summed at a time: small enough for the cache, large enough that calling torch costs little beside it
+CHUNK = 1 << 16  # elements joined at a time: small enough for the cache, large enough that calling torch costs little beside it
 
 
 @dataclass(frozen=True)
@@ -53,38 +54,35 @@ def refuse(reply: Message, expected: Mapping[str, Tree]) -> str | None:
 
 @dataclass
 class Sum:
-    """Sum of w T and sum of w, for one tree and one named weight.
+    """Sum of w T and sum of w, for one tree and one named weight, kept as the mean and its weight.
 
-    A leaf is `pending`: its arrays are the reply's own, which the client may also remember, and count that many times. They are first
-    read, and never written, when the leaf meets another node; a product of its own is then needed on the left side only."""
+    A leaf's arrays are `borrowed`: they are the reply's own, which the client may also remember, and are never written to."""
 
     tree: Tree
     weight: float
-    pending: float | None = None
+    borrowed: bool = False
 
     def absorb(self, right: Sum) -> Sum:
         """self + right, in place where the arrays are private to the process that folds."""
+        share = _share(self.weight, right.weight)
         for name, t in self.tree.items():
-            self.tree[name] = _added(t, self.pending, right.tree[name], right.pending)
-        self.weight, self.pending = self.weight + right.weight, None
+            self.tree[name] = _toward(t, right.tree[name], share, own=not self.borrowed)
+        self.weight, self.borrowed = self.weight + right.weight, False
         return self
 
-    def settled(self) -> Tree:
-        """The sum itself, also where there was only one leaf."""
-        return self.tree if self.pending is None else {n: _counted(t) * self.pending for n, t in self.tree.items()}
+
+def _share(left: float, right: float) -> float:
+    """How far the mean moves towards the right side; nothing moves nothing."""
+    return right / (left + right) if right else 0.0
 
 
-def _added(left: Tensor, times: float | None, right: Tensor, right_times: float | None) -> Tensor:
-    """times left + right_times right. Multiplying and adding the right side is one operation, with one rounding, everywhere."""
-    alpha = 1.0 if right_times is None else right_times
-    if times is None:
-        return left.add_(_counted(right), alpha=alpha)
-    if times == 1:
-        return torch.add(_counted(left), _counted(right), alpha=alpha)
-    return (_counted(left) * times).add_(_counted(right), alpha=alpha)
+def _toward(left: Tensor, right: Tensor, share: float, own: bool) -> Tensor:
+    left, right = counted(left), counted(right)
+    return left.lerp_(right, share) if own else torch.lerp(left, right, share)
 
 
-def _counted(t: Tensor) -> Tensor:
+def counted(t: Tensor) -> Tensor:
+    """Integers are averaged as float64."""
     return t if t.is_floating_point() or t.is_complex() else t.double()
 
 
@@ -105,7 +103,7 @@ class Fold:
 
     def add(self, position: int, reply: Message) -> None:
         leaf = {
-            (tree, name): Sum(dict(arrays), w, pending=w)
+            (tree, name): Sum(dict(arrays), w, borrowed=True)
             for tree, arrays in reply.trees.items()
             for name, w in _weights(reply, tree).items()
         }
@@ -173,9 +171,8 @@ class Replies:
         """The sum of one named weight."""
         if (tree, name) in self.sums:
             return self.sums[tree, name].weight
-        leaves = _leaves(self.singles, tree, name)
-        weights = [w for _, _, w in leaves]
-        for left, right in _plan([p for p, _, _ in leaves]):
+        positions, weights = self._positions(tree), self._weights(tree, name)
+        for left, right in _plan(positions):
             weights[left] += weights[right]
         return weights[0]
 
@@ -183,12 +180,46 @@ class Replies:
         """Weighted mean; integers come back as float64: `tree.cast` returns them to their type."""
         if name == MEAN and tree in self.means:
             return dict(self.means[tree])
-        weight = self.weight(tree, name)
-        if weight == 0:
+        if self.weight(tree, name) == 0:
             raise ZeroDivisionError(f"the weights {name!r} of {tree!r} sum to zero")
         if (tree, name) in self.sums:
-            return {n: t / weight for n, t in self.sums[tree, name].settled().items()}
-        return sum_singles(_leaves(self.singles, tree, name), over=weight)
+            # Of its own: a worker's sums lie in a mapped file that the next round writes to.
+            return {n: counted(t).clone() for n, t in self.sums[tree, name].tree.items()}
+        return self._folded(tree, [name])
+
+    def blend(self, tree: str, first: str, second: str, share: float) -> Tree:
+        """(1 - share) of one mean and share of another; single replies are read once for both, and an unused mean is not made."""
+        if share in (0, 1):
+            return self.mean(tree, second if share else first)
+        if (tree, first) in self.sums:
+            b = self.mean(tree, second)
+            return {n: torch.lerp(a, b[n], share) for n, a in self.mean(tree, first).items()}
+        return self._folded(tree, [first, second], share)
+
+    def _positions(self, tree: str) -> list[int]:
+        return [p for p in sorted(self.singles) if tree in self.singles[p].trees]
+
+    def _weights(self, tree: str, name: str) -> list[float]:
+        found = [_weights(self.singles[p], tree) for p in self._positions(tree)]
+        if not found or name not in found[0]:
+            raise KeyError(f"no reply carries the tree {tree!r} with a weight {name!r}")
+        return [w[name] for w in found]
+
+    def _folded(self, tree: str, names: Sequence[str], share: float = 0.0) -> Tree:
+        """The joins of `Fold`, one cache-sized chunk of all replies at a time, so that each is read once; two means are blended."""
+        positions = self._positions(tree)
+        steps = [_steps(positions, self._weights(tree, name)) for name in names]
+        trees = [self.singles[p].trees[tree] for p in positions]
+        out: Tree = {}
+        for key, first in trees[0].items():
+            total = torch.empty(first.numel(), dtype=counted(first).dtype)
+            chunks = zip(torch.split(total, CHUNK), *(torch.split(t[key].reshape(-1), CHUNK) for t in trees), strict=True)
+            for space, *parts in chunks:
+                _fold(parts, steps[0], space)
+                if len(steps) > 1:
+                    space.lerp_(_fold(parts, steps[1], torch.empty_like(space)), share)
+            out[key] = total.reshape(first.shape)
+        return out
 
     def put(self, **means: Tree) -> Replies:
         """The same replies with other means: the inner algorithm sees one reply that is already averaged."""
@@ -196,37 +227,31 @@ class Replies:
         return Replies(self.scalars, self.sums, singles, {**self.means, **means})
 
 
-Leaf = tuple[int, Tree, float]  # position, arrays, weight
+Step = tuple[int, int, float]  # left moves towards right by so much
 
 
-def _leaves(singles: Mapping[int, Message], tree: str, name: str) -> list[Leaf]:
-    found = [(p, m.trees[tree], _weights(m, tree)[name]) for p, m in sorted(singles.items()) if tree in m.trees]
-    if not found:
-        raise KeyError(f"no reply carries the tree {tree!r} with a weight {name!r}")
-    return found
+def _steps(positions: Sequence[int], weights: list[float]) -> list[Step]:
+    steps, weights = [], list(weights)
+    for left, right in _plan(positions):
+        steps.append((left, right, _share(weights[left], weights[right])))
+        weights[left] += weights[right]
+    return steps
 
 
-def sum_singles(leaves: Sequence[Leaf], over: float) -> Tree:
-    """Sum of w T, divided by `over`: the additions of `Fold`, one cache-sized chunk of all replies at a time, so that each is read once."""
-    plan = _plan([p for p, _, _ in leaves])
-    weights: list[float | None] = [w for _, _, w in leaves]
-    out: Tree = {}
-    for key, first in leaves[0][1].items():
-        chunks = [torch.split(arrays[key].reshape(-1), CHUNK) for _, arrays, _ in leaves]
-        total = torch.empty(first.numel(), dtype=_counted(first).dtype)
-        for k, space in enumerate(torch.split(total, CHUNK)):
-            parts, pending = [c[k] for c in chunks], list(weights)
-            for left, right in plan:
-                parts[left] = _added(parts[left], pending[left], parts[right], pending[right])
-                pending[left] = None
-            whole = parts[0] if pending[0] is None else _counted(parts[0]) * pending[0]
-            torch.div(whole, over, out=space)
-        out[key] = total.reshape(first.shape)
-    return out
+def _fold(parts: Sequence[Tensor], steps: Sequence[Step], space: Tensor) -> Tensor:
+    """One chunk of every reply into one mean, written to `space`; what the replies own is not touched."""
+    parts, own = list(parts), set()
+    if not steps:
+        return space.copy_(parts[0])
+    for left, right, share in steps[:-1]:
+        parts[left] = _toward(parts[left], parts[right], share, own=left in own)
+        own.add(left)
+    left, right, share = steps[-1]
+    return torch.lerp(counted(parts[left]), counted(parts[right]), share, out=space)
 
 
 def _plan(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """The additions (left += right) that the fixed tree makes of these leaves; the total ends up in the first one."""
+    """The joins (left with right) that the fixed tree makes of these leaves; the total ends up in the first one."""
     steps: list[tuple[int, int]] = []
     level = {p: i for i, p in enumerate(positions)}
     while len(level) > 1:

@@ -61,7 +61,7 @@ def pack(worker: Worker, singles: Sequence[tuple[int, Message]]) -> tuple[Messag
     for (level, place), sums in worker.finish().items():
         for (tree, name), total in sums.items():
             trees[str(len(index))] = total.tree
-            index.append([level, place, tree, name, total.weight, total.pending])
+            index.append([level, place, tree, name, total.weight, total.borrowed])
     for position, reply in singles:
         trees |= {f"{position}:{n}": t for n, t in reply.trees.items()}
     told = [[position, {t: dict(w) for t, w in reply.weights.items()}, list(reply.trees)] for position, reply in singles]
@@ -71,8 +71,8 @@ def pack(worker: Worker, singles: Sequence[tuple[int, Message]]) -> tuple[Messag
 def unpack(payload: Message, told: Mapping[str, Any], results: MutableMapping[int, Message | Lost]) -> Nodes:
     """The partial sums of `pack`; single replies get their trees in `results`."""
     nodes: Nodes = {}
-    for k, (level, index, tree, name, weight, pending) in enumerate(told["nodes"]):
-        nodes.setdefault((level, index), {})[tree, name] = Sum(payload.trees[str(k)], weight, pending)
+    for k, (level, index, tree, name, weight, borrowed) in enumerate(told["nodes"]):
+        nodes.setdefault((level, index), {})[tree, name] = Sum(payload.trees[str(k)], weight, borrowed)
     for position, weights, names in told["singles"]:
         old = results[position]
         assert isinstance(old, Message)

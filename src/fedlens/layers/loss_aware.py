@@ -55,21 +55,10 @@ class LossAware(Layer):
     def server_step(self, state: Message, replies: Replies) -> Message:
         mean = replies.mean("importance")
         m = 1.0 if self.greedy else gate(float(mean["root"]), float(mean["value"]), self.tau)
-        return self.inner.server_step(state.note(mix=m), replies.put(delta=mixed(replies, "delta", {"uniform": 1 - m, "loss": m})))
+        return self.inner.server_step(state.note(mix=m), replies.put(delta=replies.blend("delta", "uniform", "loss", m)))
 
 
 def gate(mean_root: float, mean_value: float, tau: float) -> float:
     """m from mean sqrt(I) and mean I: H^2 = 1 - mean sqrt(I) / sqrt(mean I)."""
     hellinger = math.sqrt(max(0.0, 1 - mean_root / math.sqrt(mean_value)))
     return 0.0 if hellinger < tau else (hellinger - tau) / (1 - tau)
-
-
-def mixed(replies: Replies, tree: str, shares: Mapping[str, float]) -> Tree:
-    """sum over named weights of share * mean; a share of zero costs nothing."""
-    out: Tree = {}
-    for name, share in shares.items():
-        if share == 0:
-            continue
-        for key, t in replies.mean(tree, name).items():  # made for us, so it may be written to
-            out[key] = t.mul_(share) if key not in out else out[key].add_(t, alpha=share)
-    return out

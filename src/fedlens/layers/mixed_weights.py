@@ -13,7 +13,6 @@ from typing import ClassVar
 
 from fedlens.algorithm import Layer, Stage
 from fedlens.client import Client
-from fedlens.layers.loss_aware import mixed
 from fedlens.message import Message
 from fedlens.replies import Replies
 
@@ -32,5 +31,5 @@ class MixedWeights(Layer):
         return reply.weigh("delta", loss=math.exp(-reply.scalars["loss"]), examples=reply.scalars["examples"])
 
     def server_step(self, state: Message, replies: Replies) -> Message:
-        merged = mixed(replies, "delta", {"loss": self.alpha, "examples": 1 - self.alpha})
+        merged = replies.blend("delta", "examples", "loss", self.alpha)
         return self.inner.server_step(state.note(mix=self.alpha), replies.put(delta=merged))
