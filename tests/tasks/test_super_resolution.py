@@ -104,7 +104,8 @@ def test_cameras_of_two_resolutions_learn_together() -> None:
 
 
 def test_loss_aware_weighting_lets_only_sums_reach_the_server() -> None:
-    """FedVSR needs no single replies: workers add up what their clients send, and the server sees sums of deltas and of importances."""
+    """FedVSR needs no single replies: workers add up what their clients send, and the server sees sums of deltas and of importances. That
+    holds for the trees; tests/layers/test_masked.py hides the scalars as well."""
     task = SuperResolution(Own, scale=2)
     algorithm = stack(FedAvg(task, lr=1e-3, optimizer="adam", batch=2), HighFrequency(), LossAware())
     assert algorithm.needs == "sums"
