@@ -112,7 +112,8 @@ def main() -> None:
     parse.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=f"other than usual: {', '.join(SETTING)}")
     options = parse.parse_args()
     if options.table:
-        print(table())
+        other = [f for f in sorted(CELLS.iterdir()) if f.is_dir()]
+        print(table(), *(f"\n### {f.name}\n{table(f)}" for f in other))
         return
     other = {k: float(v) for k, _, v in (text.partition("=") for text in options.settings)}
     if unknown := sorted(other.keys() - SETTING.keys()):
@@ -146,38 +147,41 @@ def work(jobs: list[tuple[str, str, int]], data: Path, other: Setting, workers: 
                 print(found["row"], found["split"], found["seed"], found["seconds"], shown, flush=True)
 
 
-def table() -> str:
-    """Markdown: mean over the finished seeds, with the spread where there is more than one."""
-    cells = [json.loads(p.read_text()) for p in sorted(CELLS.glob("*.json"))]
-    shown = {
-        "psnr_y": ("PSNR-Y", 3),
-        "ssim_y": ("SSIM-Y", 4),
-        "psnr": ("PSNR", 3),
-        "lpips_loss": ("LPIPS", 4),
-        "vmaf": ("VMAF", 2),
-        "temporal_loss": ("temporal", 3),
-    }
+SHOWN = {
+    "psnr_y": ("PSNR-Y", 3),
+    "ssim_y": ("SSIM-Y", 4),
+    "psnr": ("PSNR", 3),
+    "lpips_loss": ("LPIPS", 4),
+    "vmaf": ("VMAF", 2),
+    "temporal_loss": ("temporal", 3),
+}
+
+
+def table(folder: Path = CELLS) -> str:
+    """Markdown: mean and spread over the finished seeds, and of the gap to FedAvg seed by seed, since all rows share their seeds."""
+    cells = [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
     out = []
     for split, name in SPLITS.items():
-        out += [
-            f"\n**{name}** (`split={split}`)\n",
-            f"| | {' | '.join(n for n, _ in shown.values())} | seeds |",
-            "|---" * (len(shown) + 2) + "|",
-        ]
+        found = {(c["row"], c["seed"]): c["metrics"] for c in cells if c["split"] == split or c["row"] == "bicubic"}
+        columns = [n for n, _ in SHOWN.values()]
+        out += [f"\n**{name}** (`split={split}`)\n", f"| | {' | '.join(columns)} | seeds |", "|---" * (len(SHOWN) + 2) + "|"]
+        gaps = ["", "| minus FedAvg, seed by seed | " + " | ".join(columns) + " |", "|---" * (len(SHOWN) + 1) + "|"]
         for row in ["bicubic", *ROWS]:
-            mine = [c for c in cells if c["row"] == row and (c["split"] == split or row == "bicubic")]
-            if not mine:
-                continue
-            values = []
-            for key, (_, digits) in shown.items():
-                numbers = [c["metrics"][key] for c in mine if key in c["metrics"]]
-                if not numbers:
-                    values.append("-")
-                    continue
-                spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
-                values.append(f"{statistics.mean(numbers):.{digits}f}{spread}")
-            out.append(f"| {row} | {' | '.join(values)} | {len(mine)} |")
+            seeds = [s for r, s in found if r == row]
+            if seeds:
+                values = [told([found[row, s][key] for s in seeds], digits) for key, (_, digits) in SHOWN.items()]
+                out.append(f"| {row} | {' | '.join(values)} | {len(seeds)} |")
+            shared = [s for s in seeds if ("FedAvg", s) in found]
+            if shared and row not in ("bicubic", "FedAvg"):
+                pairs = [[found[row, s][key] - found["FedAvg", s][key] for s in shared] for key in SHOWN]
+                gaps.append(f"| {row} | {' | '.join(told(g, d, '+') for g, (_, d) in zip(pairs, SHOWN.values(), strict=True))} |")
+        out += gaps
     return "\n".join(out)
+
+
+def told(numbers: list[float], digits: int, sign: str = "") -> str:
+    spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+    return f"{statistics.mean(numbers):{sign}.{digits}f}{spread}"
 
 
 if __name__ == "__main__":

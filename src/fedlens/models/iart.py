@@ -6,8 +6,8 @@ to the four pixels around where SpyNet's flow points, and sine positions of the 
 
 Names and shapes are those of the published checkpoints, including three convolutions per pass that are never used. Deviations from the
 public code: keys and values of the four corners are projected before they are fetched, which is the same and four times cheaper; the parts
-of a step are recomputed in the backward pass (`recompute`), one after the other; enlarging by 2 and 3 (there: 4 only); frames smaller than 64 pixels work; the
-shortcut for mirrored clips, which changes nothing, is left out.
+of a step are recomputed in the backward pass (`recompute`), one after the other; enlarging by 2 and 3 (there: 4 only); frames smaller than
+64 pixels work; the shortcut for mirrored clips, which changes nothing, is left out.
 """
 
 from __future__ import annotations
