@@ -1,10 +1,11 @@
 """Claim: the official VRT, RVRT and IART train on a 1x6x3x64x64 clip in 12, 8 and 8 GB, and enlarge a 180x320 clip of 10 frames in 8 GB.
 
-    python benchmarks/vsr_networks.py [--networks vrt,rvrt,iart] [--parts train,forward,enlarge] [--official CHECKOUT]
+    python benchmarks/vsr_networks.py [--networks vrt,rvrt,iart] [--parts train,forward,enlarge] [--official CHECKOUT] [--keep]
 
 Every figure comes from a process of its own; memory is the peak resident size of that process. CHECKOUT is a folder with the public VRT
 code (JingyunLiang/VRT, needs einops): then both networks, with the same weights, take turns on the same clip. `--tiles N` stops enlarging
-after N tiles and extrapolates its time; all tiles have the same size, so memory does not change.
+after N tiles and extrapolates its time; all tiles have the same size. `--keep` writes what was found to src/fedlens/models/measured.json,
+from which `fedlens list models` takes its figures; part `count` only counts parameters.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+KEPT = Path(__file__).parents[1] / "src" / "fedlens" / "models" / "measured.json"
 LIMITS = {"vrt": 12.0, "rvrt": 8.0, "iart": 8.0}  # GB for a training step
 ENLARGE_LIMIT = 8.0
 OFFICIAL = {"window_size": [6, 8, 8], "img_size": [6, 64, 64], "pa_frames": 2, "deformable_groups": 12}
@@ -33,11 +35,13 @@ def main() -> None:
     result: dict[str, Any] = {"threads": args.threads}
     for network in args.networks.split(","):
         found = {part: child(network, part) for part in args.parts.split(",")}
-        if "train" in found:
+        if "train" in found and network in LIMITS:
             found["train"]["of_limit"] = round(found["train"]["peak_gb"] / LIMITS[network], 3)
         if "enlarge" in found:
             found["enlarge"]["of_limit"] = round(found["enlarge"]["peak_gb"] / ENLARGE_LIMIT, 3)
         result[network] = found
+        if args.keep:
+            keep(network, found, args)
     if args.official:
         result["vrt_against_official"] = child("vrt", "compare")
     print(json.dumps(result, indent=2))
@@ -53,8 +57,22 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--frames", type=int, default=6)
     parser.add_argument("--repeat", type=int, default=3, help="turns of each network in the comparison")
     parser.add_argument("--tiles", type=int, help="stop enlarging after so many tiles")
+    parser.add_argument("--keep", action="store_true", help="for fedlens list models")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def keep(network: str, found: dict[str, Any], args: argparse.Namespace) -> None:
+    """Beside what is known of other networks and parts."""
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    mine = kept.setdefault(network.lower(), {})
+    for part, values in found.items():
+        mine["parameters"] = values.pop("parameters")
+        if part in ("train", "forward"):
+            mine[part] = {"clip": [1, args.frames, 3, args.size, args.size], "threads": args.threads, **values}
+        elif part == "enlarge":
+            mine[part] = {"clip": [1, 10, 3, 180, 320], "threads": args.threads, **values}
+    KEPT.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
 
 
 def child(network: str, part: str) -> dict[str, Any]:
@@ -71,18 +89,20 @@ def child(network: str, part: str) -> dict[str, Any]:
 def measure(args: argparse.Namespace, what: str) -> dict[str, Any]:
     import torch
 
-    from fedlens import models
+    from fedlens.tasks.super_resolution import find
 
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     network, part = what.split(":")
-    model = getattr(models, network.upper())()
+    model = find(network)()
     clip = torch.rand(1, args.frames, 3, args.size, args.size)
     if part == "compare":
         return compare(args, model, clip)
     found: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
     if part == "train":
         found |= train(model, clip)
+    elif part == "count":
+        return found
     elif part == "forward":
         with torch.no_grad():
             found["seconds"] = timed(lambda: model.eval()(clip))

@@ -1,15 +1,20 @@
-"""What each method costs beyond FedAvg (FedVSR, Table 5): time of training and of aggregation, bytes, energy where readable.
+"""What each method costs beyond FedAvg (FedVSR, Table 5): time of training and of aggregation, memory, bytes, energy where readable.
 
     python experiments/fedvsr/overhead.py [--repeats 5]
 
-Made-up clips, the light network, one client's local work and one server step over four replies, the methods taking turns. Prints a table
-in per cent of FedAvg and ends with one JSON object. Energy is read from the kernel's RAPL counters; most virtual machines have none.
+Made-up clips, the light network, the local work of four clients and one server step over their replies, the methods taking turns; the best
+of the repeats counts. Time is processor time, so that waiting for a core does not count. Memory is the peak of a process of its own that
+does the same once. Prints a table in per cent of FedAvg and ends with one JSON object. Energy is read from the kernel's RAPL counters; most
+virtual machines have none.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,9 +51,9 @@ def joules() -> float | None:
 
 
 def measured(job: Callable[[], Any]) -> tuple[Any, float, float | None]:
-    before, began = joules(), time.perf_counter()
+    before, began = joules(), time.process_time()
     out = job()
-    seconds, after = time.perf_counter() - began, joules()
+    seconds, after = time.process_time() - began, joules()
     return out, seconds, None if before is None or after is None else after - before
 
 
@@ -70,14 +75,25 @@ def one(algorithm: Algorithm, federation: Any) -> dict[str, float | None]:
     return {"train_s": seconds, "merge_s": merging, "energy_j": energy, "bytes_up": float(up), "bytes_down": float(down)}
 
 
+def peak(name: str) -> float:
+    """Peak resident size, in kB, of a process that runs this method once."""
+    done = subprocess.run([sys.executable, __file__, "--memory", name], stdout=subprocess.PIPE, text=True, check=True)
+    return float(done.stdout)
+
+
 def main() -> None:
     parse = argparse.ArgumentParser(description=__doc__)
     parse.add_argument("--repeats", type=int, default=5)
+    parse.add_argument("--memory", help=argparse.SUPPRESS)
     options = parse.parse_args()
     torch.set_num_threads(1)
     federation = MovingTextures(clips=4, groups=4, split="groups", crop=64, length=6, repeat=2).federation(4, 0)
     task = SuperResolution("light")
     made = {n: stack(FedAvg(task, lr=1e-3, optimizer="adam", batch=4), *layers) for n, layers in METHODS.items()}
+    if options.memory:
+        one(made[options.memory], federation)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        return
     best: dict[str, dict[str, float | None]] = {}
     for turn in range(options.repeats + 1):
         for name, algorithm in made.items():
@@ -86,11 +102,13 @@ def main() -> None:
                 best[name] = found
             elif turn:
                 best[name] = {k: v if v is None or best[name][k] is None else min(v, best[name][k] or v) for k, v in found.items()}
+    for name, row in best.items():
+        row["memory_kb"] = min(peak(name) for _ in range(3))
     base = best["FedAvg"]
-    print("| | training time | aggregation time | bytes up | bytes down | energy |\n|---|---|---|---|---|---|")
+    print("| | training time | aggregation time | memory | bytes up | bytes down | energy |\n|---|---|---|---|---|---|---|")
     for name, row in best.items():
         cells = []
-        for key in ("train_s", "merge_s", "bytes_up", "bytes_down", "energy_j"):
+        for key in ("train_s", "merge_s", "memory_kb", "bytes_up", "bytes_down", "energy_j"):
             value, zero = row[key], base[key]
             cells.append("not readable" if value is None or not zero else f"{100 * (value / zero - 1):+.1f} %")
         print(f"| {name} | {' | '.join(cells)} |")

@@ -1,19 +1,23 @@
 """The comparison of FedVSR with its rivals on real video: train on SPMCS clips, test on Vid4, light network, x4.
 
-    python experiments/fedvsr/run.py --data ../shared/data --minutes 20 [--seeds 0,1,2] [--rows FedAvg,FedVSR]
+    python experiments/fedvsr/run.py --data ../shared/data --minutes 20 [--seeds 0,1,2] [--rows FedAvg,FedVSR] [--workers 2]
+    python experiments/fedvsr/run.py --rows FedAvg,FedVSR --seeds 0 lr=0.0005          the same with another setting
     python experiments/fedvsr/run.py --table                     prints the tables of README.md from the finished cells
 
 A cell is one algorithm on one split with one seed; finished ones are kept as JSON under cells/ and are not run again. Seed 0 of every row
-comes first. No cell is begun after the budget is used up.
+comes first. No cell is begun after the budget is used up. Cells run beside each other, each on one thread, so that their bits do not depend
+on how many there are.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import time
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,7 @@ from fedlens.data.clips import Clips
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import FedProx, FedSR, HighFrequency, LossAware, Median, Scaffold
 from fedlens.models.vsr import Bicubic
-from fedlens.rounds import run
+from fedlens.run import Round, run
 from fedlens.tasks.super_resolution import SuperResolution
 
 HERE = Path(__file__).parent
@@ -42,59 +46,58 @@ ROWS: dict[str, list[Layer]] = {
     "F-ALA": [LossAware()],
     "F-GLA": [LossAware(greedy=True)],
 }
-METRICS = ("psnr_y", "ssim_y", "psnr", "temporal", "vmaf")  # what each cell measures; --lpips adds LPIPS
+METRICS = ("psnr_y", "ssim_y", "psnr", "temporal", "vmaf", "lpips")
 SETTING = {
     "clients": 12,
     "cohort": 4,
-    "rounds": 6,
+    "rounds": 20,
     "frames": 4,
-    "crop": 48,
+    "crop": 64,
     "regions": 2,
     "repeat": 2,
     "batch": 4,
     "lr": 1e-3,
-    "test_frames": 2,
+    "test_frames": 4,
+    "weight": 1.0,  # of the high-frequency loss
 }
+Setting = dict[str, float]
 
 
-def source(data: Path, split: str) -> Clips:
-    return Clips(
-        str(data / "spmcs" / "HR480"),
-        test=str(data / "vid4" / "GT"),
-        split=split,  # type: ignore[arg-type]
-        frames=int(SETTING["frames"]),
-        crop=int(SETTING["crop"]),
-        regions=int(SETTING["regions"]),
-        repeat=int(SETTING["repeat"]),
-        test_frames=int(SETTING["test_frames"]),
-    )
+def source(data: Path, split: str, setting: Setting) -> Clips:
+    whole = {k: int(setting[k]) for k in ("frames", "crop", "regions", "repeat", "test_frames")}
+    return Clips(str(data / "spmcs" / "HR480"), test=str(data / "vid4" / "GT"), split=split, **whole)  # type: ignore[arg-type]
 
 
-def make(row: str, task: SuperResolution, seed: int) -> Algorithm:
-    base = FedAvg(task, lr=SETTING["lr"], optimizer="adam", betas=(0.9, 0.99), batch=int(SETTING["batch"]), weights="uniform", seed=seed)
-    return stack(base, *ROWS[row])
+def make(row: str, task: SuperResolution, seed: int, setting: Setting) -> Algorithm:
+    base = FedAvg(task, lr=setting["lr"], optimizer="adam", betas=(0.9, 0.99), batch=int(setting["batch"]), weights="uniform", seed=seed)
+    return stack(base, *(HighFrequency(setting["weight"]) if isinstance(part, HighFrequency) else part for part in ROWS[row]))
 
 
-def cell(row: str, split: str, seed: int, data: Path, lpips: bool = False) -> dict[str, Any]:
+def cell(row: str, split: str, seed: int, data: Path, setting: Setting) -> dict[str, Any]:
     """Train, then test with every metric. Bicubic needs no training."""
-    task = SuperResolution(metrics=(*METRICS, *(["lpips"] if lpips else [])), lpips_weights=str(data / "weights" / "lpips"))
-    federation = source(data, split).federation(int(SETTING["clients"]), seed)
+    torch.set_num_threads(1)
+    task = SuperResolution(metrics=METRICS, lpips_weights=str(data / "weights" / "lpips"))
+    federation = source(data, split, setting).federation(int(setting["clients"]), seed)
     began = time.perf_counter()
-    curve: list[float | None] = []
+    curve: list[dict[str, float | None]] = []
     if row == "bicubic":
         model: Any = Bicubic()
     else:
-        algorithm = make(row, task, seed)
+        algorithm = make(row, task, seed, setting)
+
+        def note(_: Any, r: Round) -> None:
+            losses = [s["loss"] for s in r.scalars.values()]
+            curve.append({"loss": r.loss, "smallest": min(losses), "largest": max(losses), "mix": r.state.scalars.get("mix")})
+
         with Simulator(algorithm, federation, workers=0) as engine:
-            rounds, cohort = int(SETTING["rounds"]), int(SETTING["cohort"])
-            state = run(algorithm, engine, rounds, cohort=cohort, seed=seed, after_round=lambda _, r: curve.append(r.loss))
+            state = run(algorithm, engine, int(setting["rounds"]), cohort=int(setting["cohort"]), seed=seed, after_round=note)
         model = algorithm.result(state)
     trained = time.perf_counter()
     with torch.no_grad():
         metrics = task.evaluate(model, federation.test)
     tested = time.perf_counter()
     seconds = {"train": round(trained - began, 1), "test": round(tested - trained, 1)}
-    return {"row": row, "split": split, "seed": seed, "metrics": metrics, "loss": curve, "seconds": seconds, "setting": SETTING}
+    return {"row": row, "split": split, "seed": seed, "metrics": metrics, "seconds": seconds, "setting": setting, "rounds": curve}
 
 
 def main() -> None:
@@ -103,63 +106,82 @@ def main() -> None:
     parse.add_argument("--minutes", type=float, default=20)
     parse.add_argument("--seeds", default="0,1,2")
     parse.add_argument("--rows", default=",".join(ROWS))
-    parse.add_argument("--lpips", action="store_true", help="a third of a cell's time")
-    parse.add_argument("--cells", type=int, default=1000, help="stop after so many")
+    parse.add_argument("--splits", default=",".join(SPLITS))
+    parse.add_argument("--workers", type=int, default=1, help="cells beside each other")
     parse.add_argument("--table", action="store_true")
+    parse.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=f"other than usual: {', '.join(SETTING)}")
     options = parse.parse_args()
     if options.table:
-        print(table())
+        other = [f for f in sorted(CELLS.iterdir()) if f.is_dir()]
+        print(table(), *(f"\n### {f.name}\n{table(f)}" for f in other))
         return
-    torch.set_num_threads(1)
-    CELLS.mkdir(exist_ok=True)
-    end = time.monotonic() + 60 * options.minutes
-    jobs = [(row, split, int(s)) for s in options.seeds.split(",") for split in SPLITS for row in options.rows.split(",")]
-    done = 0
-    for row, split, seed in [("bicubic", "pooled", 0), *jobs]:
-        path = CELLS / f"{row}-{split}-{seed}.json"
-        if path.exists():
-            continue
-        if time.monotonic() > end or done == options.cells:
-            print("the budget is used up")
-            break
-        found = cell(row, split, seed, options.data, options.lpips)
-        path.write_text(json.dumps(found, indent=1))
-        done += 1
-        print(row, split, seed, found["seconds"], {k: round(v, 4) for k, v in found["metrics"].items()}, flush=True)
+    other = {k: float(v) for k, _, v in (text.partition("=") for text in options.settings)}
+    if unknown := sorted(other.keys() - SETTING.keys()):
+        parse.error(f"there is no setting {unknown[0]!r}")
+    jobs = [
+        (row, split, int(s)) for s in options.seeds.split(",") for split in options.splits.split(",") for row in options.rows.split(",")
+    ]
+    work([("bicubic", "pooled", 0), *jobs], options.data, other, options.workers, 60 * options.minutes)
 
 
-def table() -> str:
-    """Markdown: mean over the finished seeds, with the spread where there is more than one."""
-    cells = [json.loads(p.read_text()) for p in sorted(CELLS.glob("*.json"))]
-    shown = {
-        "psnr_y": ("PSNR-Y", 3),
-        "ssim_y": ("SSIM-Y", 4),
-        "psnr": ("PSNR", 3),
-        "lpips_loss": ("LPIPS", 4),
-        "vmaf": ("VMAF", 2),
-        "temporal_loss": ("temporal", 3),
-    }
+def work(jobs: list[tuple[str, str, int]], data: Path, other: Setting, workers: int, seconds: float) -> None:
+    """Seed 0 of everything first; finished cells are kept."""
+    folder = CELLS / "-".join(f"{k}={v:g}" for k, v in sorted(other.items()))
+    folder.mkdir(parents=True, exist_ok=True)
+    named = [(job, folder / f"{'-'.join(map(str, job))}.json") for job in jobs]
+    todo = [(job, path) for job, path in named if not path.exists()]
+    end = time.monotonic() + seconds
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        running: dict[Future[dict[str, Any]], Path] = {}
+        while todo or running:
+            while todo and len(running) < workers and time.monotonic() < end:
+                job, path = todo.pop(0)
+                running[pool.submit(cell, *job, data, SETTING | other)] = path
+            if not running:
+                print(f"the budget is used up, {len(todo)} cells are left")
+                return
+            for ready in wait(running, return_when=FIRST_COMPLETED).done:
+                found = ready.result()
+                running.pop(ready).write_text(json.dumps(found, indent=1))
+                shown = {k: round(v, 4) for k, v in found["metrics"].items()}
+                print(found["row"], found["split"], found["seed"], found["seconds"], shown, flush=True)
+
+
+SHOWN = {
+    "psnr_y": ("PSNR-Y", 3),
+    "ssim_y": ("SSIM-Y", 4),
+    "psnr": ("PSNR", 3),
+    "lpips_loss": ("LPIPS", 4),
+    "vmaf": ("VMAF", 2),
+    "temporal_loss": ("temporal", 3),
+}
+
+
+def table(folder: Path = CELLS) -> str:
+    """Markdown: mean and spread over the finished seeds, and of the gap to FedAvg seed by seed, since all rows share their seeds."""
+    cells = [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
     out = []
     for split, name in SPLITS.items():
-        out += [
-            f"\n**{name}** (`split={split}`)\n",
-            f"| | {' | '.join(n for n, _ in shown.values())} | seeds |",
-            "|---" * (len(shown) + 2) + "|",
-        ]
+        found = {(c["row"], c["seed"]): c["metrics"] for c in cells if c["split"] == split or c["row"] == "bicubic"}
+        columns = [n for n, _ in SHOWN.values()]
+        out += [f"\n**{name}** (`split={split}`)\n", f"| | {' | '.join(columns)} | seeds |", "|---" * (len(SHOWN) + 2) + "|"]
+        gaps = ["", "| minus FedAvg, seed by seed | " + " | ".join(columns) + " |", "|---" * (len(SHOWN) + 1) + "|"]
         for row in ["bicubic", *ROWS]:
-            mine = [c for c in cells if c["row"] == row and (c["split"] == split or row == "bicubic")]
-            if not mine:
-                continue
-            values = []
-            for key, (_, digits) in shown.items():
-                numbers = [c["metrics"][key] for c in mine if key in c["metrics"]]
-                if not numbers:
-                    values.append("-")
-                    continue
-                spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
-                values.append(f"{statistics.mean(numbers):.{digits}f}{spread}")
-            out.append(f"| {row} | {' | '.join(values)} | {len(mine)} |")
+            seeds = [s for r, s in found if r == row]
+            if seeds:
+                values = [told([found[row, s][key] for s in seeds], digits) for key, (_, digits) in SHOWN.items()]
+                out.append(f"| {row} | {' | '.join(values)} | {len(seeds)} |")
+            shared = [s for s in seeds if ("FedAvg", s) in found]
+            if shared and row not in ("bicubic", "FedAvg"):
+                pairs = [[found[row, s][key] - found["FedAvg", s][key] for s in shared] for key in SHOWN]
+                gaps.append(f"| {row} | {' | '.join(told(g, d, '+') for g, (_, d) in zip(pairs, SHOWN.values(), strict=True))} |")
+        out += gaps
     return "\n".join(out)
+
+
+def told(numbers: list[float], digits: int, sign: str = "") -> str:
+    spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+    return f"{statistics.mean(numbers):{sign}.{digits}f}{spread}"
 
 
 if __name__ == "__main__":

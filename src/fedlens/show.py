@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -316,7 +318,8 @@ def rows_of(kind: str) -> dict[str, str]:
     if kind == "engines":
         return {"simulator": "processes on this machine (the default)", "ray": "a Ray cluster", "flower": "real clients through Flower"}
     package = {"datasets": "data"}.get(kind, kind)
-    return {n: about_export(package, n) for n in exported(package)}
+    about = {n: about_export(package, n) for n in exported(package)}
+    return {n: "\n".join([text, *measured(n)]) for n, text in about.items()} if kind == "models" else about
 
 
 def exported(package: str) -> list[str]:
@@ -342,6 +345,29 @@ def about_export(package: str, name: str) -> str:
         return text
     keys = [f"{p.name}={p.default}" if p.default is not inspect.Parameter.empty else p.name for p in recipes.parameters(thing).values()]
     return f"{text}\n[{', '.join(keys)}]" if keys else text
+
+
+@cache
+def measurements() -> dict[str, Any]:
+    """What `benchmarks/vsr_networks.py --keep` found, by lower-case name."""
+    found: dict[str, Any] = json.loads((Path(__file__).parent / "models" / "measured.json").read_text())
+    return found
+
+
+def measured(name: str) -> list[str]:
+    """Size of a network, and what it takes to train on and to enlarge a clip, as far as that was measured."""
+    known = measurements().get(name.lower())
+    if not known:
+        return []
+    parts = [f"{known['parameters']:,} parameters"]
+    for key, word in (("train", "a training step"), ("forward", "a forward pass"), ("enlarge", "enlarging")):
+        if key not in known:
+            continue
+        row = known[key]
+        _, frames, _, height, width = row["clip"]
+        seconds = row.get("seconds") or sum(v for k, v in row.items() if k.endswith("_seconds"))
+        parts.append(f"{word} on {frames} frames of {width}x{height}: {row['peak_gb']:.1f} GB, {duration(seconds)}")
+    return [f"[{'; '.join(parts)}]"]
 
 
 def first_sentence(text: str) -> str:

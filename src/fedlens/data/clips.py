@@ -6,6 +6,9 @@ resolution is made as in the benchmarks (`degrade`), exactly as if the whole fra
 split "pooled" deals windows' clips out at random (the paper's less heterogeneous case); "groups" gives each client one group: a class of a
 label file, a folder, or else a clip of its own (more heterogeneous). `regions` cuts every frame into a grid whose cells are dealt out
 separately, for when there are fewer clips than clients; with "groups" the cells of a clip stay together.
+
+`native` gives clients cameras of different resolution: client i films with 1 / native[i mod n] of the pixels along each side, and its
+crops shrink alike, so that all clients see as much of a scene. (The paper's stated future work; MultiResolution makes use of it.)
 """
 
 from __future__ import annotations
@@ -168,6 +171,7 @@ class Cut:
     stride: int
     repeat: int
     held_out: float
+    native: Sequence[int] = (1,)
 
     def __post_init__(self) -> None:
         if self.scale not in (1, 2, 3, 4):
@@ -179,6 +183,10 @@ class Cut:
                 raise DataError(f"data.{name} is {getattr(self, name)}: at least 1 is needed")
         if not 0 <= self.held_out < 1:
             raise DataError(f"data.held_out is {self.held_out}: it is a share below 1")
+        if bad := [by for by in self.native if by < 1 or self.crop % (by * self.scale)]:
+            raise DataError(f"data.native is {bad[0]}: crops of {self.crop} must be divisible by it and by the scale {self.scale}")
+        if not self.native:
+            raise DataError("data.native is empty: (1,) gives every client the full resolution")
 
     def federation(self, clips: Sequence[Frames], groups: Sequence[str], test: Any, clients: int, seed: int) -> Federation:
         cut = [pieces_of(i, c, self.frames, self.scale, self.crop, self.regions, self.stride) for i, c in enumerate(clips)]
@@ -187,19 +195,49 @@ class Cut:
         rng = generator(seed, 0xC11)
         shares = deal(units, clients, rng) if self.split == "pooled" else by_group(units, names, clients)
         holdings, held = [], []
-        for share in shares:
+        smaller = {by: clips if by == 1 else [Smaller(c, by) for c in clips] for by in self.native}
+        sides = [self.native[i % len(self.native)] for i in range(clients)]
+        for by, share in zip(sides, shares, strict=True):
+            own, crop = smaller[by], self.crop // by
+            share = [Piece(p.clip, p.start, _within(p.box, by, self.scale)) for p in share]
             kept = round(len(share) * self.held_out)
             order = torch.randperm(len(share), generator=rng).tolist() if kept else range(len(share))
             mine = [share[k] for k in sorted(order[kept:])]
-            holdings.append(Windows(clips, mine, self.frames, self.scale, self.crop, self.repeat))
-            held.append(Windows(clips, [share[k] for k in sorted(order[:kept])], self.frames, self.scale, self.crop))
+            holdings.append(Windows(own, mine, self.frames, self.scale, crop, self.repeat))
+            held.append(Windows(own, [share[k] for k in sorted(order[:kept])], self.frames, self.scale, crop))
         facts = {
             "clips": [sorted({clips[p.clip].name for p in share}) for share in shares],
             "groups": [sorted({groups[p.clip] for p in share}) for share in shares],
             "windows": [len(share) for share in shares],
         }
+        if len(smaller) > 1:
+            facts["resolutions"] = [f"{self.crop // by // self.scale}x{self.crop // by // self.scale}" for by in sides]
         out: Sequence[Data | None] = held if self.held_out else ()
         return Federation(holdings, out, test, facts)
+
+
+def _within(box: Box, by: int, scale: int) -> Box:
+    """The same part of a frame that has 1 / by of the pixels along each side, on its low-resolution grid."""
+    top, left, height, width = (n // by // scale * scale for n in box)
+    return top, left, height, width
+
+
+class Smaller(Frames):
+    """A clip as a camera with 1 / by of the pixels along each side would have filmed it."""
+
+    def __init__(self, frames: Frames, by: int) -> None:
+        self.frames, self.by, self.name, self.rate, self.block = frames, by, frames.name, frames.rate, frames.block
+        self.size = (frames.size[0] // by, frames.size[1] // by)
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def read(self, low: int, high: int) -> Tensor:
+        return self.crop(low, high, (0, 0, *self.size))
+
+    def crop(self, low: int, high: int, box: Box) -> Tensor:
+        top, left, height, width = (n * self.by for n in box)
+        return (cut_pair(self.frames, low, high - low, (top, left, height, width), self.by)[0] * 255).round().byte()
 
 
 @dataclass
@@ -209,8 +247,8 @@ class Clips(Source):
     list_file: a text file that names the clips to use, one a line. clips: how many at most. leave_out: clips kept out of training; "reds4"
     takes the four of REDS4, "auto" does so where the folder is REDS; they are the test clips unless `test` says otherwise.
     frames, crop, scale: window, high-resolution crop, factor. stride: between windows. repeat: crops per window and epoch. held_out: share
-    of each client's windows for its own evaluation. test_frames: how many frames of a test clip. cache_mb, cache: memory for decoded
-    frames, or a folder for them."""
+    of each client's windows for its own evaluation. native: see above. test_frames: how many frames of a test clip. cache_mb, cache: memory
+    for decoded frames, or a folder for them."""
 
     folder: str
     test: str | None = None
@@ -230,10 +268,11 @@ class Clips(Source):
     test_frames: int | None = None
     cache_mb: int = 1024
     cache: str | None = None
+    native: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
         self.test = None if self.test == "none" else self.test
-        self.cut = Cut(self.split, self.frames, self.scale, self.crop, self.regions, self.stride, self.repeat, self.held_out)
+        self.cut = Cut(self.split, self.frames, self.scale, self.crop, self.regions, self.stride, self.repeat, self.held_out, self.native)
 
     def federation(self, clients: int, seed: int) -> Federation:
         cache = Cache(self.cache_mb << 20, Path(self.cache) if self.cache else None)
@@ -351,9 +390,10 @@ class MovingTextures(Source):
     repeat: int = 1
     held_out: float = 0.0
     test_clips: int = 2
+    native: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
-        self.cut = Cut(self.split, self.frames, self.scale, self.crop, self.regions, self.stride, self.repeat, self.held_out)
+        self.cut = Cut(self.split, self.frames, self.scale, self.crop, self.regions, self.stride, self.repeat, self.held_out, self.native)
 
     def federation(self, clients: int, seed: int) -> Federation:
         families = [k % self.groups for k in range(self.clips)]

@@ -23,7 +23,8 @@ def mirrored(x: Tensor, by: int) -> Tensor:
     return x
 
 
-def _resize(x: Tensor, size: tuple[int, int]) -> Tensor:
+def resized(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """(..., C, H, W) to another size, the kernel cut off at the border."""
     flat = x.reshape(-1, *x.shape[-3:])
     out = F.interpolate(flat, size=size, mode="bicubic", antialias=True, align_corners=False)
     return out.reshape(*x.shape[:-2], *size)
@@ -37,7 +38,7 @@ def shrink(x: Tensor, scale: int) -> Tensor:
     if scale == 1:
         return x
     wide = mirrored(x, REACH * scale)
-    small = _resize(wide, (h // scale + 2 * REACH, w // scale + 2 * REACH))
+    small = resized(wide, (h // scale + 2 * REACH, w // scale + 2 * REACH))
     return small[..., REACH:-REACH, REACH:-REACH].contiguous()
 
 
@@ -46,7 +47,7 @@ def enlarge(x: Tensor, scale: int) -> Tensor:
     if scale == 1:
         return x
     wide = mirrored(x, REACH)
-    big = _resize(wide, (wide.shape[-2] * scale, wide.shape[-1] * scale))
+    big = resized(wide, (wide.shape[-2] * scale, wide.shape[-1] * scale))
     edge = REACH * scale
     return big[..., edge:-edge, edge:-edge].contiguous()
 

@@ -6,8 +6,8 @@ level learns, and U is a fixed linear upsampling. Eq. 6: task + alpha * distilla
 the lowest resolution trains plainly.
 
 The layer knows nothing of what is predicted. It asks the task for the lower view (`LearningTask.lower`) and for the distance
-(`LearningTask.distance`), and upsamples whatever is a map (N, C, H, W): heat maps, class maps, depth, images. A prediction without a
-grid (class scores) is compared as it is.
+(`LearningTask.distance`), and upsamples whatever is a map (N, C, H, W): heat maps, class maps, depth, images, frame by frame also clips
+(B, T, C, H, W). A prediction without a grid (class scores) is compared as it is.
 
 What the paper leaves open, and what is done here:
 - Eqs. 4-5 are sums over pixels, public pose code takes means. alpha = 1 means something only if both terms use the same one: the
@@ -100,9 +100,10 @@ def is_below(a: Size, b: Size) -> bool:
 
 def match(prediction: Tensor, like: Tensor, corners: bool = False) -> Tensor:
     """U of Eq. 5: a map becomes as large as the other; what is not a map stays as it is."""
-    if prediction.dim() != 4 or prediction.shape == like.shape:
+    if prediction.dim() not in (4, 5) or prediction.shape == like.shape:
         return prediction
-    return F.interpolate(prediction, size=like.shape[-2:], mode="bilinear", align_corners=corners)
+    maps = prediction.reshape(-1, *prediction.shape[-3:])
+    return F.interpolate(maps, size=like.shape[-2:], mode="bilinear", align_corners=corners).reshape(like.shape)
 
 
 def squared_norm(model: nn.Module) -> Tensor:

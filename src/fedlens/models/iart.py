@@ -5,9 +5,9 @@ the way (shifted windows over the three, from PSRT), each aligned to it first. T
 to the four pixels around where SpyNet's flow points, and sine positions of the fraction and of the four corners tell it how far they are.
 
 Names and shapes are those of the published checkpoints, including three convolutions per pass that are never used. Deviations from the
-public code: keys and values of the four corners are projected before they are fetched, which is the same and four times cheaper; a step of
-a pass is recomputed in the backward pass (`recompute`); enlarging by 2 and 3 (there: 4 only); frames smaller than 64 pixels work; the
-shortcut for mirrored clips, which changes nothing, is left out.
+public code: keys and values of the four corners are projected before they are fetched, which is the same and four times cheaper; the parts
+of a step are recomputed in the backward pass (`recompute`), one after the other; enlarging by 2 and 3 (there: 4 only); frames smaller than
+64 pixels work; the shortcut for mirrored clips, which changes nothing, is left out.
 """
 
 from __future__ import annotations
@@ -93,8 +93,9 @@ class Residual(nn.Module):
 class Fuse(nn.Module):
     """Three frames in, the middle one out."""
 
-    def __init__(self, dim: int, depths: Sequence[int], heads: int, window: Size, drop_path: float) -> None:
+    def __init__(self, dim: int, depths: Sequence[int], heads: int, window: Size, drop_path: float, recompute: bool) -> None:
         super().__init__()
+        self.recompute = recompute
         # Part of every checkpoint, used by none of IART's passes.
         self.conv_first, self.conv_first_feat = nn.Conv2d(3, dim, 3, padding=1), nn.Conv2d(64, dim, 3, padding=1)
         self.conv_before_upsample = nn.Conv2d(dim, 64, 3, padding=1)
@@ -110,8 +111,11 @@ class Fuse(nn.Module):
     def forward(self, frames: Tensor) -> Tensor:
         x = self.patch_embed(frames.permute(0, 1, 3, 4, 2))
         for layer in self.layers:
-            x = layer(x)
-        return self.conv_after_body(self.norm(x[:, 1]).permute(0, 3, 1, 2)) + frames[:, 1]  # type: ignore[no-any-return]
+            x = recomputed(layer, x, on=self.recompute)
+        return recomputed(self._out, x[:, 1], frames[:, 1], on=self.recompute)  # type: ignore[no-any-return]
+
+    def _out(self, tokens: Tensor, frame: Tensor) -> Tensor:
+        return self.conv_after_body(self.norm(tokens).permute(0, 3, 1, 2)) + frame  # type: ignore[no-any-return]
 
 
 class IART(ClipModel):
@@ -136,7 +140,7 @@ class IART(ClipModel):
         self.recompute = recompute
         self.spynet = SpyNet()
         self.conv_first = nn.Conv2d(3, dim, 3, padding=1)
-        self.swin_backbone = nn.ModuleDict({p: Fuse(dim, depths, heads, window, drop_path) for p in PASSES})
+        self.swin_backbone = nn.ModuleDict({p: Fuse(dim, depths, heads, window, drop_path, recompute) for p in PASSES})
         self.implicit_warp = ImplicitWarp(dim, heads)
         self.conv_before_upsample = nn.Conv2d(dim, width, 3, padding=1)
         by = 3 if scale == 3 else 2
@@ -165,12 +169,12 @@ class IART(ClipModel):
             if i > 1:
                 near = flows[:, i - 1]
                 back.append((done[-2], near + warp(flows[:, i - 2], near)))
-            done.append(recomputed(self._step, name, current, *(t for pair in back for t in pair), on=self.recompute))
+            done.append(self._step(name, current, back))
         return torch.stack(done, 1)
 
-    def _step(self, name: str, current: Tensor, *others: Tensor) -> Tensor:
-        """others: the last result and its flow, the one before and its flow, as far as there are any."""
-        aligned = [self.implicit_warp(x, current, flow) for x, flow in zip(others[0::2], others[1::2])]
+    def _step(self, name: str, current: Tensor, back: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """back: the last result and its flow, the one before and its flow, as far as there are any."""
+        aligned = [recomputed(self.implicit_warp, x, current, flow, on=self.recompute) for x, flow in back]
         if not aligned:
             first = last = current
         else:

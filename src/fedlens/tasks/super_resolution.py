@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.client import Batch, Output
-from fedlens.data.degrade import enlarge
+from fedlens.data.degrade import enlarge, resized
 from fedlens.federation import Federation
 from fedlens.metrics.frames import Channel, frame_psnr, frame_ssim, temporal_gap
 from fedlens.pictures import Picture
@@ -75,6 +75,12 @@ class SuperResolution(LearningTask):
             ours, theirs = tuple(output.prediction.shape), tuple(batch["y"].shape)
             raise ValueError(f"the network's clips are {ours}, the data's {theirs}: task.scale and data.scale must be the same")
         return charbonnier(output.prediction, batch["y"], self.eps)
+
+    def lower(self, batch: Batch, size: tuple[int, int]) -> Batch:
+        return {**batch, "x": resized(batch["x"], size)}
+
+    def distance(self, prediction: Tensor, target: Tensor) -> Tensor:
+        return charbonnier(prediction, target, self.eps)
 
     # -- how well -------------------------------------------------------------------------------------------------------------------
 
