@@ -13,6 +13,7 @@ from PIL import Image
 
 from fedlens import run
 from fedlens.algorithms import FedDeblur
+from fedlens.data.blur import motion
 from fedlens.data.scene import Scene, field_of_view, read_image, resize, taper
 from fedlens.data.source import DataError
 from fedlens.engines.simulator import Simulator
@@ -124,6 +125,33 @@ def test_own_files(tmp_path: Path) -> None:
     image, truth = algorithm.result(state)["scene"], federation.test["scene"]
     assert image.shape == (1, 40, 36)
     assert psnr(image.clamp(0, 255), truth) > psnr(federation.holdings[0]["scene"].pixels, truth) + 2
+
+
+def test_a_missing_kernel_is_estimated_from_a_sharp_reference(tmp_path: Path) -> None:
+    """With reference.png beside the clients: kernel.npy where there is one, the estimate elsewhere, also for a partial view."""
+    sharp = read_image_of_camera(96)
+    kernel = motion(7, 45)
+    blurred = circular_blur(sharp, kernel)[0].numpy()
+    for name, (top, left) in {"a": (8, 10), "b": (30, 20)}.items():
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "observation.npy", blurred[top : top + 60, left : left + 64])
+        (tmp_path / name / "position.json").write_text(json.dumps({"top": top, "left": left}))
+    np.save(tmp_path / "a" / "kernel.npy", kernel.numpy())
+    (tmp_path / "scene.json").write_text('{"height": 96, "width": 96}')
+    with pytest.raises(DataError, match=r"no sharp reference\.png"):
+        Scene(scene=str(tmp_path)).federation(2, 0)
+    Image.fromarray(sharp[0].round().byte().numpy()).save(tmp_path / "reference.png")
+    held = Scene(scene=str(tmp_path), kernel_size=7).federation(2, 0).holdings
+    torch.testing.assert_close(held[0]["scene"].kernel, kernel)
+    found, pad = held[1]["scene"].kernel, (7 - kernel.shape[0]) // 2
+    assert float((found - torch.nn.functional.pad(kernel, (pad, pad, pad, pad))).abs().sum()) < 0.1
+    Image.new("L", (9, 9)).save(tmp_path / "reference.png")
+    with pytest.raises(DataError, match=r"reference\.png is 9 x 9"):
+        Scene(scene=str(tmp_path)).federation(2, 0)
+
+
+def read_image_of_camera(size: int) -> torch.Tensor:
+    return Scene(image="camera", size=size).images()["camera"]
 
 
 def break_kernel(folder: Path, kernel: np.ndarray) -> None:

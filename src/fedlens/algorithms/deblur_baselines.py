@@ -81,7 +81,7 @@ class CenDeblur(FedDeblur):
         state = state if "ids" in state.trees else self._collect(state, replies)
         images = {name: self._solve(state, name) for name in self._scenes}
         trees = {"image": images, "x": {n: spectrum.forward(x) for n, x in images.items()}}
-        t = state.scalars["eta"] / state.scalars["rho"]
+        t = self._strength(state) / state.scalars["rho"]
         trees["q"] = {n: next_q(self.regulariser, x, state.trees["q"][n], t) for n, x in images.items()}
         trees |= self._residuals(state, trees["x"])
         return self.watch(state, trees, replies, {})
@@ -165,7 +165,7 @@ class LocDeblur(FedDeblur):
         return alone(self.prior, self.shared, facts, n)
 
     def broadcast(self, state: Message) -> Message:
-        return Message({"image": state.trees["image"]}, {"rho": state.scalars["rho"], "eta": state.scalars["eta"], "measure": 0.0})
+        return Message({"image": state.trees["image"]}, {"rho": state.scalars["rho"], "eta": self._strength(state), "measure": 0.0})
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
         images = message.trees["image"]
@@ -258,7 +258,7 @@ class FedGDDeblur(FedDeblur):
                 d.div_((d.square().sum((0, 1)) + self.smooth**2).sqrt())
                 images[name] = x - self.step * (down + state.scalars["eta"] * self.regulariser.adjoint(d))
             else:
-                images[name] = self.regulariser.prox(x - self.step * down, self.step * state.scalars["eta"])
+                images[name] = self.regulariser.prox(x - self.step * down, self.step * self._strength(state))
         trees = {"image": images, "x": {n: spectrum.forward(x) for n, x in images.items()}}
         return self.watch(state, trees, replies, {})
 

@@ -167,6 +167,8 @@ class FedDeblur(Algorithm):
     sigma: float | None = None
     denoiser: DenoiserName = "auto"
     weights: str | None = None
+    decay: float = 1.0
+    masks: bool = False
     tol: float = 1e-5
     start: Literal["grey", "random"] = "grey"
     recall: bool | None = None
@@ -189,6 +191,12 @@ class FedDeblur(Algorithm):
                 raise ValueError(f"{name} is {value}: it must be {'zero or more' if name == 'eta' else 'greater than zero'}")
         if self.sigma is not None and (self.prior != "pnp" or self.eta is not None):
             raise ValueError("sigma is the noise level of a denoiser: it needs prior=pnp, and stands in for eta")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay is {self.decay}: sigma is multiplied by it every round, so it must be above 0 and at most 1")
+        if self.decay < 1 and self.prior != "pnp":
+            raise ValueError("decay lets the noise level of a denoiser fall from round to round: it needs prior=pnp")
+        if self.masks and self.recall:
+            raise ValueError("masks=true averages over those who answered: it does not go with recall=true")
 
     # -- what is known before the first round --------------------------------------------------------------------------------------
 
@@ -237,7 +245,10 @@ class FedDeblur(Algorithm):
         return Message({"x": state.trees["x"]}, {"rho": state.scalars["rho"], "measure": float(self._measures(state.round))})
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
-        return {"dw" if self._recalls(message) else "w": message.trees["x"]}
+        x = message.trees["x"]
+        if self.masks:
+            return {"w": x, "seen": {n: torch.empty(1, h, w) for n, (_, h, w) in self._scenes.items()}}
+        return {"dw" if self._recalls(message) else "w": x}
 
     def client_step(self, message: Message, client: Client) -> Message:
         received, n, rho = message.trees["x"], message.scalars["population"], message.scalars["rho"]
@@ -253,11 +264,22 @@ class FedDeblur(Algorithm):
                 moved = client.memory[name]["u"] - (kept["u"] if kept else 0)  # u' - u = x_k - x
                 gap += spectrum.norm(moved, seen.width) ** 2
         reply = Message({"w": sent})
-        if self._recalls(message):
+        if self.masks:
+            reply = self._in_view(sent, client)
+        elif self._recalls(message):
             reply = self._since_last(sent, client)
         return reply.note(loss=misfit, gap=math.sqrt(gap)) if message.scalars["measure"] else reply
 
+    def _in_view(self, w: Tree, client: Client) -> Message:
+        """What the public code averages: w where the client looked, and where that was, which is then no secret any more."""
+        views: Mapping[str, Observation] = client.data
+        seen = {n: v.mask(self.dtype) if v.partial else torch.ones(1, v.height, v.width, dtype=self.dtype) for n, v in views.items()}
+        cut = {n: spectrum.forward(spectrum.backward(x, views[n].width) * seen[n]) for n, x in w.items()}
+        return Message({"w": cut, "seen": seen})
+
     def _recalls(self, message: Message) -> bool:
+        if self.masks:
+            return False
         s = message.scalars
         return bool(s.get("cohort", s["population"]) < s["population"]) if self.recall is None else self.recall
 
@@ -268,7 +290,7 @@ class FedDeblur(Algorithm):
         return Message({"dw": subtract(w, last) if last else w}, {"first": 0.0 if last else 1.0})
 
     def server_step(self, state: Message, replies: Replies) -> Message:
-        n, rho, eta = state.scalars["population"], state.scalars["rho"], state.scalars["eta"]
+        n, rho, eta = state.scalars["population"], state.scalars["rho"], self._strength(state)
         state, mean = self._mean(state, replies)
         prior = self.regulariser
         images: Tree = {}
@@ -291,7 +313,11 @@ class FedDeblur(Algorithm):
         return self.watch(state, trees, replies, mean if self.measure_every else {})
 
     def _mean(self, state: Message, replies: Replies) -> tuple[Message, Tree]:
-        """The mean of w: over this round's replies, or over the last w of everyone who was ever heard."""
+        """The mean of w: over this round's replies, over the last w of everyone who was ever heard, or by pixel over those who saw it."""
+        if "seen" in replies.trees():
+            w, seen, old = replies.mean("w"), replies.mean("seen"), state.trees["image"]
+            images = {n: spectrum.backward(x, old[n].shape[-1]) / seen[n].clamp_min(1e-9) for n, x in w.items()}
+            return state, {n: spectrum.forward(torch.where(seen[n] > 0, x, old[n])) for n, x in images.items()}
         if "dw" not in replies.trees():
             return state, replies.mean("w")
         met = state.scalars.get("met", 0.0) + sum(replies.values("first"))
@@ -342,6 +368,10 @@ class FedDeblur(Algorithm):
         if self._prior is None:
             self._prior = make_prior(self.prior, self.denoiser, self.weights)
         return self._prior
+
+    def _strength(self, state: Message) -> float:
+        """eta of this round: sigma falls by `decay` a round, eta with its square."""
+        return state.scalars["eta"] * self.decay ** (2 * state.round)
 
     def _measures(self, number: int) -> bool:
         return bool(self.measure_every) and number % self.measure_every == 0

@@ -5,7 +5,8 @@ the name of an image that ships with scikit-image. A run then restores all scene
 
 Own (`scene=DIR`): one sub-folder per client with observation.png|npy, kernel.npy|png|mat and, for a partial view, position.json
 ({"top": .., "left": ..}, in pixels of the scene); at the top scene.json ({"height": .., "width": ..}; without it every view is complete)
-and, where it is known, truth.png. All pixels become [0, 255]; a 16-bit file is scaled to that.
+and, where it is known, truth.png. All pixels become [0, 255]; a 16-bit file is scaled to that. Where there is a sharp picture of the
+scene that every client may see, reference.png at the top, a client without a kernel estimates it from that picture and its own photo.
 
 boundary: what lies beyond the edge of the scene. "circular" is the paper's model, for simulated views only: the far side. A real photo
 is blurred from pixels it does not show: "unknown" lets the scene go on for half a kernel beyond the photo and treats the photo as a
@@ -19,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ from fedlens.data.source import DataError, Source
 from fedlens.federation import Federation
 from fedlens.spectrum import blur as circular_blur
 
+KERNELS = (".npy", ".png", ".mat")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".npy")
 
 
@@ -42,8 +44,8 @@ class Scene(Source):
     to resize to (antialiased bicubic); None is 256 for folders and names, and as it is for a file; 0 is always as it is. colour: what
     becomes of it. limit: how many images of a folder. observe: the whole scene, or one field of a grid each. blur: Table 3 (mixed) or 4
     (motion) of the paper, or camera shake; None is mixed for complete and motion for partial views. kernels: MATLAB's definitions or the
-    authors'. kernel_size: of camera shake. noise: standard deviation in grey levels. patch: height and width of a partial view. align:
-    bring the user's views into register with the first one (ECC) and match their histograms first.
+    authors'. kernel_size: of camera shake, and of kernels that are estimated. noise: standard deviation in grey levels. patch: height and width of a partial view. align:
+    bring the user's views into register with the first one, or with reference.png, (ECC) and match their histograms first.
     """
 
     image: str = "camera"
@@ -138,13 +140,19 @@ class Scene(Source):
         folders = client_folders(folder)
         if clients != len(folders):
             raise DataError(f"{folder} holds the views of {len(folders)} clients, not of {clients}")
-        raw = [read_view(f, self.colour) for f in folders]
+        sharp = read_image(folder / "reference.png", self.colour) if (folder / "reference.png").is_file() else None
+        raw = [read_view(f, self.colour, sharp is not None) for f in folders]
         size = read_size(folder, raw)
+        if sharp is not None and tuple(sharp.shape[-2:]) != size:
+            raise DataError(f"reference.png is {_by(sharp)}, the scene is {size[0]} x {size[1]}")
         if self.align:
             from fedlens.data.views import register
 
-            registered = register([v.pixels for v in raw])
-            raw = [OwnView(v.name, x, v.kernel, v.place) for v, x in zip(raw, registered, strict=True)]
+            first = [] if sharp is None else [sharp]
+            registered = register([*first, *(v.pixels for v in raw)])[len(first) :]
+            raw = [replace(v, pixels=x) for v, x in zip(raw, registered, strict=True)]
+        if sharp is not None:
+            raw = [self._with_kernel(v, sharp) for v in raw]
         boundary = self.boundary or "unknown"
         pad = max(max(v.kernel.shape) // 2 for v in raw) if boundary == "unknown" else 0
         channels = {v.pixels.shape[0] for v in raw}
@@ -168,9 +176,20 @@ class Scene(Source):
         return _federation(holdings, truth, pad, observe, "motion" if observe == "partial" else "mixed", self.noise)
 
 
+    def _with_kernel(self, v: OwnView, sharp: Tensor) -> OwnView:
+        if v.kernel.numel():
+            return v
+        from fedlens.data.views import estimate_kernel
+
+        check_place(v, (int(sharp.shape[-2]), int(sharp.shape[-1])))
+        top, left = v.place or (0, 0)
+        same = sharp[..., top : top + v.pixels.shape[-2], left : left + v.pixels.shape[-1]]
+        return replace(v, kernel=estimate_kernel(v.pixels, same, self.kernel_size, v.name))
+
+
 @dataclass(frozen=True)
 class OwnView:
-    """One client's folder, as read."""
+    """One client's folder, as read. An empty kernel is yet to be estimated."""
 
     name: str
     pixels: Tensor
@@ -312,7 +331,8 @@ def client_folders(folder: Path) -> list[Path]:
     return found
 
 
-def read_view(folder: Path, colour: str) -> OwnView:
+def read_view(folder: Path, colour: str, estimated: bool = False) -> OwnView:
+    """`estimated`: a missing kernel is no error."""
     png = folder / "observation.png"
     pixels = read_image(png if png.is_file() else folder / "observation.npy", colour)
     place = None
@@ -322,14 +342,15 @@ def read_view(folder: Path, colour: str) -> OwnView:
             place = int(told["top"]), int(told["left"])
         except (ValueError, KeyError, TypeError) as e:
             raise DataError(f'{spot} should read {{"top": .., "left": ..}}') from e
-    return OwnView(folder.name, pixels, read_kernel(folder), place)
+    missing = estimated and not any((folder / f"kernel{s}").is_file() for s in KERNELS)
+    return OwnView(folder.name, pixels, torch.empty(0, 0) if missing else read_kernel(folder), place)
 
 
 def read_kernel(folder: Path) -> Tensor:
     """kernel.npy, kernel.png or kernel.mat, scaled to sum 1."""
-    found = [folder / f"kernel{s}" for s in (".npy", ".png", ".mat") if (folder / f"kernel{s}").is_file()]
+    found = [folder / f"kernel{s}" for s in KERNELS if (folder / f"kernel{s}").is_file()]
     if not found:
-        raise DataError(f"{folder} has no kernel.npy, kernel.png or kernel.mat")
+        raise DataError(f"{folder} has no kernel.npy, kernel.png or kernel.mat, and there is no sharp reference.png to estimate it from")
     path = found[0]
     if path.suffix == ".mat":
         kernel = _read_mat(path)
@@ -391,6 +412,10 @@ def check_kernel(kernel: Tensor, whose: str, size: Sequence[int] | None = None) 
 
 def check_view(v: OwnView, size: tuple[int, int]) -> None:
     check_kernel(v.kernel, v.name, v.pixels.shape[-2:])
+    check_place(v, size)
+
+
+def check_place(v: OwnView, size: tuple[int, int]) -> None:
     if v.place is None:
         if tuple(v.pixels.shape[-2:]) != size:
             raise DataError(f"{v.name} has no position.json, so it should be {size[0]} x {size[1]} like the scene, not {_by(v.pixels)}")
