@@ -138,7 +138,7 @@ def prepare(config: Config, federation: Federation | None = None) -> Setup:
     settings = config.settings
     task = config.build_task()
     algorithm = config.build_algorithm(task)
-    federation = federation or load_federation(config)
+    federation = task.admit(federation or load_federation(config))
     if not len(federation):
         raise ConfigError(f"{config.data.name} found no clients")
     if settings.cohort is not None and settings.cohort > len(federation):

@@ -128,12 +128,13 @@ def make_site(node: Facts, run: Facts) -> Site:
     if own:
         config = over(config, own)
     s = config.settings
-    federation = config.build_source().federation(1 if own else s.clients, s.seed)
+    task = config.build_task()
+    federation = task.admit(config.build_source().federation(1 if own else s.clients, s.seed))
     if not own and not 0 <= id < len(federation):
         raise SiteError(f"this site is client {id}, but the recipe's data has {len(federation)} parts (0 to {len(federation) - 1})")
     part = 0 if own else id
     here = alone(id, federation.holdings[part], federation.held_out_of(part))
-    algorithm = config.build_algorithm(config.build_task()).given(federation.facts)
+    algorithm = config.build_algorithm(task).given(federation.facts)
     return Site(id, algorithm, here, Path(str(node["folder"])), recipe=agreed, threads=s.threads)
 
 
