@@ -52,7 +52,7 @@ from fedlens.tasks.task import LearningTask, Task
 ENGINES = ("simulator", "ray", "flower")
 OWN = (
     "config.toml", "federation.json", "metrics.jsonl", "summary.json", "model.safetensors", "restored.png", "report.html",
-    "pictures", "checkpoint", "tensorboard", "memory", "flower.json", ".part",
+    "pictures", "checkpoint", "tensorboard", "memory", "analysis", "flower.json", ".part",
 )  # fmt: skip
 LOOKING = 0.05  # pictures of a run under way may take this share of its time, and none in its first seconds
 PATIENCE = 10.0

@@ -123,9 +123,9 @@ def load_av() -> Any:
 
 
 class FileFrames(Frames):
-    """A video file, by PyAV. Which frames there are is read from the packets, without decoding; reading on where the last read ended costs
-    no seek. The open file belongs to a process: a copy that is sent elsewhere opens its own. side: frames are shrunk to this short side as they
-    are decoded. threads: AUTO lets the decoder have several, NONE keeps it in the caller's."""
+    """A video file, by PyAV. Which frames there are is read from the packets, without decoding; reading on where the last read ended
+    costs no seek. The open file belongs to a process: a copy that is sent elsewhere opens its own. side: frames are shrunk to this short
+    side as they are decoded. threads: AUTO lets the decoder have several, NONE keeps it in the caller's."""
 
     block = 16
 

@@ -3,14 +3,15 @@
 A `VideoSet` is what a client owns: frames by number, a label, the film it was cut from. What a task makes of it (a clip and its class, a
 shuffled triple) is the task's business: see `Task.admit`. Labels are for evaluation and for splits; pretext tasks never see them.
 
-Layouts. folders: root/<class>/*, or root/train/<class> and root/test/<class>. table: a CSV (path, class or label, and where there are: split,
-source) or a JSON list of the same; paths are relative to the table or to root, and `name` with a 1-based `label` (the lists of FedVSSL) will do.
-ucf101: trainlist0N.txt, testlist0N.txt and classInd.txt in `listing`. hmdb51: <class>_test_splitN.txt in `listing`, 1 is train, 2 is test.
-kinetics: a CSV label,youtube_id,time_start,time_end,split; the file is <class>/<id>_<start>_<end>.mp4, six digits each.
+Layouts. folders: root/<class>/*, or root/train/<class> and root/test/<class>. table: a CSV (path, class or label, and where there are:
+split, source) or a JSON list of the same; paths are relative to the table or to root, and `name` with a 1-based `label` (the lists of
+FedVSSL) will do. ucf101: trainlist0N.txt, testlist0N.txt and classInd.txt in `listing`. hmdb51: <class>_test_splitN.txt in `listing`, 1
+is train, 2 is test. kinetics: a CSV label,youtube_id,time_start,time_end,split; the file is <class>/<id>_<start>_<end>.mp4, six digits
+each.
 
-What cannot be opened, or has no frame that can be decoded, is skipped, counted and named in the facts ("skipped"). The public non-IID split of
-FedVSSL lets windows of eight classes slide by one, so that a video lies with up to four clients; the paper says that shards are disjoint, and
-these are.
+What cannot be opened, or has no frame that can be decoded, is skipped, counted and named in the facts ("skipped"). The public non-IID
+split of FedVSSL lets windows of eight classes slide by one, so that a video lies with up to four clients; the paper says that shards are
+disjoint, and these are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -270,7 +272,15 @@ def divide(
     return Federation(holdings, out, Search(train, test, classes) if test is not None and len(test) else None, facts)
 
 
-def check(partition: str, holdout: float, test_share: float) -> None:
+def located(path: str, what: str) -> Path:
+    """As `find`, with environment variables filled in."""
+    full = os.path.expandvars(path)
+    if "$" in full:
+        raise DataError(f"{path}: the environment variable in it is not set")
+    return find(full, what)
+
+
+def check(holdout: float, test_share: float) -> None:
     if not 0 <= holdout < 1 or not 0 <= test_share < 1:
         raise DataError(f"data.holdout and data.test_share are shares from 0 to below 1, not {holdout} and {test_share}")
 
@@ -299,10 +309,10 @@ class Videos(Source):
     cache: str | None = None
 
     def federation(self, clients: int, seed: int) -> Federation:
-        check(self.partition, self.holdout, self.test_share)
-        root = find(self.root, "video folder")
+        check(self.holdout, self.test_share)
+        root = located(self.root, "video folder")
         entries = self.entries(root)
-        listed = find(self.classes, "class list").read_text().split("\n") if self.classes else []
+        listed = located(self.classes, "class list").read_text().split("\n") if self.classes else []
         names = class_names(entries, [c.strip() for c in listed if c.strip()])
         parts = by_part(entries, self.test_share, seed)
         if self.limit is not None and self.limit < len(parts["train"]):
@@ -319,7 +329,7 @@ class Videos(Source):
 
     def entries(self, root: Path) -> list[Entry]:
         """The list, as it stands: whether the files can be read is another matter."""
-        where = find(self.listing, "list of videos") if self.listing else root / "labels.csv"
+        where = located(self.listing, "list of videos") if self.listing else root / "labels.csv"
         layout = self.layout
         if layout == "auto":
             layout = "table" if where.is_file() else "folders"
@@ -393,7 +403,7 @@ class MovingShapes(Source):
     holdout: float = 0.0
 
     def federation(self, clients: int, seed: int) -> Federation:
-        check(self.partition, self.holdout, 0.0)
+        check(self.holdout, 0.0)
         if not 2 <= self.actions <= len(ACTIONS):
             raise DataError(f"data.actions is {self.actions}: 2 to {len(ACTIONS)} are known")
         train, test = (self._some(n, seed, k) for k, n in enumerate((self.videos, self.tests)))

@@ -1,7 +1,7 @@
 """Distances (FedVSSL, Figure 5): how far clients move, backbone and head apart. It only looks on.
 
-Every client says the L2 norm of what its training changed; the state notes mean and standard deviation over the round's clients, and the report
-draws them. Put it before BackboneOnly in the stack, or there is no head left to look at.
+Every client says the L2 norm of what its training changed; the state notes mean and standard deviation over the round's clients, and the
+report draws them. Put it before BackboneOnly in the stack, or there is no head left to look at.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """FedU's divergence-aware predictor update (Zhuang et al., ICCV 2021): the head is shared, but a client that has drifted keeps its own.
 
-After local training a client remembers its head and how far its backbone moved: d = mean over the convolutions' weights of the L2 distance between
-what was received and what came out. Next time it takes the global head if d < mu, else its own. What it sends is the difference to the global model
-in either case, so that the server averages local models as always. mu = 0.4 as in the public code (0.3 is left over in FedVSSL's).
+After local training a client remembers its head and how far its backbone moved: d = mean over the convolutions' weights of the L2
+distance between what was received and what came out. Next time it takes the global head if d < mu, else its own. What it sends is the
+difference to the global model in either case, so that the server averages local models as always. mu = 0.4 as in the public code (0.3 is
+left over in FedVSSL's).
 
 FedU also has an exponential-mean target network; that belongs to its contrastive task and not to aggregation, and is not part of this.
 """
@@ -42,7 +43,9 @@ class FedU(Layer):
         state = self.inner.init()
         names = state.trees["model"]
         if not any(self.is_head(n) for n in names) or all(self.is_head(n) for n in names):
-            raise StackError(f"FedU needs a backbone and a head: the model consists of {', '.join(sorted({n.split('.')[0] for n in names}))}")
+            raise StackError(
+                f"FedU needs a backbone and a head: the model consists of {', '.join(sorted({n.split('.')[0] for n in names}))}"
+            )
         return state
 
     def is_head(self, name: str) -> bool:

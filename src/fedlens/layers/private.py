@@ -54,7 +54,8 @@ class Private(Layer):
         return reply.put(delta={n: t for n, t in delta.items() if n not in own})
 
     def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
-        """With a client's own part. The server has none, so it can evaluate only what needs no head; else personal metrics are all there is."""
+        """With a client's own part. The server has none, so it can evaluate only what needs no head; else personal metrics are all there
+        is."""
         base = self.inner.base
         assert isinstance(base, FedAvg)
         if "private" not in memory and base.task.needs_head(data):

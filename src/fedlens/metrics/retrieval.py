@@ -1,7 +1,7 @@
 """Retrieval: is one of the k nearest of the same class? And the other reading of it, a vote among them.
 
-The protocol is VCOP's: cosine similarity, a hit if any of the k nearest in the gallery has the query's label. FedVSSL's text speaks of a majority
-vote instead; `vote` is that, ties going to the nearest.
+The protocol is VCOP's: cosine similarity, a hit if any of the k nearest in the gallery has the query's label. FedVSSL's text speaks of a
+majority vote instead; `vote` is that, ties going to the nearest.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Parameters: `r3d18` 33,166,272 (torchvision's, without its classifier; 9,620 val
 block a stage and widths 16-128 903,984, `r3d10s` with widths 8-64 228,120. The stem halves height and width, each stage after the first
 halves all three. `last_stride` 1 keeps the last stage's height and width (patch tracking does; the same weights fit both).
 
-Whatever has `forward_features` is a backbone: "module:Class" names one of the user's own. Pixels are normalised inside, with ImageNet's mean and
-deviation, so that nothing that feeds a network has to know about it.
+Whatever has `forward_features` is a backbone: "module:Class" names one of the user's own. Pixels are normalised inside, with ImageNet's
+mean and deviation, so that nothing that feeds a network has to know about it.
 """
 
 from __future__ import annotations

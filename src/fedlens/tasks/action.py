@@ -1,7 +1,7 @@
 """Action recognition: fine-tuning and linear probing of a pretrained backbone (FedVSSL, stage 2b), or training from scratch.
 
-Training sees one random clip a video; testing averages the scores of `clips` clips at even distances before the softmax. A linear probe leaves the
-backbone as it is, BatchNorm's statistics included, and trains one layer on its averaged map. The head begins at N(0, .001).
+Training sees one random clip a video; testing averages the scores of `clips` clips at even distances before the softmax. A linear probe
+leaves the backbone as it is, BatchNorm's statistics included, and trains one layer on its averaged map. The head begins at N(0, .001).
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class Frozen(SplitNet):
 
 @dataclass
 class ActionRecognition(LearningTask):
-    """classes: how many. backbone: r3d18, r2plus1d18, r3d10, r3d10s or module:Class. init: a saved model (RUN/model.safetensors) whose backbone
-    to start from. probe: train the last layer only. frames, stride, size: of a clip. dropout: before the last layer. clips: per test video."""
+    """classes: how many. backbone: r3d18, r2plus1d18, r3d10, r3d10s or module:Class. init: a saved model (RUN/model.safetensors) whose
+    backbone to start from. probe: train the last layer only. frames, stride, size: of a clip. dropout: before the last layer. clips: per
+    test video."""
 
     classes: int = 101
     backbone: str = "r3d18"
@@ -69,10 +70,10 @@ class ActionRecognition(LearningTask):
 
     def model(self) -> nn.Module:
         body = backbone(self.backbone)
-        head = nn.Sequential(nn.Dropout(self.dropout), nn.Linear(map_shape(body, self.frames, self.size)[0], self.classes))
-        nn.init.normal_(head[1].weight, std=0.001)
-        nn.init.zeros_(head[1].bias)
-        net = (Frozen if self.probe else SplitNet)(body, head)
+        last = nn.Linear(map_shape(body, self.frames, self.size)[0], self.classes)
+        nn.init.normal_(last.weight, std=0.001)
+        nn.init.zeros_(last.bias)
+        net = (Frozen if self.probe else SplitNet)(body, nn.Sequential(nn.Dropout(self.dropout), last))
         return load_backbone(net, self.init) if self.init else net
 
     def fits(self, facts: Mapping[str, Any]) -> None:
@@ -130,4 +131,12 @@ class ActionRecognition(LearningTask):
         names = test.classes or [str(k) for k in range(self.classes)]
         labels = [names[p] if p == t else f"{names[p]} (is {names[t]})" for p, t in zip(said, some.labels, strict=True)]
         right = sum(p == t for p, t in zip(said, some.labels, strict=True))
-        return [Picture("Test videos and what the model says", [middle(c) for c in some.clips], labels, "sheet", {"right": right, "shown": len(labels)})]
+        return [
+            Picture(
+                "Test videos and what the model says",
+                [middle(c) for c in some.clips],
+                labels,
+                "sheet",
+                {"right": right, "shown": len(labels)},
+            )
+        ]

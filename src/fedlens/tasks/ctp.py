@@ -1,25 +1,27 @@
-"""CtP: catch the patch (Wang et al., CVPR 2021). Patches cut from the clip itself are pasted along random paths; where are they, how large?
+"""CtP: catch the patch (Wang et al., CVPR 2021). Patches cut from the clip itself are pasted along random paths; where are they, how
+large?
 
-A path is straight between key frames: the first, the last, and none, one or two in between (probabilities .5, .3, .2). From key to key the
-centre moves by up to 3 pixels a frame in each direction and the logarithm of each side by up to .025 (at a size of 112; in proportion to the
-size elsewhere), and the patch stays inside. A patch is cut from a random frame at a random place, and laid over with an opacity of .8 to 1, as a
-rectangle, ellipse or rhombus (.5, .35, .15), with a soft edge in half of the cases. A frame shows it with probability .8, the first and its own
-always; the targets cover all frames.
+A path is straight between key frames: the first, the last, and none, one or two in between (probabilities .5, .3, .2). From key to key
+the centre moves by up to 3 pixels a frame in each direction and the logarithm of each side by up to .025 (at a size of 112; in proportion
+to the size elsewhere), and the patch stays inside. A patch is cut from a random frame at a random place, and laid over with an opacity of
+.8 to 1, as a rectangle, ellipse or rhombus (.5, .35, .15), with a soft edge in half of the cases. A frame shows it with probability .8,
+the first and its own always; the targets cover all frames.
 
-The network is told the box of the first frame: RoIAlign 5x5 (sampling 2, aligned) on the map, whose time is folded by a convolution. It answers
-for every frame with the shift of the centre, in sides of the first box, over .8, and the logarithm of the sides' growth over .04. Loss: smooth L1,
-summed over the two coordinates, mean over patches and frames; centre + size. The backbone's last stage keeps its height and width (stride 8 in all).
-Head on R3D-18 with 16 frames: 7,111,744 parameters.
+The network is told the box of the first frame: RoIAlign 5x5 (sampling 2, aligned) on the map, whose time is folded by a convolution. It
+answers for every frame with the shift of the centre, in sides of the first box, over .8, and the logarithm of the sides' growth over .04.
+Loss: smooth L1, summed over the two coordinates, mean over patches and frames; centre + size. The backbone's last stage keeps its height
+and width (stride 8 in all). Head on R3D-18 with 16 frames: 7,111,744 parameters.
 
-Frames: a random stride up to `stride`, as far as the video is long enough (capped), each frame moved by a random part of the stride. Where the
-public code is not described in our notes (what exactly the jitter of .18 moves, from where in its frame a patch is cut) this is our reading: the
-jitter is of the scale.
+Frames: a random stride up to `stride`, as far as the video is long enough (capped), each frame moved by a random part of the stride.
+Where the public code is not described in our notes (what exactly the jitter of .18 moves, from where in its frame a patch is cut) this is
+our reading: the jitter is of the scale.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -62,8 +64,8 @@ class TrackHead(nn.Module):
 
 @dataclass
 class CtP(VideoSSL):
-    """patches: how many. stride: the largest between frames. jitter: of a patch's scale. The rest as in every video pretext task: backbone (r3d18,
-    r2plus1d18, r3d10, r3d10s, module:Class), frames and size of a clip, clips per video in retrieval, majority, init."""
+    """patches: how many. stride: the largest between frames. jitter: of a patch's scale. The rest as in every video pretext task:
+    backbone (r3d18, r2plus1d18, r3d10, r3d10s, module:Class), frames and size of a clip, clips per video in retrieval, majority, init."""
 
     patches: int = 3
     stride: int = 5
@@ -115,7 +117,7 @@ class CtP(VideoSSL):
         return Picture("A training example: patches that move", [larger(clip[:, t]) for t in range(clip.shape[1])], kind="strip")
 
 
-# -- patches ---------------------------------------------------------------------------------------------------------------------------------
+# -- patches ------------------------------------------------------------------------------------------------------------------------------
 
 
 def draw_path(frames: int, size: int, jitter: float, rng: Generator) -> Tensor:
@@ -128,7 +130,7 @@ def draw_path(frames: int, size: int, jitter: float, rng: Generator) -> Tensor:
     keys = key_frames(frames, rng)
     centre = side / 2 + torch.rand(2, generator=rng) * (size - side)
     points = [torch.cat([centre, side])]
-    for gap in [b - a for a, b in zip(keys, keys[1:])]:
+    for gap in [b - a for a, b in pairwise(keys)]:
         move, grow = 2 * torch.rand(2, 2, generator=rng) - 1
         side = (side * (grow * GROWTH * gap).exp()).clamp(2.0, 0.9 * size)
         centre = (centre + move * SPEED * unit * gap).clamp(side / 2, size - side / 2)
@@ -186,4 +188,5 @@ def cover(place: Tensor, shape: int, soft: bool) -> Tensor:
     """1 inside, 0 outside: rectangle, ellipse, rhombus; a soft edge falls off over the outer fifth."""
     u, v = place.abs().unbind(-1)
     r = torch.maximum(u, v) if shape == 0 else (u.square() + v.square()).sqrt() if shape == 1 else u + v
-    return ((1 - r) / 0.2).clamp(0, 1) if soft else (r < 1).to(r.dtype)
+    inside: Tensor = ((1 - r) / 0.2).clamp(0, 1) if soft else (r < 1).to(r.dtype)
+    return inside

@@ -5,8 +5,9 @@ Writes into the target folder
     neighbours.csv       query, rank, video, similarity
     sheet.png            the first queries and the nearest clips of each
     report.html          the same sheet, to be looked at
-An index that was made of the same files with the same weights is used again. Videos that cannot be read, or are shorter than a clip, are skipped and
-named. Where videos lie in two or more class folders, the sentence at the end also says how often the nearest one is of the same class.
+An index that was made of the same files with the same weights is used again. Videos that cannot be read, or are shorter than a clip, are
+skipped and named. Where videos lie in two or more class folders, the sentence at the end also says how often the nearest one is of the
+same class.
 """
 
 from __future__ import annotations
@@ -55,10 +56,13 @@ def search_folder(
         table = csv.writer(f)
         table.writerow(("query", "rank", "video", "similarity"))
         for q, film in enumerate(asked.clips):
-            table.writerows((film.name, r + 1, names[g], f"{s:.4f}") for r, (g, s) in enumerate(zip(found[q].tolist(), alike[q].tolist(), strict=True)))
+            table.writerows(
+                (film.name, r + 1, names[g], f"{s:.4f}") for r, (g, s) in enumerate(zip(found[q].tolist(), alike[q].tolist(), strict=True))
+            )
     folders = class_folders(held)
     write_sheet(asked, held, found, alike, folders, target)
-    told = f"{len(held)} videos {'read from the index' if again else 'indexed'}, the {found.shape[1]} nearest of {len(asked)} are in {target / 'neighbours.csv'}"
+    how = "read from the index" if again else "indexed"
+    told = f"{len(held)} videos {how}, the {found.shape[1]} nearest of {len(asked)} are in {target / 'neighbours.csv'}"
     if len(folders) > 1:
         hit = scores(queries, asked, rows, held, same=place is None)["recall_at_1"]
         told += f"; the nearest is of the same folder for {100 * hit:.1f} %"
@@ -120,11 +124,10 @@ def write_sheet(asked: VideoSet, held: VideoSet, found: Tensor, alike: Tensor, c
         sheet.paste(tile, (x + 4, y + 4))
         pen.text((x + 4, y + h - 17), label.replace("✓", "+").replace("·", "-")[:28], fill=(0, 110, 60) if "✓" in label else (60, 60, 60))
     sheet.save(target / "sheet.png")
-    page = f"<!doctype html><meta charset=utf-8><title>Nearest videos</title><h1>Nearest videos</h1><p>{html.escape(picture.caption)}</p><img src=sheet.png>"
+    head = "<!doctype html><meta charset=utf-8><title>Nearest videos</title>"
+    page = f"{head}<h1>Nearest videos</h1><p>{html.escape(picture.caption)}</p><img src=sheet.png>"
     (target / "report.html").write_text(page)
 
 
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-

@@ -1,11 +1,12 @@
-"""Self-supervised video: what the pretext tasks share. Each of them (CtP, VCOP, Speed) is one file with its head, its transforms and its loss.
+"""Self-supervised video: what the pretext tasks share. Each of them (CtP, VCOP, Speed) is one file with its head, its transforms and its
+loss.
 
-A pretext task says how a training example is made of a video (`sample`), how many frames that takes (`least`), and what its head is. Clips that
-are too short are left out and counted, never looped: a loop would destroy the order or the speed that is to be recognised.
+A pretext task says how a training example is made of a video (`sample`), how many frames that takes (`least`), and what its head is.
+Clips that are too short are left out and counted, never looped: a loop would destroy the order or the speed that is to be recognised.
 
-What is learned is tested by retrieval, which needs no head: `clips` clips a video at even distances, centre crop, the last map pooled by 2x2
-(maximum) where it is larger than 3x3, flattened and averaged over the clips; cosine. VCOP's protocol, except that pixels are normalised as in
-training.
+What is learned is tested by retrieval, which needs no head: `clips` clips a video at even distances, centre crop, the last map pooled by
+2x2 (maximum) where it is larger than 3x3, flattened and averaged over the clips; cosine. VCOP's protocol, except that pixels are
+normalised as in training.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def admit(federation: Federation, task: Any, least: int) -> Federation:
 
     def view(videos: Any) -> Any:
         if not isinstance(videos, VideoSet):
-            raise DataError(f"{type(task).__name__} learns from videos (data.name=Videos or MovingShapes), not from {type(videos).__name__}")
+            raise DataError(
+                f"{type(task).__name__} learns from videos (data.name=Videos or MovingShapes), not from {type(videos).__name__}"
+            )
         return Examples(videos.at_least(least), task)
 
     holdings = [view(h) for h in federation.holdings]
@@ -85,7 +88,8 @@ def admit(federation: Federation, task: Any, least: int) -> Federation:
 
 
 def cut(frames: Frames, numbers: Sequence[int], size: int, rng: Generator | None) -> Tensor:
-    """These frames as (3, T, size, size) in [0, 1]: with a generator a random square of one of three sizes, mirrored or not; else the middle."""
+    """These frames as (3, T, size, size) in [0, 1]: with a generator a random square of one of three sizes, mirrored or not; else the
+    middle."""
     pixels = frames.read(min(numbers), max(numbers) + 1)
     return crop(pixels[[n - min(numbers) for n in numbers]], size, rng)
 
@@ -163,7 +167,9 @@ class VideoSSL(LearningTask):
     def evaluate(self, result: Any, data: Any) -> dict[str, float]:
         """Retrieval where there is something to search; the pretext loss on a client's own held-out videos."""
         if isinstance(data, Search):
-            gallery, queries = (embed(result, s, self.frames, self.size, self.clips, self.evaluation_batch) for s in (data.gallery, data.queries))
+            gallery, queries = (
+                embed(result, s, self.frames, self.size, self.clips, self.evaluation_batch) for s in (data.gallery, data.queries)
+            )
             return scores(queries, data.queries, gallery, data.gallery, self.majority)
         place = next(result.parameters()).device
         losses, total = 0.0, 0
@@ -192,7 +198,9 @@ class VideoSSL(LearningTask):
     def _sheet(self, result: Any, search: Search) -> Picture:
         picks = torch.linspace(0, len(search.queries) - 1, min(SHOWN, len(search.queries))).long().tolist()
         some = search.queries.take(picks)
-        gallery, queries = (embed(result, s, self.frames, self.size, min(2, self.clips), self.evaluation_batch) for s in (search.gallery, some))
+        gallery, queries = (
+            embed(result, s, self.frames, self.size, min(2, self.clips), self.evaluation_batch) for s in (search.gallery, some)
+        )
         found, alike = nearest(queries, gallery, NEAR)
         return contact_sheet(some, search.gallery, found, alike, search.classes)
 
@@ -207,7 +215,7 @@ class VideoSSL(LearningTask):
                              options=options)  # fmt: skip
 
 
-# -- retrieval ------------------------------------------------------------------------------------------------------------------------------
+# -- retrieval ----------------------------------------------------------------------------------------------------------------------------
 
 
 def clip_batches(videos: VideoSet, frames: int, size: int, clips: int, stride: int, batch: int) -> Any:
@@ -251,7 +259,9 @@ def embed(net: Any, videos: VideoSet, frames: int, size: int, clips: int, batch:
     return total
 
 
-def scores(queries: Tensor, asked: VideoSet, gallery: Tensor, held: VideoSet, majority: bool = False, same: bool = False) -> dict[str, float]:
+def scores(
+    queries: Tensor, asked: VideoSet, gallery: Tensor, held: VideoSet, majority: bool = False, same: bool = False
+) -> dict[str, float]:
     y, labels = torch.tensor(asked.labels), torch.tensor(held.labels)
     found, _ = nearest(queries, gallery, max(KS), same)
     return recall(found, y, labels) | (vote(found, y, labels) if majority else {})
