@@ -181,7 +181,8 @@ def paste(clip: Tensor, original: Tensor, path: Tensor, rng: Generator) -> Tenso
     place = torch.stack([u[:, None, :].expand(t, size, size), v[:, :, None].expand(t, size, size)], -1)
     texture = F.grid_sample(patch[None].expand(t, -1, -1, -1), place, padding_mode="border", align_corners=False).transpose(0, 1)
     opacity = (0.8 + 0.2 * draw[0]) * cover(place, shape, soft=draw[1] < 0.5) * shown[:, None, None]
-    return clip * (1 - opacity) + texture * opacity
+    pasted: Tensor = clip * (1 - opacity) + texture * opacity
+    return pasted
 
 
 def cover(place: Tensor, shape: int, soft: bool) -> Tensor:
