@@ -13,7 +13,7 @@ from fedlens.tasks.ctp import CtP, between, corners, cover, draw_path, key_frame
 def test_targets_of_a_known_path() -> None:
     """A box of 20 x 10 at (50, 40) goes to (58, 36) and grows to 20 e^.04 x 10 e^.08. Shift in sides: 8/20 = .4 and -4/10 = -.4; over .8: .5 and -.5.
     Growth .04 and .08 over .04: 1 and 2. Half-way between the key frames, the centre is half-way: .25 and -.25."""
-    path = between([0, 2], torch.tensor([[50.0, 40, 20, 10], [58.0, 36, 20 * math.exp(0.04), 10 * math.exp(0.08)]]))
+    path = between([0, 2], [[50.0, 40, 20, 10], [58.0, 36, 20 * math.exp(0.04), 10 * math.exp(0.08)]])
     found = targets(path)
     assert found.shape == (3, 4)
     assert found[0].tolist() == [0, 0, 0, 0]
@@ -41,25 +41,39 @@ def test_paths_stay_inside_and_within_their_speed() -> None:
 
 def test_key_frames_are_none_one_or_two_besides_the_ends() -> None:
     """Probabilities .5, .3, .2 over 3000 draws: three standard deviations are below .03."""
-    counts = torch.bincount(torch.tensor([len(key_frames(16, generator(1, k))) - 2 for k in range(3000)]), minlength=3) / 3000
+    draws = torch.rand(3000, 3, generator=generator(1)).tolist()
+    counts = torch.bincount(torch.tensor([len(key_frames(16, iter(row))) - 2 for row in draws]), minlength=3) / 3000
     assert counts.tolist() == approx([0.5, 0.3, 0.2], abs=0.03)
 
 
 def test_shapes() -> None:
     """At (.9, .9) of the half sides only the rectangle covers, at (.6, .6) also the ellipse, at (.4, .4) all three."""
-    place = torch.tensor([[0.9, 0.9], [0.6, 0.6], [0.4, 0.4], [1.1, 0.0]])
-    assert [cover(place, k, soft=False).tolist() for k in range(3)] == [[1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 1, 0]]
-    assert cover(torch.tensor([[0.9, 0.0]]), 0, soft=True).tolist() == approx([0.5])
+    u, v = torch.tensor([0.9, 0.6, 0.4, 1.1]), torch.tensor([0.9, 0.6, 0.4, 0.0])
+    assert [cover(u, v, k, soft=False).tolist() for k in range(3)] == [[1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 1, 0]]
+    assert cover(torch.tensor([0.9]), torch.tensor([0.0]), 0, soft=True).tolist() == approx([0.5])
 
 
 def test_a_patch_is_painted_inside_its_box_and_nowhere_else() -> None:
-    clip = torch.zeros(3, 4, 32, 32)
-    original = torch.ones(3, 4, 32, 32)  # so that whatever was cut is white
+    clip = torch.full((3, 4, 32, 32), 0.25)
+    clip[:, :, :8] = 1.0
     path = torch.tensor([[16.0, 16, 8, 6]]).repeat(4, 1)
-    out = paste(clip, original, path, generator(3))
-    assert bool((out[:, :, :13] == 0).all()) and bool((out[:, :, 19:] == 0).all())
-    assert bool((out[..., :12] == 0).all()) and bool((out[..., 20:] == 0).all())
-    assert 0.8 <= float(out[:, 0, 15:17, 15:17].min()) <= 1
+    changed = torch.zeros(32, 32, dtype=torch.bool)
+    for seed in range(40):  # some of these are cut from the white part
+        changed |= (paste(clip, path[None], generator(seed)) != clip).any(0).any(0)
+    rows, columns = changed.nonzero().unbind(1)
+    assert (int(rows.min()), int(rows.max()), int(columns.min()), int(columns.max())) == (13, 18, 12, 19)
+
+
+def test_the_first_frame_and_its_own_always_show_a_patch() -> None:
+    """A patch cut from white covers grey in frame 0 whatever is drawn; other frames are left out in a fifth of the cases."""
+    clip = torch.full((3, 6, 32, 32), 0.0)
+    clip[:, :, :, :4] = 1.0
+    path = torch.tensor([[16.0, 16, 31, 31]]).repeat(6, 1)
+    shown = (
+        torch.stack([(paste(clip, path[None], generator(seed)) != clip).any(0).flatten(1).any(1) for seed in range(400)]).float().mean(0)
+    )
+    assert float(shown[0]) == 1.0
+    assert shown[1:].tolist() == approx([0.8 + 0.2 / 6] * 5, abs=0.06)
 
 
 def test_strides_are_capped_by_the_length_and_nothing_is_looped() -> None:

@@ -19,11 +19,13 @@ our reading: the jitter is of the scale.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
@@ -79,17 +81,8 @@ class CtP(VideoSSL):
 
     def sample(self, frames: Frames, label: int, rng: Generator, augment: bool) -> dict[str, Tensor]:
         clip = cut(frames, self.numbers(len(frames), rng), self.size, rng if augment else None)
-        paths = []
-        original = clip
-        for _ in range(self.patches):
-            path = draw_path(self.frames, self.size, self.jitter, rng)
-            clip = paste(clip, original, path, rng)
-            paths.append(path)
-        return {
-            "x": clip,
-            "boxes": torch.stack([corners(p[0]) for p in paths]),
-            "y": torch.stack([targets(p) for p in paths]),
-        }
+        paths = torch.stack([draw_path(self.frames, self.size, self.jitter, rng) for _ in range(self.patches)])
+        return {"x": paste(clip, paths, rng), "boxes": corners(paths[:, 0]), "y": targets(paths)}
 
     def numbers(self, length: int, rng: Generator) -> Sequence[int]:
         """Which frames: a stride that fits, a start, and each frame somewhere within its stride."""
@@ -122,72 +115,83 @@ class CtP(VideoSSL):
 
 def draw_path(frames: int, size: int, jitter: float, rng: Generator) -> Tensor:
     """(frames, 4): centre x, centre y, width, height in every frame."""
+    # Plain numbers: a tensor operation takes longer than all of this arithmetic.
+    draw = iter(torch.rand(24, generator=rng).tolist())
     unit = size / FULL
-    scale = SCALES[int(torch.randint(len(SCALES), (), generator=rng))] * unit
-    ratio = float(2 ** (2 * torch.rand((), generator=rng) - 1))
-    scale *= 1 + jitter * float(2 * torch.rand((), generator=rng) - 1)
-    side = torch.tensor([scale * ratio**0.5, scale / ratio**0.5]).clamp(2.0, 0.9 * size)
-    keys = key_frames(frames, rng)
-    centre = side / 2 + torch.rand(2, generator=rng) * (size - side)
-    points = [torch.cat([centre, side])]
+    scale = SCALES[int(next(draw) * len(SCALES))] * unit * (1 + jitter * (2 * next(draw) - 1))
+    ratio = 2 ** (2 * next(draw) - 1)
+    sides = [min(max(v, 2.0), 0.9 * size) for v in (scale * ratio**0.5, scale / ratio**0.5)]
+    centre = [v / 2 + next(draw) * (size - v) for v in sides]
+    keys = key_frames(frames, draw)
+    points = [[*centre, *sides]]
     for gap in [b - a for a, b in pairwise(keys)]:
-        move, grow = 2 * torch.rand(2, 2, generator=rng) - 1
-        side = (side * (grow * GROWTH * gap).exp()).clamp(2.0, 0.9 * size)
-        centre = (centre + move * SPEED * unit * gap).clamp(side / 2, size - side / 2)
-        points.append(torch.cat([centre, side]))
-    return between(keys, torch.stack(points))
+        sides = [min(max(v * math.exp((2 * next(draw) - 1) * GROWTH * gap), 2.0), 0.9 * size) for v in sides]
+        moved = [c + (2 * next(draw) - 1) * SPEED * unit * gap for c in centre]
+        centre = [min(max(c, v / 2), size - v / 2) for c, v in zip(moved, sides, strict=True)]
+        points.append([*centre, *sides])
+    return between(keys, points)
 
 
-def key_frames(frames: int, rng: Generator) -> list[int]:
-    inner = int(torch.multinomial(torch.tensor(KEYS), 1, generator=rng))
-    inner = min(inner, max(0, frames - 2))
-    chosen = (1 + torch.randperm(max(0, frames - 2), generator=rng)[:inner]).tolist() if inner else []
+def key_frames(frames: int, draw: Iterator[float]) -> list[int]:
+    """The ends and, by chance, one or two in between; three numbers of `draw` are used."""
+    share, *places = (next(draw) for _ in range(3))
+    inner = sum(share >= bound for bound in (KEYS[0], KEYS[0] + KEYS[1]))
+    free = list(range(1, frames - 1))
+    chosen = [free.pop(int(place * len(free))) for place in places[:inner] if free]
     return sorted({0, *chosen, frames - 1})
 
 
-def between(keys: Sequence[int], points: Tensor) -> Tensor:
+def between(keys: Sequence[int], points: Sequence[Sequence[float]]) -> Tensor:
     """Straight lines from key frame to key frame."""
-    out = torch.empty(keys[-1] + 1, points.shape[1])
-    for a, b, p, q in zip(keys, keys[1:], points, points[1:]):
-        share = torch.arange(b - a + 1)[:, None] / (b - a)
-        out[a : b + 1] = p + share * (q - p)
-    return out if len(keys) > 1 else points
+    at = np.arange(keys[-1] + 1)
+    return torch.from_numpy(np.stack([np.interp(at, keys, [p[k] for p in points]) for k in range(4)], 1)).float()
 
 
-def corners(box: Tensor) -> Tensor:
+def corners(boxes: Tensor) -> Tensor:
     """Centre and sides -> left, top, right, bottom."""
-    return torch.cat([box[:2] - box[2:] / 2, box[:2] + box[2:] / 2])
+    return torch.cat([boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], -1)
 
 
 def targets(path: Tensor) -> Tensor:
-    """(frames, 4): shift of the centre in sides of the first box, over .8; logarithm of the sides' growth, over .04."""
-    first = path[0]
-    return torch.cat([(path[:, :2] - first[:2]) / first[2:] / SHIFT_UNIT, (path[:, 2:] / first[2:]).log() / GROWTH_UNIT], 1)
+    """(..., frames, 4): shift of the centre in sides of the first box, over .8; logarithm of the sides' growth, over .04."""
+    first = path[..., :1, :]
+    shift = (path[..., :2] - first[..., :2]) / first[..., 2:] / SHIFT_UNIT
+    return torch.cat([shift, (path[..., 2:] / first[..., 2:]).log() / GROWTH_UNIT], -1)
 
 
-def paste(clip: Tensor, original: Tensor, path: Tensor, rng: Generator) -> Tensor:
-    """A new (3, T, S, S) with one patch in it, cut from the original."""
-    t, size = clip.shape[1], clip.shape[2]
-    own = int(torch.randint(t, (), generator=rng))
-    w, h = (max(2, min(size, round(v))) for v in path[own, 2:].tolist())
-    left, top = (int(torch.randint(size - v + 1, (), generator=rng)) for v in (w, h))
-    patch = original[:, own, top : top + h, left : left + w]
-    draw = torch.rand(2, generator=rng).tolist()
-    shape = int(torch.multinomial(torch.tensor(SHAPES), 1, generator=rng))
-    shown = torch.rand(t, generator=rng) < SEEN
-    shown[0] = shown[own] = True
-    grid = torch.arange(size) + 0.5
-    u, v = (2 * (grid - path[:, k, None]) / path[:, 2 + k, None] for k in (0, 1))  # -1 ... 1 inside the box, (T, S)
-    place = torch.stack([u[:, None, :].expand(t, size, size), v[:, :, None].expand(t, size, size)], -1)
-    texture = F.grid_sample(patch[None].expand(t, -1, -1, -1), place, padding_mode="border", align_corners=False).transpose(0, 1)
-    opacity = (0.8 + 0.2 * draw[0]) * cover(place, shape, soft=draw[1] < 0.5) * shown[:, None, None]
-    pasted: Tensor = clip * (1 - opacity) + texture * opacity
-    return pasted
+def paste(clip: Tensor, paths: Tensor, rng: Generator) -> Tensor:
+    """A new (3, T, S, S) with a patch for each of the paths (P, T, 4), cut from the clip as it was."""
+    t, size = clip.shape[1:3]
+    draws = torch.rand(len(paths), 6 + t, generator=rng)
+    out = clip.clone()
+    for path, draw in zip(paths, draws, strict=True):
+        frame, left, top, shape, soft, strength = draw[:6].tolist()
+        own = int(frame * t)
+        w, h = path[own, 2:].tolist()
+        shown = draw[6:] < SEEN
+        shown[0] = shown[own] = True
+        # Only where the patch ever is: most of the picture is none of its business.
+        reach = corners(path)
+        (x0, y0), (x1, y1) = reach[:, :2].amin(0).floor().int().tolist(), reach[:, 2:].amax(0).ceil().int().tolist()
+        u, v = (
+            (2 * (torch.arange(max(0, a), min(size, b)) + 0.5 - path[:, k, None]) / path[:, 2 + k, None])  # -1 ... 1 in the box: (T, side)
+            for k, (a, b) in enumerate(((x0, x1), (y0, y1)))
+        )
+        form = sum(shape >= bound for bound in (SHAPES[0], SHAPES[0] + SHAPES[1]))
+        opacity = cover(u[:, None, :], v[:, :, None], form, soft < 0.5) * ((0.8 + 0.2 * strength) * shown)[:, None, None]
+        # Where in its frame, again as -1 ... 1, a place in the patch comes from.
+        from_x = ((left * (size - w) + (u.clamp(-1, 1) + 1) / 2 * w) * (2 / size) - 1)[:, None, :].expand(opacity.shape)
+        from_y = ((top * (size - h) + (v.clamp(-1, 1) + 1) / 2 * h) * (2 / size) - 1)[:, :, None].expand(opacity.shape)
+        source = torch.stack([from_x, from_y], -1).flatten(0, 1)[None]
+        texture = F.grid_sample(clip[None, :, own], source, padding_mode="border", align_corners=False)[0].view(3, *opacity.shape)
+        window = out[:, :, max(0, y0) : y1, max(0, x0) : x1]
+        window.lerp_(texture, opacity.expand_as(texture))
+    return out
 
 
-def cover(place: Tensor, shape: int, soft: bool) -> Tensor:
+def cover(u: Tensor, v: Tensor, shape: int, soft: bool) -> Tensor:
     """1 inside, 0 outside: rectangle, ellipse, rhombus; a soft edge falls off over the outer fifth."""
-    u, v = place.abs().unbind(-1)
+    u, v = u.abs(), v.abs()
     r = torch.maximum(u, v) if shape == 0 else (u.square() + v.square()).sqrt() if shape == 1 else u + v
     inside: Tensor = ((1 - r) / 0.2).clamp(0, 1) if soft else (r < 1).to(r.dtype)
     return inside
