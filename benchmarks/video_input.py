@@ -2,9 +2,10 @@
 
     python benchmarks/video_input.py [--root jhmdb21] [--videos 120] [--repeats 5] [--task CtP]
 
-Ends by printing one JSON object. Claims: one epoch of examples costs at most 1/0.8 of decoding the same videos with PyAV and nothing else (open, decode
-all frames, RGB arrays, one thread), and a second epoch, from the cache, at least five times less than the first. Times are processor seconds of this
-process, one core: the clock on the wall shows what else a shared machine is doing. Epochs and plain decoding take turns.
+Ends by printing one JSON object. Claims: one epoch of examples costs at most 1/0.8 of decoding the same videos with PyAV and nothing else
+(open, decode all frames, RGB arrays, one thread), and a second epoch, from the cache, at least five times less than the first. Times are
+processor seconds of this process, one core: the clock on the wall shows what else a shared machine is doing. Epochs and plain decoding
+take turns.
 """
 
 from __future__ import annotations

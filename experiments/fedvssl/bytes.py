@@ -2,8 +2,8 @@
 
     python experiments/fedvssl/bytes.py
 
-One client trains one step on one made-up video, through the engine that carries bytes; the lengths are those of the byte strings, headers included.
-Ends by printing one JSON object.
+One client trains one step on one made-up video, through the engine that carries bytes; the lengths are those of the byte strings, headers
+included. Ends by printing one JSON object.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     python experiments/fedvssl/run.py --data ../shared/data --minutes 20 [--seeds 0,1] [--rows "CtP FedAvg,CtP FedU"] [--part 0/2]
     python experiments/fedvssl/run.py --table                     prints the tables of README.md from the finished cells
 
-A cell is one row with one seed: a pretext task, an algorithm and a split. Finished ones are kept as JSON under cells/ and are not run again. Seed 0
-of every row comes first. No cell is begun after the budget is used up. --part 0/2 and --part 1/2 share the cells between two processes.
+A cell is one row with one seed: a pretext task, an algorithm and a split. Finished ones are kept as JSON under cells/ and are not run
+again. Seed 0 of every row comes first. No cell is begun after the budget is used up. --part 0/2 and --part 1/2 share the cells between
+two processes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from fedlens.tasks.video_ssl import VideoSSL, clip_batches, embed
 HERE = Path(__file__).parent
 CELLS = HERE / "cells"
 SETTING: dict[str, Any] = {
-    "backbone": "r3d10s", "frames": 8, "size": 32, "side": 41, "clips": 4, "clients": 20, "cohort": 5, "rounds": 40, "batch": 8, "momentum": 0.9,
+    "backbone": "r3d10s", "frames": 8, "size": 32, "side": 41, "clips": 4, "clients": 20, "cohort": 5, "rounds": 40, "batch": 8,
+    "momentum": 0.9,
     "weight_decay": 1e-4, "clip": 40.0, "lr": {"CtP": 0.02, "VCOP": 0.02, "Speed": 0.02}, "full": 33, "equal": 10,
     "finetune": {"epochs": 8, "lr": 0.02, "batch": 16, "stride": 2},
 }  # fmt: skip
@@ -99,8 +101,8 @@ def pretrain(row: Row, federation: Federation, seed: int) -> tuple[Any, dict[str
     """The network, and what training was like."""
     task = pretext(row.pretext)
     base = FedAvg(
-        task, lr=SETTING["lr"][row.pretext or "CtP"], momentum=SETTING["momentum"], weight_decay=SETTING["weight_decay"], batch=SETTING["batch"],
-        clip=SETTING["clip"], seed=seed,
+        task, lr=SETTING["lr"][row.pretext or "CtP"], momentum=SETTING["momentum"], weight_decay=SETTING["weight_decay"],
+        batch=SETTING["batch"], clip=SETTING["clip"], seed=seed,
     )  # fmt: skip
     algorithm = stack(base, *row.layers)
     told: dict[str, Any] = {"loss": [], "bytes_up": 0, "distances": []}
@@ -254,8 +256,8 @@ def main() -> None:
         print(name, seed, found["seconds"], {k: round(v, 4) for k, v in found["metrics"].items()}, flush=True)
 
 
-SHOWN = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "recall_at_20": "R@20", "recall_at_50": "R@50", "probe": "probe",
-         "finetune": "fine-tune"}  # fmt: skip
+SHOWN = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "recall_at_20": "R@20", "recall_at_50": "R@50",
+         "probe": "probe", "finetune": "fine-tune"}  # fmt: skip
 
 
 def table() -> str:

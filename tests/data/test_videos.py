@@ -87,12 +87,12 @@ def test_class_lists_that_do_not_match(shelf: Path, tmp_path: Path) -> None:
 
 def test_nothing_to_read_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(DataError, match="holds no videos in class folders, and there is no labels.csv"):
+    with pytest.raises(DataError, match=r"holds no videos in class folders, and there is no labels.csv"):
         Videos(root=str(tmp_path)).federation(2, 0)
     (tmp_path / "a" / "x.mp4").touch()
     with pytest.raises(DataError, match=r"no readable video in .* \(1 skipped, first: x.mp4"):
         Videos(root=str(tmp_path), test_share=0.0).federation(2, 0)
-    with pytest.raises(DataError, match="layout ucf101 needs data.listing"):
+    with pytest.raises(DataError, match=r"layout ucf101 needs data.listing"):
         Videos(root=str(tmp_path), layout="ucf101").federation(2, 0)
 
 
@@ -111,7 +111,7 @@ def test_official_splits_of_ucf101_and_hmdb51(data_pack: Path, tmp_path: Path) -
     found = Videos(root=str(ucf), listing=str(lists), layout="ucf101", side=64).federation(1, 0)
     assert found.test.gallery.sources == ["v_SoccerJuggling_g23"] and len(found.test) == 1
     (lists / "classInd.txt").write_text("1 ApplyEyeMakeup\n")
-    with pytest.raises(DataError, match="SoccerJuggling is in the split but not in classInd.txt"):
+    with pytest.raises(DataError, match=r"SoccerJuggling is in the split but not in classInd.txt"):
         Videos(root=str(ucf), listing=str(lists), layout="ucf101").federation(1, 0)
     (hmdb / "wave").mkdir(parents=True)
     waves = sorted(p for p in samples.glob("*wave*.avi"))

@@ -21,8 +21,9 @@ def test_backbones_have_the_sizes_of_the_table(name: str, size: int) -> None:
 
 
 def test_heads_on_r3d18() -> None:
-    """torchvision's R3D-18 without its classifier (512 x 400 + 400) has 33,371,472 - 205,200 = 33,166,272. CtP: convolution over two steps 512 x 512 x 2
-    + 512, 512 x 25 to 512, 512 to 16 x 4: 524,800 + 6,554,112 + 32,832. VCOP: 1024 to 512 and 3 x 512 to 6: 524,800 + 9,222. Speed: 512 x 7 + 7."""
+    """torchvision's R3D-18 without its classifier (512 x 400 + 400) has 33,371,472 - 205,200 = 33,166,272. CtP: convolution over two
+    steps 512 x 512 x 2 + 512, 512 x 25 to 512, 512 to 16 x 4: 524,800 + 6,554,112 + 32,832. VCOP: 1024 to 512 and 3 x 512 to 6: 524,800 +
+    9,222. Speed: 512 x 7 + 7."""
     body = backbone("r3d18")
     assert count(body) == 33_166_272
     assert sum(b.numel() for n, b in body.state_dict(keep_vars=True).items() if not isinstance(b, nn.Parameter)) == 9_620

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from pytest import approx
@@ -11,8 +12,8 @@ from fedlens.tasks.ctp import CtP, between, corners, cover, draw_path, key_frame
 
 
 def test_targets_of_a_known_path() -> None:
-    """A box of 20 x 10 at (50, 40) goes to (58, 36) and grows to 20 e^.04 x 10 e^.08. Shift in sides: 8/20 = .4 and -4/10 = -.4; over .8: .5 and -.5.
-    Growth .04 and .08 over .04: 1 and 2. Half-way between the key frames, the centre is half-way: .25 and -.25."""
+    """A box of 20 x 10 at (50, 40) goes to (58, 36) and grows to 20 e^.04 x 10 e^.08. Shift in sides: 8/20 = .4 and -4/10 = -.4; over .8:
+    .5 and -.5. Growth .04 and .08 over .04: 1 and 2. Half-way between the key frames, the centre is half-way: .25 and -.25."""
     path = between([0, 2], [[50.0, 40, 20, 10], [58.0, 36, 20 * math.exp(0.04), 10 * math.exp(0.08)]])
     found = targets(path)
     assert found.shape == (3, 4)
@@ -81,7 +82,7 @@ def test_strides_are_capped_by_the_length_and_nothing_is_looped() -> None:
     task = CtP(frames=8, stride=5)
     for seed in range(100):
         numbers = task.numbers(20, generator(seed))
-        assert all(0 <= a < 20 for a in numbers) and all(1 <= b - a <= 3 for a, b in zip(numbers, numbers[1:]))
+        assert all(0 <= a < 20 for a in numbers) and all(1 <= b - a <= 3 for a, b in pairwise(numbers))
     assert list(task.numbers(8, generator(0))) == list(range(8))
     assert task.least == 8
 

@@ -1,4 +1,5 @@
-"""From a recipe to a run folder and on: pretraining, retrieval over a folder, fine-tuning, a linear probe, analyses. All on made-up shapes."""
+"""From a recipe to a run folder and on: pretraining, retrieval over a folder, fine-tuning, a linear probe, analyses. All on made-up
+shapes."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from fedlens.tasks.speed import Speed
 from fedlens.tasks.video_ssl import embed, pooled, starts
 
 SMALL = {
-    "data.videos": 16, "data.tests": 8, "data.length": 12, "data.side": 20, "task.frames": 4, "task.size": 16, "task.clips": 2, "clients": 4, "cohort": 2,
-    "rounds": 2, "evaluate_every": 1, "workers": 0,
+    "data.videos": 16, "data.tests": 8, "data.length": 12, "data.side": 20, "task.frames": 4, "task.size": 16, "task.clips": 2,
+    "clients": 4, "cohort": 2, "rounds": 2, "evaluate_every": 1, "workers": 0,
 }  # fmt: skip
 RECIPES = [
     "fedvssl",
@@ -57,8 +58,8 @@ def test_the_rows_of_table_four() -> None:
 
 
 def test_pretraining_shares_the_backbone_only(pretrained: Path) -> None:
-    """The server tests retrieval without a head; what is saved and what travels is the backbone: 228,120 parameters and its buffers (2 means and
-    variances and a counter per BatchNorm: 2 x 600 floats and 12 counters), four bytes each, counters eight."""
+    """The server tests retrieval without a head; what is saved and what travels is the backbone: 228,120 parameters and its buffers (2
+    means and variances and a counter per BatchNorm: 2 x 600 floats and 12 counters), four bytes each, counters eight."""
     saved = load_file(pretrained / "model.safetensors")
     assert {n.split(".")[0] for n in saved} == {"backbone"}
     records = [json.loads(line) for line in (pretrained / "metrics.jsonl").read_text().splitlines()]
@@ -139,7 +140,8 @@ def test_analyses_end_in_the_report(pretrained: Path, what: list[str], capsys: p
 
 
 def test_even_distances() -> None:
-    """Ten frames, clips of four: they begin between 0 and 6. Three of them: 0, 3, 6. One: the middle. A video of four: all on one another."""
+    """Ten frames, clips of four: they begin between 0 and 6. Three of them: 0, 3, 6. One: the middle. A video of four: all on one
+    another."""
     assert starts(10, 4, 3) == [0, 3, 6] and starts(10, 4, 1) == [3] and starts(4, 4, 3) == [0, 0, 0]
     assert starts(10, 4, 2, stride=2) == [0, 3]
 
@@ -160,7 +162,8 @@ class Mean(torch.nn.Module):
 
 
 def test_retrieval_by_hand() -> None:
-    """Red and green films; a query of each, and one of 3 frames, too short for a clip: it is like nothing, and the first of the gallery counts."""
+    """Red and green films; a query of each, and one of 3 frames, too short for a clip: it is like nothing, and the first of the gallery
+    counts."""
 
     def plain(r: int, g: int, frames: int = 6) -> ArrayFrames:
         return ArrayFrames(torch.tensor([r, g, 9]).byte()[None, :, None, None].expand(frames, 3, 20, 20).contiguous())
@@ -186,12 +189,12 @@ def test_a_broken_video_is_skipped_and_the_batch_goes_on() -> None:
     task = ActionRecognition(classes=8, backbone="r3d10s", frames=4, stride=1, size=16)
     bad = VideoSet([held.clips[0], Broken(held.clips[1].array)], held.labels[:2], held.sources[:2])
     data = task.admit(type(fed)([bad])).holdings[0]
-    with pytest.warns(UserWarning, match="skipped: x.mp4"):
+    with pytest.warns(UserWarning, match=r"skipped: x.mp4"):
         assert len(data.batch(torch.tensor([0, 1]), generator(0))["x"]) == 1
-    with pytest.raises(DataError, match="x.mp4"), pytest.warns(UserWarning):
+    with pytest.raises(DataError, match=r"x.mp4"), pytest.warns(UserWarning):
         data.batch(torch.tensor([1]))
 
 
 def test_too_many_classes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the data has 8 classes, but the task says 5: set task.classes=8"):
+    with pytest.raises(ValueError, match=r"the data has 8 classes, but the task says 5: set task.classes=8"):
         ActionRecognition(classes=5).fits({"classes": ACTIONS})
