@@ -340,8 +340,8 @@ def about_file(e: OSError) -> str:
 
 
 def register_others() -> None:
-    """Commands that live in files of their own: real sites, the board."""
-    for module in ("fedlens.cli_sites", "fedlens.cli_board"):
+    """Commands that live in files of their own: real sites, the board, analyses of runs."""
+    for module in ("fedlens.cli_sites", "fedlens.cli_board", "fedlens.cli_analyse"):
         if importlib.util.find_spec(module) and module not in _registered:
             _registered.add(module)
             importlib.import_module(module).register(app)

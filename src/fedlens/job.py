@@ -52,7 +52,7 @@ from fedlens.tasks.task import LearningTask, Task
 ENGINES = ("simulator", "ray", "flower")
 OWN = (
     "config.toml", "federation.json", "metrics.jsonl", "summary.json", "model.safetensors", "restored.png", "report.html",
-    "pictures", "checkpoint", "tensorboard", "memory", "flower.json", ".part",
+    "pictures", "checkpoint", "tensorboard", "memory", "analysis", "flower.json", ".part",
 )  # fmt: skip
 LOOKING = 0.05  # pictures of a run under way may take this share of its time, and none in its first seconds
 PATIENCE = 10.0
@@ -138,7 +138,7 @@ def prepare(config: Config, federation: Federation | None = None) -> Setup:
     settings = config.settings
     task = config.build_task()
     algorithm = config.build_algorithm(task)
-    federation = federation or load_federation(config)
+    federation = task.admit(federation or load_federation(config))
     if not len(federation):
         raise ConfigError(f"{config.data.name} found no clients")
     if settings.cohort is not None and settings.cohort > len(federation):

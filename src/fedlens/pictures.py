@@ -54,6 +54,28 @@ def save_pictures(pictures: Sequence[Picture], folder: Path) -> None:
     part.replace(folder / "index.json")
 
 
+def add_picture(picture: Picture, folder: Path, name: str) -> None:
+    """One more picture beside those that are there, in place of an earlier one of that name."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    index: list[dict[str, Any]] = json.loads((folder / "index.json").read_text()) if (folder / "index.json").is_file() else []
+    files = [f"{name}-{j:02d}.png" for j in range(len(picture.images))]
+    for file, pixels in zip(files, picture.images, strict=True):
+        Image.fromarray(to_uint8(pixels)).save(folder / file)
+    entry = {
+        "caption": picture.caption,
+        "kind": picture.kind,
+        "files": files,
+        "labels": list(picture.labels),
+        "facts": dict(picture.facts),
+    }
+    kept = [e for e in index if not any(str(f).startswith(f"{name}-") for f in e.get("files", ()))]
+    part = folder / "index.json.part"
+    part.write_text(json.dumps([*kept, entry], indent=1))
+    part.replace(folder / "index.json")
+
+
 def to_uint8(pixels: Tensor, stretch: bool = False) -> np.ndarray[Any, Any]:
     x = pixels.detach().float().cpu()
     x = x[None] if x.dim() == 2 else x

@@ -131,13 +131,14 @@ def make_site(node: Facts, run: Facts) -> Site:
     if own:
         config = over(config, own)
     s = config.settings
-    federation = config.build_source().federation(1 if own else s.clients, s.seed)
+    task = config.build_task()
+    federation = task.admit(config.build_source().federation(1 if own else s.clients, s.seed))
     parts = s.clients if own else len(federation)
     if not 0 <= id < parts:
         raise SiteError(f"this site is client {id}, but the recipe has {parts} (0 to {parts - 1})")
     part = 0 if own else id
     here = alone(id, federation.holdings[part], federation.held_out_of(part))
-    algorithm = config.build_algorithm(config.build_task()).given(federation.facts)
+    algorithm = config.build_algorithm(task).given(federation.facts)
     return Site(id, algorithm, here, Path(str(node["folder"])), agreed, s.threads, tuple(federation.facts.get("classes", ())))
 
 

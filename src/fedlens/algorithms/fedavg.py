@@ -92,9 +92,9 @@ class FedAvg(Algorithm):
     """Local training, averaged. Every other learning method is a layer around this one.
 
     task: what is learned. lr, optimizer, momentum, weight_decay: the local optimiser, fresh in every round. schedule: of the learning
-    rate over the rounds ("step" multiplies by decay every step_every rounds). epochs or steps: how much local work. clip: gradient
-    norm. weights: how much a client counts. server_lr: 1 is plain averaging. mixed_precision: bfloat16 autocast. channels_last:
-    memory format. init_from: a .safetensors file to start from.
+    rate over the rounds ("step" multiplies by decay every step_every rounds, or at the rounds of `milestones`). epochs or steps: how much
+    local work. clip: gradient norm. weights: how much a client counts. server_lr: 1 is plain averaging. mixed_precision: bfloat16
+    autocast. channels_last: memory format. init_from: a .safetensors file to start from.
 
     lr_factors: pairs of a pattern and a factor, such as ("spynet.*", 0.25): parameters whose name fits learn with that multiple of lr.
     freeze: patterns of names that do not learn in the first freeze_rounds rounds, or never if that is None.
@@ -109,6 +109,7 @@ class FedAvg(Algorithm):
     schedule: Literal["constant", "cosine", "step"] = "constant"
     step_every: int = 30
     decay: float = 0.1
+    milestones: tuple[int, ...] = ()
     epochs: int = 1
     steps: int | None = None
     batch: int = 32
@@ -269,6 +270,8 @@ class FedAvg(Algorithm):
     # -- the local optimiser -----------------------------------------------------------------------------------------------------
 
     def lr_at(self, message: Message) -> float:
+        if self.schedule == "step" and self.milestones:
+            return self.lr * float(self.decay ** sum(message.round >= m for m in self.milestones))
         return self.lr * lr_factor(self.schedule, message.round, int(message.scalars.get("rounds", 1)), self.step_every, self.decay)
 
     def factor(self, name: str, message: Message) -> float:

@@ -47,4 +47,13 @@ NAMED: dict[str, Named] = {
         "Rehman et al. 2022: only the backbone travels, loss and sample weights mixed, moving mean",
         "FedAvg", "BackboneOnly", "MixedWeights", "MovingMean",
     ),
+    **{
+        f"fedvssl-{alpha:g}-{beta}": named(
+            f"FedVSSL's Table 4: alpha = {alpha:g} of loss weights, beta = {beta}",
+            "FedAvg", "BackboneOnly", ("MixedWeights", {"alpha": alpha}), ("MovingMean", {"beta": beta}),
+        )
+        for alpha in (0.0, 1.0, 0.9) for beta in (0, 1)
+    },
+    "loss": named("Gao et al. 2021: averaged by exp(-loss)", "FedAvg", ("MixedWeights", {"alpha": 1.0})),
+    "fedu": named("Zhuang et al. 2021: a client that has drifted keeps its own head", "FedAvg", "FedU"),
 }  # fmt: skip

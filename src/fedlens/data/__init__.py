@@ -15,6 +15,7 @@ _WHERE = {
     "ImageFolder": "folders",
     "Listed": "tensors",
     "Lspet": "pose",
+    "MovingShapes": "videos",
     "MovingTextures": "clips",
     "Mpii": "pose",
     "Npz": "folders",
@@ -24,6 +25,7 @@ _WHERE = {
     "Synthetic": "synthetic",
     "Tensors": "tensors",
     "TinyImageNet": "folders",
+    "Videos": "videos",
 }  # fmt: skip
 __all__ = list(_WHERE)
 

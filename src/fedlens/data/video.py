@@ -123,13 +123,14 @@ def load_av() -> Any:
 
 
 class FileFrames(Frames):
-    """A video file, by PyAV. Which frames there are is read from the packets, without decoding; reading on where the last read ended costs
-    no seek. The open file belongs to a process: a copy that is sent elsewhere opens its own."""
+    """A video file, by PyAV. Which frames there are is read from the packets, without decoding; reading on where the last read ended
+    costs no seek. The open file belongs to a process: a copy that is sent elsewhere opens its own. side: frames are shrunk to this short
+    side as they are decoded. threads: AUTO lets the decoder have several, NONE keeps it in the caller's."""
 
     block = 16
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, path.stem
+    def __init__(self, path: Path, side: int | None = None, threads: str = "AUTO") -> None:
+        self.path, self.name, self.threads = path, path.stem, threads
         self._open: tuple[Any, Iterator[Any], int] | None = None  # container, decoder, number of the frame that comes next
         av = load_av()
         try:
@@ -138,7 +139,7 @@ class FileFrames(Frames):
                     raise DataError(f"{path} has no video stream")
                 stream = container.streams.video[0]
                 promised = stream.frames
-                self.size = (stream.codec_context.height, stream.codec_context.width)
+                self.size = reduced((stream.codec_context.height, stream.codec_context.width), side)
                 self.rate = Fraction(stream.average_rate) if stream.average_rate else None
                 self.counted = container.format.name == "avi"  # its time stamps say nothing about the order of frames
                 packets = [p for p in container.demux(stream) if p.size and not p.is_discard]
@@ -150,28 +151,34 @@ class FileFrames(Frames):
         if promised and len(times) < promised - 1:
             raise DataError(f"{path} is truncated: its header promises {promised} frames, {len(times)} are there")
         self.times: list[int] = sorted(times)
-        self.sound = _has_sound(path)
+
+    @property
+    def sound(self) -> bool:
+        with load_av().open(str(self.path), metadata_errors="ignore") as container:
+            return bool(container.streams.audio)
 
     def __len__(self) -> int:
         return len(self.times)
 
     def read(self, low: int, high: int) -> Tensor:
         self._check(low, high)
-        out = torch.empty(high - low, 3, *self.size, dtype=torch.uint8)
+        out = np.empty((high - low, *self.size, 3), np.uint8)
         av, got = load_av(), 0
+        shape = av.video.reformatter.VideoReformatter()  # one for all: a frame's own would be set up anew for every frame
         try:
             for frame in self._from(low, high - low):
-                out[got] = torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
+                height, width = self.size
+                out[got] = shape.reformat(frame, width, height, "rgb24", interpolation="AREA").to_ndarray()
                 got += 1
         except av.FFmpegError as e:
             raise DataError(f"{self.path} cannot be decoded after frame {low + got} ({e}); it may be truncated") from e
         if got == high - low:
-            return out
+            return torch.from_numpy(out).permute(0, 3, 1, 2)
         if len(self) - low - got > SPARE:
             raise DataError(f"{self.path} ends after frame {low + got}, though {len(self)} are listed: it is truncated")
         # Packed MPEG-4 ends with placeholders that hold no picture: the last frame stays on.
-        out[got:] = out[got - 1] if got else self.read(low - 1, low)[0]
-        return out
+        out[got:] = out[got - 1] if got else self.read(low - 1, low)[0].permute(1, 2, 0).numpy()
+        return torch.from_numpy(out).permute(0, 3, 1, 2)
 
     def _from(self, low: int, count: int) -> Iterator[Any]:
         reach = len(self) if self.counted else self.block
@@ -193,7 +200,7 @@ class FileFrames(Frames):
         self.close()
         container = load_av().open(str(self.path), metadata_errors="ignore")
         stream = container.streams.video[0]
-        stream.thread_type = "AUTO"
+        stream.thread_type = self.threads
         if low and not self.counted:
             container.seek(self.times[low], stream=stream, backward=True)
         self._open = (container, container.decode(stream), 0 if self.counted else low)
@@ -207,9 +214,11 @@ class FileFrames(Frames):
         return {**self.__dict__, "_open": None}
 
 
-def _has_sound(path: Path) -> bool:
-    with load_av().open(str(path), metadata_errors="ignore") as container:
-        return bool(container.streams.audio)
+def reduced(size: tuple[int, int], side: int | None) -> tuple[int, int]:
+    """(height, width) with this short side, in proportion; never larger than it was."""
+    if side is None or min(size) <= side:
+        return size
+    return (side, round(size[1] * side / size[0])) if size[0] <= size[1] else (round(size[0] * side / size[1]), side)
 
 
 def open_frames(path: Path) -> Frames:

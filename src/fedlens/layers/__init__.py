@@ -1,6 +1,7 @@
 """Layers: one idea per file, both halves in it."""
 
 from fedlens.layers.bulyan import Bulyan
+from fedlens.layers.distances import Distances
 from fedlens.layers.fedcda import FedCDA
 from fedlens.layers.feddyn import FedDyn
 from fedlens.layers.fedgen import FedGen
@@ -8,6 +9,7 @@ from fedlens.layers.fednova import FedNova
 from fedlens.layers.fedntd import FedNTD
 from fedlens.layers.fedprox import FedProx
 from fedlens.layers.fedsr import FedSR
+from fedlens.layers.fedu import FedU
 from fedlens.layers.geometric_median import GeometricMedian
 from fedlens.layers.high_frequency import HighFrequency
 from fedlens.layers.krum import Krum, MultiKrum
@@ -27,6 +29,7 @@ from fedlens.layers.upload_failures import UploadFailures
 __all__ = [
     "BackboneOnly",
     "Bulyan",
+    "Distances",
     "FedAdagrad",
     "FedAdam",
     "FedAvgM",
@@ -38,6 +41,7 @@ __all__ = [
     "FedNova",
     "FedProx",
     "FedSR",
+    "FedU",
     "FedYogi",
     "GeometricMedian",
     "HighFrequency",

@@ -33,6 +33,8 @@ class Private(Layer):
     def check(self, inner: Algorithm) -> None:
         if not isinstance(inner.base, FedAvg):
             raise StackError(f"{type(self).__name__} splits a model, {type(inner.base).__name__} has none")
+        if other := next((p for p in inner.parts() if isinstance(p, Layer) and p.stage == "share"), None):
+            raise StackError(f"{type(self).__name__} and {type(other).__name__} both decide what stays with a client: keep one of them")
 
     def init(self) -> Message:
         state = self.inner.init()
@@ -52,10 +54,14 @@ class Private(Layer):
         return reply.put(delta={n: t for n, t in delta.items() if n not in own})
 
     def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
-        """With a client's own part. The server has none, so it cannot evaluate on its own: personal metrics are what there is."""
-        if "private" not in memory:
+        """With a client's own part. The server has none, so it can evaluate only what needs no head; else personal metrics are all there
+        is."""
+        base = self.inner.base
+        assert isinstance(base, FedAvg)
+        if "private" not in memory and base.task.needs_head(data):
             return {}
-        return self.inner.evaluate(message.put(model={**message.trees["model"], **memory["private"]}), data, memory)
+        own = memory.get("private") or self._first()
+        return self.inner.evaluate(message.put(model={**message.trees["model"], **own}), data, memory)
 
     def _first(self) -> Tree:
         if self._start is None:

@@ -14,9 +14,11 @@ _WHERE = {
     "pck": "pose",
     "pckh": "pose",
     "psnr": "image",
+    "recall": "retrieval",
     "ssim": "image",
     "temporal_gap": "frames",
     "vmaf": "video",
+    "vote": "retrieval",
 }
 __all__ = list(_WHERE)
 

@@ -14,8 +14,10 @@ _WHERE = {
     "SimpleBaseline": "vitpose",
     "SpyNet": "spynet",
     "VRT": "vrt",
+    "VideoBackbone": "video",
     "ViTPose": "vitpose",
     "iart_small": "iart",
+    "r3d10": "video",
     "rvrt_small": "rvrt",
     "vrt_small": "vrt",
 }

@@ -6,10 +6,14 @@ import importlib
 from typing import Any
 
 _WHERE = {
+    "ActionRecognition": "action",
     "Classification": "classification",
+    "CtP": "ctp",
     "Deblurring": "deblurring",
     "Pose": "pose",
+    "Speed": "speed",
     "SuperResolution": "super_resolution",
+    "VCOP": "vcop",
 }
 __all__ = list(_WHERE)
 

@@ -26,6 +26,10 @@ class Task(ABC):
     def evaluate(self, result: Any, data: Any) -> dict[str, float]:
         """Metrics; the first one is the headline. A name that ends in "loss" is better when smaller."""
 
+    def admit(self, federation: Federation) -> Federation:
+        """The federation as this task sees it: what it cannot learn from is left out and counted in the facts, before anything starts."""
+        return federation
+
     def pictures(self, result: Any, federation: Federation) -> Sequence[Picture]:
         return ()
 
@@ -63,6 +67,10 @@ class LearningTask(Task):
 
     def fits(self, facts: Mapping[str, Any]) -> None:
         """Refuse, before any work starts, data that this task cannot learn from: raise a ValueError. `facts` are the federation's."""
+
+    def needs_head(self, data: Any) -> bool:
+        """Does `evaluate` on this data use the head? Where heads stay with the clients, the server can only evaluate what does not."""
+        return True
 
     @abstractmethod
     def loss(self, output: Output, batch: Batch) -> Tensor:

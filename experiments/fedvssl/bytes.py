@@ -1,0 +1,49 @@
+"""What BackboneOnly saves on the wire, for the three heads on R3D-18: bytes of real messages, down and up, of one client's round.
+
+    python experiments/fedvssl/bytes.py
+
+One client trains one step on one made-up video, through the engine that carries bytes; the lengths are those of the byte strings, headers
+included. Ends by printing one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from fedlens.algorithm import stack
+from fedlens.algorithms import FedAvg
+from fedlens.data.videos import MovingShapes
+from fedlens.engines.loopback import Loopback
+from fedlens.layers import BackboneOnly
+from fedlens.run import run
+from fedlens.tasks.ctp import CtP
+from fedlens.tasks.speed import Speed
+from fedlens.tasks.vcop import VCOP
+from fedlens.tasks.video_ssl import VideoSSL
+
+
+def measure(task: VideoSSL, private: bool) -> tuple[int, int]:
+    federation = task.admit(MovingShapes(videos=2, tests=0, length=72, side=112, actions=2).federation(1, 0))
+    algorithm = stack(FedAvg(task, batch=2, steps=1), *([BackboneOnly()] if private else []))
+    engine = Loopback(algorithm, federation)
+    run(algorithm, engine, 1)
+    down, up = engine.traffic
+    return len(down), len(up)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    out: dict[str, Any] = {}
+    for task in (CtP(), VCOP(), Speed()):
+        whole, backbone = measure(task, False), measure(task, True)
+        saved = 100 * (1 - sum(backbone) / sum(whole))
+        out[type(task).__name__] = {"full": whole, "backbone": backbone, "saved_percent": round(saved, 2)}
+        print(type(task).__name__, out[type(task).__name__], flush=True)
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""FedVSSL on real video at the size of a CPU: pretrain on JHMDB-21 without labels, then retrieval, a linear probe and fine-tuning.
+
+    python experiments/fedvssl/run.py --data ../shared/data --minutes 20 [--seeds 0,1] [--rows "CtP FedAvg,CtP FedU"] [--part 0/2]
+    python experiments/fedvssl/run.py --table                     prints the tables of README.md from the finished cells
+
+A cell is one row with one seed: a pretext task, an algorithm and a split. Finished ones are kept as JSON under cells/ and are not run
+again. Seed 0 of every row comes first. No cell is begun after the budget is used up. --part 0/2 and --part 1/2 share the cells between
+two processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedlens.algorithm import Layer, stack
+from fedlens.algorithms import FedAvg
+from fedlens.data.videos import Search, Videos, VideoSet
+from fedlens.engines.simulator import Simulator
+from fedlens.federation import Federation
+from fedlens.layers import BackboneOnly, Distances, FedU, MixedWeights, MovingMean
+from fedlens.metrics.retrieval import KS, nearest, recall
+from fedlens.run import run
+from fedlens.tasks.action import ActionRecognition
+from fedlens.tasks.ctp import CtP
+from fedlens.tasks.speed import Speed
+from fedlens.tasks.vcop import VCOP
+from fedlens.tasks.video_ssl import VideoSSL, clip_batches, embed
+
+HERE = Path(__file__).parent
+CELLS = HERE / "cells"
+SETTING: dict[str, Any] = {
+    "backbone": "r3d10s", "frames": 8, "size": 32, "side": 41, "clips": 4, "clients": 20, "cohort": 5, "rounds": 40, "batch": 8,
+    "momentum": 0.9,
+    "weight_decay": 1e-4, "clip": 40.0, "lr": {"CtP": 0.02, "VCOP": 0.02, "Speed": 0.02}, "full": 33, "equal": 10,
+    "finetune": {"epochs": 8, "lr": 0.02, "batch": 16, "stride": 2},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """pretext None is random weights; epochs makes it centralised: one client that holds everything."""
+
+    pretext: str | None
+    layers: list[Layer] = field(default_factory=list)
+    split: str = "4 classes"
+    epochs: str | None = None
+
+
+def fedvssl(alpha: float, beta: int) -> Row:
+    return Row("CtP", [Distances(), BackboneOnly(), MixedWeights(alpha), MovingMean(beta)])
+
+
+ROWS: dict[str, Row] = {
+    "random": Row(None),
+    "CtP FedAvg": Row("CtP", [Distances()]),
+    "CtP FedVSSL a=0.9 b=1": fedvssl(0.9, 1),
+    "CtP central, equal": Row("CtP", epochs="equal"),
+    "CtP FedAvg, IID": Row("CtP", split="iid"),
+    "Speed FedAvg": Row("Speed"),
+    "Speed central, equal": Row("Speed", epochs="equal"),
+    "VCOP FedAvg": Row("VCOP"),
+    "VCOP central, equal": Row("VCOP", epochs="equal"),
+    "CtP FedVSSL a=0 b=0": fedvssl(0.0, 0),
+    "CtP FedVSSL a=1 b=0": fedvssl(1.0, 0),
+    "CtP FedVSSL a=0 b=1": fedvssl(0.0, 1),
+    "CtP FedVSSL a=1 b=1": fedvssl(1.0, 1),
+    "CtP FedVSSL a=0.9 b=0": fedvssl(0.9, 0),
+    "CtP Loss": Row("CtP", [MixedWeights(1.0)]),
+    "CtP FedU": Row("CtP", [FedU()]),
+    "CtP central, full": Row("CtP", epochs="full"),
+    "CtP FedAvg, 8 classes": Row("CtP", split="8 classes"),
+}
+
+
+def pretext(name: str | None) -> VideoSSL:
+    common = {k: SETTING[k] for k in ("backbone", "frames", "size", "clips")}
+    if name == "VCOP":
+        return VCOP(**common, gap=2)
+    return Speed(**common, strides=(-2, -1, 0, 1, 2)) if name == "Speed" else CtP(**common, stride=3)
+
+
+def source(data: Path, split: str, cache: str) -> Videos:
+    rule: Any = "iid" if split == "iid" else "classes"
+    per = 8 if split.startswith("8") else 4
+    return Videos(root=str(data / "jhmdb21"), side=SETTING["side"], partition=rule, classes_per_client=per, cache=cache)
+
+
+def pretrain(row: Row, federation: Federation, seed: int) -> tuple[Any, dict[str, Any]]:
+    """The network, and what training was like."""
+    task = pretext(row.pretext)
+    base = FedAvg(
+        task, lr=SETTING["lr"][row.pretext or "CtP"], momentum=SETTING["momentum"], weight_decay=SETTING["weight_decay"],
+        batch=SETTING["batch"], clip=SETTING["clip"], seed=seed,
+    )  # fmt: skip
+    algorithm = stack(base, *row.layers)
+    told: dict[str, Any] = {"loss": [], "bytes_up": 0, "distances": []}
+    if row.pretext is None:
+        return algorithm.result(algorithm.init()), told
+
+    def after(_: Any, r: Any) -> None:
+        told["loss"].append(round(r.loss, 4))
+        told["bytes_up"] += r.bytes_up
+        spread = {k: v for k, v in r.state.scalars.items() if k.startswith("distance_")}
+        if spread:
+            told["distances"].append({k: round(v, 5) for k, v in spread.items()})
+
+    admitted = task.admit(federation)
+    told["excluded"] = admitted.facts["excluded"]
+    rounds, cohort = (SETTING[row.epochs], 1) if row.epochs else (SETTING["rounds"], SETTING["cohort"])
+    with Simulator(algorithm, admitted, workers=0) as engine:
+        state = run(algorithm, engine, rounds, cohort=cohort, seed=seed, after_round=after)
+    return algorithm.result(state), told
+
+
+def averaged(net: Any, videos: VideoSet) -> Tensor:
+    """A row for every video: the last map averaged over time, place and clips. What a linear probe stands on."""
+    total: Tensor | None = None
+    clips = SETTING["clips"]
+    with torch.no_grad():
+        for numbers, x in clip_batches(videos, SETTING["frames"], SETTING["size"], clips, 1, 64):
+            features = net.features(x)
+            total = torch.zeros(len(videos), features.shape[1]) if total is None else total
+            total.index_add_(0, torch.tensor(numbers), features / clips)
+    assert total is not None
+    return total
+
+
+def linear(train: Tensor, y: Tensor, test: Tensor, y_test: Tensor, decay: float = 1e-3) -> float:
+    """Multinomial logistic regression to its optimum, on standardised features: what an SGD probe on a frozen backbone approaches."""
+    mean, std = train.mean(0), train.std(0).clamp_min(1e-6)
+    a, b = (train - mean) / std, (test - mean) / std
+    weight = torch.zeros(a.shape[1], int(y.max()) + 1, requires_grad=True)
+    bias = torch.zeros(weight.shape[1], requires_grad=True)
+    solver = torch.optim.LBFGS([weight, bias], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        solver.zero_grad()
+        loss = F.cross_entropy(a @ weight + bias, y) + decay * weight.square().sum()
+        loss.backward()
+        return loss
+
+    solver.step(closure)
+    return float(((b @ weight + bias).argmax(1) == y_test).float().mean())
+
+
+def finetune(net: Any, federation: Federation, seed: int) -> float:
+    plan = SETTING["finetune"]
+    with tempfile.TemporaryDirectory() as scratch:
+        from safetensors.torch import save_file
+
+        path = Path(scratch) / "model.safetensors"
+        save_file({n: t.contiguous() for n, t in net.state_dict().items() if n.startswith("backbone.")}, path)
+        task = ActionRecognition(
+            classes=21, backbone=SETTING["backbone"], init=str(path), frames=SETTING["frames"], stride=plan["stride"], size=SETTING["size"],
+            clips=SETTING["clips"],
+        )  # fmt: skip
+        admitted = task.admit(federation)
+        base = FedAvg(task, lr=plan["lr"], momentum=0.9, weight_decay=5e-4, batch=plan["batch"], schedule="cosine", seed=seed)
+        with Simulator(base, admitted, workers=0) as engine:
+            state = run(base, engine, plan["epochs"], seed=seed)
+        with torch.no_grad():
+            return task.evaluate(base.result(state), federation.test)["accuracy"]
+
+
+def downstream(net: Any, everything: Federation, seed: int, tune: bool) -> dict[str, float]:
+    search = everything.test
+    assert isinstance(search, Search)
+    net.eval()
+    y, labels = torch.tensor(search.queries.labels), torch.tensor(search.gallery.labels)
+    gallery, queries = (embed(net, s, SETTING["frames"], SETTING["size"], SETTING["clips"]) for s in (search.gallery, search.queries))
+    metrics = recall(nearest(queries, gallery, max(KS))[0], y, labels)
+    metrics["probe"] = linear(averaged(net, search.gallery), labels, averaged(net, search.queries), y)
+    if tune:
+        metrics["finetune"] = finetune(net, everything, seed)
+    return metrics
+
+
+def pixels(search: Search) -> dict[str, float]:
+    """The mean frame's pixels, shrunk to size x size, as the feature."""
+    size = SETTING["size"]
+
+    def rows(videos: VideoSet) -> Tensor:
+        means = [c.read(0, len(c)).float().mean(0, keepdim=True) / 255 for c in videos.clips]
+        return torch.stack([F.interpolate(m, size=(size, size), mode="area").flatten() for m in means])
+
+    y, labels = torch.tensor(search.queries.labels), torch.tensor(search.gallery.labels)
+    gallery, queries = rows(search.gallery), rows(search.queries)
+    return recall(nearest(queries, gallery, max(KS))[0], y, labels) | {"probe": linear(gallery, labels, queries, y)}
+
+
+def cell(name: str, seed: int, data: Path, cache: str, models: Path | None) -> dict[str, Any]:
+    everything = source(data, "iid", cache).federation(1, seed)
+    began = time.perf_counter()
+    told: dict[str, Any] = {}
+    if name == "pixels":
+        metrics, trained = pixels(everything.test), began
+    else:
+        row = ROWS[name]
+        federation = everything if row.epochs or not row.pretext else source(data, row.split, cache).federation(SETTING["clients"], seed)
+        began = time.perf_counter()
+        net, told = pretrain(row, federation, seed)
+        trained = time.perf_counter()
+        if models is not None:
+            models.mkdir(parents=True, exist_ok=True)
+            torch.save(net.state_dict(), models / f"{file_name(name, seed)}.pt")
+        metrics = downstream(net, everything, seed, tune=True)
+    seconds = {"pretrain": round(trained - began, 1), "downstream": round(time.perf_counter() - trained, 1)}
+    return {"row": name, "seed": seed, "metrics": metrics, **told, "seconds": seconds, "setting": SETTING}
+
+
+def file_name(name: str, seed: int) -> str:
+    return f"{name.replace(', ', '-').replace(' ', '-').replace('=', '')}-{seed}"
+
+
+def main() -> None:
+    parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parse.add_argument("--data", type=Path, default=Path(os.environ.get("FEDLENS_DATA", HERE.parents[2] / "shared" / "data")))
+    parse.add_argument("--minutes", type=float, default=20)
+    parse.add_argument("--seeds", default="0,1")
+    parse.add_argument("--rows", default="")
+    parse.add_argument("--part", default="0/1")
+    parse.add_argument("--cache", default=str(Path(tempfile.gettempdir()) / "fedlens-jhmdb21"), help="folder for decoded frames, 160 MB")
+    parse.add_argument("--models", type=Path, help="keep the pretrained weights here")
+    parse.add_argument("--table", action="store_true")
+    options = parse.parse_args()
+    if options.table:
+        print(table())
+        return
+    torch.set_num_threads(1)
+    CELLS.mkdir(exist_ok=True)
+    end = time.monotonic() + 60 * options.minutes
+    wanted = [r for r in options.rows.split(",") if r] if options.rows else ["pixels", *ROWS]
+    part, parts = (int(n) for n in options.part.split("/"))
+    jobs = [(name, int(s)) for s in options.seeds.split(",") for name in wanted][part::parts]
+    for name, seed in jobs:
+        path = CELLS / f"{file_name(name, seed)}.json"
+        if path.exists():
+            continue
+        if time.monotonic() > end:
+            print("the budget is used up")
+            break
+        found = cell(name, seed, options.data, options.cache, options.models)
+        path.write_text(json.dumps(found, indent=1))
+        print(name, seed, found["seconds"], {k: round(v, 4) for k, v in found["metrics"].items()}, flush=True)
+
+
+SHOWN = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "recall_at_20": "R@20", "recall_at_50": "R@50",
+         "probe": "probe", "finetune": "fine-tune"}  # fmt: skip
+
+
+def table() -> str:
+    """Markdown, in percent: mean over the finished seeds, with the spread where there is more than one."""
+    cells = [json.loads(p.read_text()) for p in sorted(CELLS.glob("*.json"))]
+    out = [f"| | {' | '.join(SHOWN.values())} | last loss | seeds |", "|---" * (len(SHOWN) + 3) + "|"]
+    for row in ["pixels", *ROWS]:
+        mine = [c for c in cells if c["row"] == row]
+        if not mine:
+            continue
+        values = []
+        for key in SHOWN:
+            numbers = [100 * c["metrics"][key] for c in mine if key in c["metrics"]]
+            spread = f" ± {statistics.stdev(numbers):.1f}" if len(numbers) > 1 else ""
+            values.append(f"{statistics.mean(numbers):.1f}{spread}" if numbers else "-")
+        losses = [c["loss"][-1] for c in mine if c.get("loss")]
+        values.append(f"{statistics.mean(losses):.3f}" if losses else "-")
+        out.append(f"| {row} | {' | '.join(values)} | {len(mine)} |")
+    return "\n".join(out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Action recognition: fine-tuning and linear probing of a pretrained backbone (FedVSSL, stage 2b), or training from scratch.
+
+Training sees one random clip a video; testing averages the scores of `clips` clips at even distances before the softmax. A linear probe
+leaves the backbone as it is, BatchNorm's statistics included, and trains one layer on its averaged map. The head begins at N(0, .001).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from fedlens.client import Batch, Data, Output
+from fedlens.data.video import Frames
+from fedlens.data.videos import Search, VideoSet
+from fedlens.federation import Federation
+from fedlens.models.video import SplitNet, backbone, load_backbone, map_shape
+from fedlens.pictures import Picture
+from fedlens.tasks.task import LearningTask, in_batches
+from fedlens.tasks.video_ssl import admit, clip_batches, cut, middle
+
+SHOWN = 12
+
+
+class Frozen(SplitNet):
+    """The backbone stays as it is: no gradients, and BatchNorm keeps the statistics it came with."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+        super().__init__(backbone, head)
+        self.backbone.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def features(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return super().features(x)
+
+
+@dataclass
+class ActionRecognition(LearningTask):
+    """classes: how many. backbone: r3d18, r2plus1d18, r3d10, r3d10s or module:Class. init: a saved model (RUN/model.safetensors) whose
+    backbone to start from. probe: train the last layer only. frames, stride, size: of a clip. dropout: before the last layer. clips: per
+    test video."""
+
+    classes: int = 101
+    backbone: str = "r3d18"
+    init: str | None = None
+    probe: bool = False
+    frames: int = 16
+    stride: int = 2
+    size: int = 112
+    dropout: float = 0.5
+    clips: int = 10
+    evaluation_batch: int = 32
+
+    def __post_init__(self) -> None:
+        if self.classes < 2:
+            raise ValueError(f"recognition needs at least two classes, not {self.classes}")
+
+    @property
+    def least(self) -> int:
+        return (self.frames - 1) * self.stride + 1
+
+    def model(self) -> nn.Module:
+        body = backbone(self.backbone)
+        last = nn.Linear(map_shape(body, self.frames, self.size)[0], self.classes)
+        nn.init.normal_(last.weight, std=0.001)
+        nn.init.zeros_(last.bias)
+        net = (Frozen if self.probe else SplitNet)(body, nn.Sequential(nn.Dropout(self.dropout), last))
+        return load_backbone(net, self.init) if self.init else net
+
+    def fits(self, facts: Mapping[str, Any]) -> None:
+        if (held := len(facts.get("classes", ()))) > self.classes:
+            raise ValueError(f"the data has {held} classes, but the task says {self.classes}: set task.classes={held}")
+
+    def admit(self, federation: Federation) -> Federation:
+        return admit(federation, self, self.least)
+
+    def sample(self, frames: Frames, label: int, rng: Generator, augment: bool) -> dict[str, Tensor]:
+        room = len(frames) - self.least + 1
+        start = int(torch.randint(room, (), generator=rng)) if augment else room // 2
+        numbers = [start + k * self.stride for k in range(self.frames)]
+        return {"x": cut(frames, numbers, self.size, rng if augment else None), "y": torch.tensor(label)}
+
+    def loss(self, output: Output, batch: Batch) -> Tensor:
+        return F.cross_entropy(output.prediction, batch["y"])
+
+    def evaluate(self, result: Any, data: Any) -> dict[str, float]:
+        """Top-1 and top-5 over whole videos on the test set, over middle clips on a client's held-out part."""
+        if isinstance(data, Search):
+            said = self.scores(result, data.queries)
+            y = torch.tensor(data.queries.labels)
+        else:
+            said, y = self._middles(result, data)
+        top = said.topk(min(5, self.classes), 1).indices == y[:, None]
+        return {
+            "accuracy": float(top[:, 0].float().mean()),
+            "accuracy_top5": float(top.any(1).float().mean()),
+            "loss": float(F.cross_entropy(said, y)),
+        }
+
+    def scores(self, net: Any, videos: VideoSet) -> Tensor:
+        """(videos, classes): scores averaged over the clips; a video that is too short for one clip gets zeros."""
+        place = next(net.parameters()).device
+        total = torch.zeros(len(videos), self.classes)
+        with torch.no_grad():
+            for numbers, x in clip_batches(videos, self.frames, self.size, self.clips, self.stride, self.evaluation_batch):
+                total.index_add_(0, torch.tensor(numbers), net(x.to(place)).float().cpu() / self.clips)
+        return total
+
+    def _middles(self, net: Any, data: Data) -> tuple[Tensor, Tensor]:
+        place = next(net.parameters()).device
+        with torch.no_grad():
+            pairs = [(net(b["x"]).float().cpu(), b["y"].cpu()) for b in in_batches(data, self.evaluation_batch, place)]
+        return torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])
+
+    def pictures(self, result: Any, federation: Federation) -> Sequence[Picture]:
+        if not isinstance(federation.test, Search) or not len(federation.test):
+            return ()
+        test = federation.test
+        picks = torch.linspace(0, len(test.queries) - 1, min(SHOWN, len(test.queries))).long().tolist()
+        some = test.queries.take(picks)
+        said = self.scores(result, some).argmax(1).tolist()
+        names = test.classes or [str(k) for k in range(self.classes)]
+        labels = [names[p] if p == t else f"{names[p]} (is {names[t]})" for p, t in zip(said, some.labels, strict=True)]
+        right = sum(p == t for p, t in zip(said, some.labels, strict=True))
+        return [
+            Picture(
+                "Test videos and what the model says",
+                [middle(c) for c in some.clips],
+                labels,
+                "sheet",
+                {"right": right, "shown": len(labels)},
+            )
+        ]

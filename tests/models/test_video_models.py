@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedlens.models.video import SplitNet, backbone, load_backbone, map_shape, own
+from fedlens.tasks.ctp import CtP
+from fedlens.tasks.speed import Speed
+from fedlens.tasks.vcop import VCOP
+
+
+def count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(("name", "size"), [("r3d10", 903_984), ("r3d10s", 228_120), ("r2plus1d18", 31_300_125)])
+def test_backbones_have_the_sizes_of_the_table(name: str, size: int) -> None:
+    with torch.device("meta"):
+        assert count(backbone(name)) == size
+
+
+def test_heads_on_r3d18() -> None:
+    """torchvision's R3D-18 without its classifier (512 x 400 + 400) has 33,371,472 - 205,200 = 33,166,272. CtP: convolution over two
+    steps 512 x 512 x 2 + 512, 512 x 25 to 512, 512 to 16 x 4: 524,800 + 6,554,112 + 32,832. VCOP: 1024 to 512 and 3 x 512 to 6: 524,800 +
+    9,222. Speed: 512 x 7 + 7."""
+    body = backbone("r3d18")
+    assert count(body) == 33_166_272
+    assert sum(b.numel() for n, b in body.state_dict(keep_vars=True).items() if not isinstance(b, nn.Parameter)) == 9_620
+    shape = (512, 2, 14, 14)
+    assert [count(task.head(shape)) for task in (CtP(), VCOP(), Speed())] == [7_111_744, 534_022, 3_591]
+
+
+def test_a_torchvision_checkpoint_fits() -> None:
+    from torchvision.models.video import r3d_18
+
+    whole = r3d_18().state_dict()
+    body = backbone("r3d18")
+    body.load_state_dict({n: t for n, t in whole.items() if not n.startswith("fc.")})
+
+
+def test_the_map_is_what_the_network_makes_of_a_clip() -> None:
+    """Stem and three stages halve 32 to 2 and 8 frames to 1; with the last stride 1 it is 4, and the weights are the same."""
+    plain, wide = backbone("r3d10s"), backbone("r3d10s", last_stride=1)
+    assert map_shape(plain, 8, 32) == (64, 1, 2, 2)
+    assert map_shape(wide, 8, 32) == (64, 1, 4, 4)
+    wide.load_state_dict(plain.state_dict())
+
+
+class Own(nn.Module):
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.avg_pool3d(x, (2, 8, 8))
+
+
+def test_any_network_with_forward_features_serves_all_three(tmp_path: object) -> None:
+    x = torch.rand(2, 3, 4, 32, 32)
+    for task in (CtP(frames=4, size=32), VCOP(frames=4, size=32), Speed(frames=4, size=32)):
+        net = SplitNet(Own(), task.head(map_shape(Own(), 4, 32)))
+        batch = {"x": x, "boxes": torch.tensor([[[4.0, 4, 20, 20]] * 3] * 2)}
+        batch["x"] = x[:, None].expand(-1, 3, -1, -1, -1, -1) if isinstance(task, VCOP) else x
+        assert len(task.forward(net, batch).prediction) == 2
+
+
+def test_what_is_no_backbone_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no backbone 'r3d19': r3d18"):
+        backbone("r3d19")
+    with pytest.raises(ValueError, match="no forward_features"):
+        own("torch.nn:Identity")
+
+
+def test_a_backbone_is_loaded_whatever_its_head_was(tmp_path: object) -> None:
+    from pathlib import Path
+
+    from safetensors.torch import save_file
+
+    first, second = (Speed(backbone="r3d10s", frames=8, size=32).model() for _ in range(2))
+    path = Path(str(tmp_path)) / "model.safetensors"
+    save_file({n: t for n, t in first.state_dict().items() if n.startswith("backbone.")}, path)
+    assert isinstance(second, SplitNet) and isinstance(first, SplitNet)
+    load_backbone(second, str(path))
+    assert all(torch.equal(t, second.backbone.state_dict()[n]) for n, t in first.backbone.state_dict().items())
+    with pytest.raises(ValueError, match="does not fit"):
+        load_backbone(SplitNet(backbone("r3d10"), nn.Identity()), str(path))

@@ -1,0 +1,200 @@
+"""From a recipe to a run folder and on: pretraining, retrieval over a folder, fine-tuning, a linear probe, analyses. All on made-up
+shapes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedlens import cli, config
+from fedlens.client import generator
+from fedlens.data.video import ArrayFrames, writer
+from fedlens.data.videos import ACTIONS, MovingShapes, Search, VideoSet, moving_shape
+from fedlens.job import experiment
+from fedlens.tasks.action import ActionRecognition
+from fedlens.tasks.speed import Speed
+from fedlens.tasks.video_ssl import embed, pooled, starts
+
+SMALL = {
+    "data.videos": 16, "data.tests": 8, "data.length": 12, "data.side": 20, "task.frames": 4, "task.size": 16, "task.clips": 2,
+    "clients": 4, "cohort": 2, "rounds": 2, "evaluate_every": 1, "workers": 0,
+}  # fmt: skip
+RECIPES = [
+    "fedvssl",
+    "fedvssl-jhmdb",
+    "fedvssl-ctp",
+    "fedvssl-vcop",
+    "fedvssl-speed",
+    "fedvssl-central",
+    "fedvssl-finetune",
+    "fedvssl-probe",
+]
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return experiment("fedvssl", out=tmp_path_factory.mktemp("runs") / "pre", **SMALL).folder
+
+
+@pytest.mark.parametrize("name", [*RECIPES, "fedvssl-jhmdb-finetune"])
+def test_recipes_build(name: str) -> None:
+    recipe = config.read(name)
+    recipe.build_source()
+    recipe.build_algorithm(recipe.build_task())
+
+
+def test_the_rows_of_table_four() -> None:
+    for alpha, beta in ((0, 0), (1, 0), (0, 1), (1, 1), (0.9, 0), (0.9, 1)):
+        recipe = config.read("fedvssl-ctp", algorithm=f"fedvssl-{alpha}-{beta}")
+        parts = {type(p).__name__: p for p in recipe.build_algorithm(recipe.build_task()).parts()}
+        assert list(parts) == ["FedAvg", "BackboneOnly", "MixedWeights", "MovingMean"]
+        assert (parts["MixedWeights"].alpha, parts["MovingMean"].beta, parts["FedAvg"].lr) == (alpha, beta, 0.01)
+
+
+def test_pretraining_shares_the_backbone_only(pretrained: Path) -> None:
+    """The server tests retrieval without a head; what is saved and what travels is the backbone: 228,120 parameters and its buffers (2
+    means and variances and a counter per BatchNorm: 2 x 600 floats and 12 counters), four bytes each, counters eight."""
+    saved = load_file(pretrained / "model.safetensors")
+    assert {n.split(".")[0] for n in saved} == {"backbone"}
+    records = [json.loads(line) for line in (pretrained / "metrics.jsonl").read_text().splitlines()]
+    assert list(records[0]["metrics"]) == [f"recall_at_{k}" for k in (1, 5, 10, 20, 50)]
+    size = sum(t.numel() * t.element_size() for t in saved.values())
+    assert records[0]["bytes_up"] == records[0]["bytes_down"] == 2 * size
+    assert sum(t.numel() for n, t in saved.items() if "running" not in n and "num_" not in n) == 228_120
+    assert {"distance_backbone_spread", "distance_head_spread"} <= records[0]["state"].keys()
+    index = json.loads((pretrained / "pictures" / "index.json").read_text())
+    assert [p["kind"] for p in index] == ["strip", "sheet"] and len(index[1]["files"]) == 5 * 6
+
+
+def test_fine_tuning_and_probing_start_from_a_run(pretrained: Path, tmp_path: Path) -> None:
+    """A probe leaves the backbone as it came, to the bit; fine-tuning does not."""
+    common = {
+        "data.name": "MovingShapes", "task.classes": 8, "task.backbone": "r3d10s", "task.stride": 1, **SMALL, "data.side": 20,
+        "task.init": str(pretrained / "model.safetensors"), "clients": 1, "cohort": "none", "batch": 4,
+    }  # fmt: skip
+    before = load_file(pretrained / "model.safetensors")
+    for recipe, same in (("fedvssl-probe", True), ("fedvssl-finetune", False)):
+        end = experiment(recipe, out=tmp_path / recipe, **common)
+        after = load_file(end.folder / "model.safetensors")
+        assert all(torch.equal(t, after[n]) for n, t in before.items()) == same
+        assert after["head.1.weight"].abs().max() > 0.005  # it began at N(0, .001)
+        assert list(end.metrics) == ["accuracy", "accuracy_top5", "loss"]
+
+
+def test_a_missing_init_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = [f"{k}={v}" for k, v in SMALL.items()]
+    assert cli.invoke(["run", "fedvssl", *small, "task.init=nowhere.safetensors", "--out", str(tmp_path / "run")]) == 2
+    assert "no weights at nowhere.safetensors" in capsys.readouterr().err
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "neighbours.csv").read_text().splitlines()))
+
+
+def test_retrieval_over_a_folder(pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for k in range(6):
+        clip = ArrayFrames(moving_shape(k % 2, 10, 32, generator(k)), rate=Fraction(10))
+        with writer(tmp_path / "videos" / ACTIONS[k % 2] / f"{k}.mp4", clip, (32, 32)) as write:
+            write(clip.array)
+    (tmp_path / "videos" / "left" / "bad.mp4").write_text("no video")
+    out = tmp_path / "found"
+    assert cli.invoke(["apply", str(pretrained), str(tmp_path / "videos"), str(out), "k=3"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "6 videos indexed, the 3 nearest of 6" in said and "1 skipped (bad.mp4" in said and "of the same folder" in said
+    rows = table(out)
+    assert len(rows) == 18 and all(r["query"] != r["video"] for r in rows)
+    assert (out / "sheet.png").stat().st_size > 1000
+    stamp = (out / "index.safetensors").stat().st_mtime_ns
+    assert cli.invoke(["apply", str(pretrained), str(tmp_path / "videos"), str(out), "k=1"]) == 0
+    assert "6 videos read from the index" in " ".join(capsys.readouterr().out.split())
+    assert (out / "index.safetensors").stat().st_mtime_ns == stamp
+    one = str(tmp_path / "videos" / "left" / "1.mp4")
+    assert cli.invoke(["apply", str(pretrained), one, str(out), f"gallery={tmp_path / 'videos'}", "k=1"]) == 0
+    found = table(out)[0]
+    assert found["video"] == "left/1.mp4" and float(found["similarity"]) == pytest.approx(1, abs=1e-4)  # itself
+    assert cli.invoke(["apply", str(pretrained), one, str(out), "kk=1"]) == 2
+
+
+@pytest.mark.parametrize(
+    "what", [["landscape", "--points", "3"], ["surface", "--points", "2"], ["perturbation"], ["target", "--value", "0"]]
+)
+def test_analyses_end_in_the_report(pretrained: Path, what: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    name, *options = what
+    assert cli.invoke(["analyse", name, str(pretrained), *options]) == 0
+    numbers = json.loads((pretrained / "analysis" / f"{name}.json").read_text())
+    index = json.loads((pretrained / "pictures" / "index.json").read_text())
+    assert any(f"{name}-00.png" in p["files"] for p in index)
+    if name == "landscape":
+        assert numbers["steps"] == [-1, 0, 1] and len(numbers["loss"]["pre"]) == 3
+    if name == "target":
+        assert numbers["spent"]["pre"]["rounds"] == 1 and numbers["spent"]["pre"]["examples"] == 8
+    if name == "perturbation":
+        summary = json.loads((pretrained / "summary.json").read_text())
+        assert numbers["values"]["pre"][0] == pytest.approx(summary["metrics"]["recall_at_1"])  # strength 0 is the model itself
+
+
+def test_even_distances() -> None:
+    """Ten frames, clips of four: they begin between 0 and 6. Three of them: 0, 3, 6. One: the middle. A video of four: all on one
+    another."""
+    assert starts(10, 4, 3) == [0, 3, 6] and starts(10, 4, 1) == [3] and starts(4, 4, 3) == [0, 0, 0]
+    assert starts(10, 4, 2, stride=2) == [0, 3]
+
+
+def test_small_maps_are_not_pooled() -> None:
+    assert pooled(torch.zeros(1, 5, 2, 7, 7)).shape == (1, 5 * 2 * 9) and pooled(torch.zeros(1, 5, 1, 2, 2)).shape == (1, 20)
+
+
+class Mean(torch.nn.Module):
+    """Features are the mean colour: retrieval by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = torch.nn.Parameter(torch.zeros(1))
+
+    def maps(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3, 4), keepdim=True)
+
+
+def test_retrieval_by_hand() -> None:
+    """Red and green films; a query of each, and one of 3 frames, too short for a clip: it is like nothing, and the first of the gallery
+    counts."""
+
+    def plain(r: int, g: int, frames: int = 6) -> ArrayFrames:
+        return ArrayFrames(torch.tensor([r, g, 9]).byte()[None, :, None, None].expand(frames, 3, 20, 20).contiguous())
+
+    gallery = VideoSet([plain(200, 10), plain(10, 200)], [0, 1], ["a", "b"])
+    queries = VideoSet([plain(100, 20), plain(20, 100), plain(20, 100, 3)], [0, 1, 1], ["c", "d", "e"])
+    task = Speed(backbone="r3d10s", frames=4, size=16, clips=2, strides=(0, 1), majority=True)
+    rows = embed(Mean(), queries, 4, 16, 2)
+    assert torch.allclose(rows[0], torch.tensor([100, 20, 9]) / 255, atol=1e-6) and not rows[2].any()
+    found = task.evaluate(Mean(), Search(gallery, queries))
+    assert found["recall_at_1"] == pytest.approx(2 / 3) and found["recall_at_5"] == 1.0 and found["vote_at_1"] == pytest.approx(2 / 3)
+
+
+def test_a_broken_video_is_skipped_and_the_batch_goes_on() -> None:
+    from fedlens.data.source import DataError
+
+    class Broken(ArrayFrames):
+        def read(self, low: int, high: int) -> torch.Tensor:
+            raise DataError("x.mp4 cannot be decoded after frame 3")
+
+    fed = MovingShapes(videos=4, tests=2, length=12, side=20).federation(1, 0)
+    held = fed.holdings[0]
+    task = ActionRecognition(classes=8, backbone="r3d10s", frames=4, stride=1, size=16)
+    bad = VideoSet([held.clips[0], Broken(held.clips[1].array)], held.labels[:2], held.sources[:2])
+    data = task.admit(type(fed)([bad])).holdings[0]
+    with pytest.warns(UserWarning, match=r"skipped: x.mp4"):
+        assert len(data.batch(torch.tensor([0, 1]), generator(0))["x"]) == 1
+    with pytest.raises(DataError, match=r"x.mp4"), pytest.warns(UserWarning):
+        data.batch(torch.tensor([1]))
+
+
+def test_too_many_classes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the data has 8 classes, but the task says 5: set task.classes=8"):
+        ActionRecognition(classes=5).fits({"classes": ACTIONS})
