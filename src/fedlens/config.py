@@ -34,7 +34,7 @@ PACKAGES = {
     "task": ("tasks",),
     "data": ("data",),
     "algorithm": ("algorithms", "layers"),
-    "any": ("models", "layers", "algorithms", "data", "tasks", "metrics"),
+    "any": ("models", "generators", "layers", "algorithms", "data", "tasks", "metrics"),
 }
 NONE = ("none", "null")  # TOML has no such word, so these strings stand for it wherever an argument may be None
 

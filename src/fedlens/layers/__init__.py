@@ -1,5 +1,6 @@
 """Layers: one idea per file, both halves in it."""
 
+from fedlens.layers.balance import Balance
 from fedlens.layers.bulyan import Bulyan
 from fedlens.layers.fedcda import FedCDA
 from fedlens.layers.feddyn import FedDyn
@@ -26,6 +27,7 @@ from fedlens.layers.upload_failures import UploadFailures
 
 __all__ = [
     "BackboneOnly",
+    "Balance",
     "Bulyan",
     "FedAdagrad",
     "FedAdam",

@@ -8,6 +8,7 @@ from typing import Any
 _WHERE = {
     "Classification": "classification",
     "Deblurring": "deblurring",
+    "Generation": "generation",
     "Pose": "pose",
     "SuperResolution": "super_resolution",
 }
