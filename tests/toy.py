@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from fedlens import Batch, Data, Federation, Message, Output
 from fedlens.data.tensors import Tensors
+from fedlens.generators import ImageGenerator
 from fedlens.tasks.task import LearningTask
 
 
@@ -44,6 +46,19 @@ def toy_federation(clients: int = 6, seed: int = 0) -> Federation:
     rng = torch.Generator().manual_seed(seed)
     train = [make_data(20 + 3 * i, rng) for i in range(clients)]
     return Federation(train, [make_data(10, rng) for _ in range(clients)], make_data(100, rng))
+
+
+@dataclass
+class Blobs(ImageGenerator):
+    """Generates for the toy: the first two numbers say the class, as they do in `make_data`, but further out."""
+
+    far: float = 2.0
+
+    def generate(self, label: int, n: int, rng: torch.Generator) -> Tensor:
+        x = torch.randn(n, 8, generator=rng)
+        signs = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0]])[label]
+        x[:, :2] = self.far * signs * x[:, :2].abs()
+        return x
 
 
 def flat(message: Message) -> dict[str, Tensor]:

@@ -121,7 +121,7 @@ class Store:
 
 
 def store(cache: str) -> Store:
-    """"" keeps nothing; "auto" is a folder of the user's, FEDLENS_HOME or ~/.fedlens; anything else is a folder."""
+    """ "" keeps nothing; "auto" is a folder of the user's, FEDLENS_HOME or ~/.fedlens; anything else is a folder."""
     if not cache:
         return Store(None)
     home = Path(os.environ.get("FEDLENS_HOME", Path.home() / ".fedlens"))

@@ -1,8 +1,8 @@
 """The small diffusion model that `fedlens run generator` trains on public images, as a client uses it.
 
-DDIM with few steps. `start` names another generator whose images are taken through part of the noise and back (`strength`, as SDEdit does): at
-high noise a diffusion model knows little more than mean and covariance, so beginning with a class's Gaussian loses nothing, saves most
-of the steps and spares a briefly trained network what it is worst at.
+DDIM with few steps. `start` names another generator whose images are taken through part of the noise and back (`strength`, as SDEdit
+does): at high noise a diffusion model knows little more than mean and covariance, so beginning with a class's Gaussian loses nothing,
+saves most of the steps and spares a briefly trained network what it is worst at.
 """
 
 from __future__ import annotations

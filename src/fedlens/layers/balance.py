@@ -1,21 +1,22 @@
 r"""FBL (Li et al., "Federated Balanced Learning"): every client balances its own classes, by sampling and by generating.
 
-Balance point (Eqs. 3, 10): B_k = max(1, floor(mean_c n_c)) of a constrained client, max_c n_c of an unconstrained one (a share lambda of the
-clients: `unconstrained`). Classes with n_c > B_k are excessive: B_k of their samples are chosen, those with the largest loss under the
-received model (Eq. 7, `sampling`). Scarce (0 < n_c < B_k) and missing classes are filled to B_k by a generator. Every `period` rounds (m) the
-choice is made anew (Eq. 9): floor(gamma B_k) of the last choice (`replay`), the rest from what was left out. Alignment (Eq. 4): one learnable
-vector P_c per class is added to the features of generated samples, through `client.adapt`: it starts at zero, stays in the client's memory
-and is neither sent nor used for testing. Drop (Eq. 5): in every batch zeta B (`drop`) of the generated samples go without it.
+Balance point (Eqs. 3, 10): B_k = max(1, floor(mean_c n_c)) of a constrained client, max_c n_c of an unconstrained one (a share lambda
+of the clients: `unconstrained`). Classes with n_c > B_k are excessive: B_k of their samples are chosen, those with the largest loss
+under the received model (Eq. 7, `sampling`). Scarce (0 < n_c < B_k) and missing classes are filled to B_k by a generator. Every
+`period` rounds (m) the choice is made anew (Eq. 9): floor(gamma B_k) of the last choice (`replay`), the rest from what was left out.
+Alignment (Eq. 4): one learnable vector P_c per class is added to the features of generated samples, through `client.adapt`: it starts
+at zero, stays in the client's memory and is neither sent nor used for testing. Drop (Eq. 5): in every batch zeta B (`drop`) of the
+generated samples go without it.
 
 Readings where the paper is silent, and deviations:
-- The loss is that of the received global model, in evaluation mode and without augmentation, at the client's first work in a cycle. Cycles are
-  counted by the global round. Both parts of Eq. 9 follow `sampling`; what the second lacks comes from the first.
-- A client with fewer samples than classes has floor(mean) = 0. Its B_k is 1, and of the missing classes only so many are filled, drawn anew in
-  every cycle, that it trains on no more samples than it holds: a constrained client's work never grows.
+- The loss is that of the received global model, in evaluation mode and without augmentation, at the client's first work in a cycle.
+  Cycles are counted by the global round. Both parts of Eq. 9 follow `sampling`; what the second lacks comes from the first.
+- A client with fewer samples than classes has floor(mean) = 0. Its B_k is 1, and of the missing classes only so many are filled, drawn
+  anew in every cycle, that it trains on no more samples than it holds: a constrained client's work never grows.
 - Dropped samples are drawn among the generated ones of a batch: on real ones dropping would do nothing.
 - Generated samples are not augmented, real ones are, as in the paper. What a client generated it keeps on its disk (`cache`).
-- Clients decide for themselves. In a simulation, a draw by seed gives the exact shares `unconstrained` and `weak` (too weak to generate: plain
-  training on what they have); at a real site the environment variable FEDLENS_GENERATE says constrained, unconstrained or no.
+- Clients decide for themselves. In a simulation, a draw by seed gives the exact shares `unconstrained` and `weak` (too weak to generate:
+  plain training on what they have); at a real site the environment variable FEDLENS_GENERATE says constrained, unconstrained or no.
 - The paper's optimiser says momentum 1e-4, probably a slip for 0.9. That, and the uniform mean of Algorithm 1, are FedAvg's to set.
 """
 
@@ -50,8 +51,8 @@ LOOK = 250  # samples at a time where only the loss is wanted
 
 @dataclass
 class Balance(Layer):
-    """generator: fills scarce and missing classes. sampling: of excessive ones, by loss or at random. period: rounds until the choice is made
-    anew (m), 0 for never. replay: share of the last choice that stays (gamma). align: learn a shift of generated features per class.
+    """generator: fills scarce and missing classes. sampling: of excessive ones, by loss or at random. period: rounds until the choice is
+    made anew (m), 0 for never. replay: share of the last choice that stays (gamma). align: learn a shift of generated features per class.
     drop: share of a batch whose shift is left out (zeta). unconstrained: share of clients that fill up to their largest class (lambda).
     weak: share of clients that do not generate. cache: folder of generated images; "auto" is in the user's home, "" keeps none."""
 
@@ -95,8 +96,8 @@ class Balance(Layer):
         small = [(i, sum(held)) for i, held in enumerate(facts.get("labels", ())) if 0 < sum(held) < len(held)]
         if small and self.weak < 1:
             warnings.warn(
-                f"{len(small)} clients hold fewer images than there are classes (client {small[0][0]}: {small[0][1]} for {len(names)}), so their "
-                "balance point would be 0: it is 1, and they fill only as many classes as they have images",
+                f"{len(small)} clients hold fewer images than there are classes (client {small[0][0]}: {small[0][1]} for {len(names)}), so "
+                "their balance point would be 0: it is 1, and they fill only as many classes as they have images",
                 stacklevel=2,
             )
         return told

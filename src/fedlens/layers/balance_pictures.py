@@ -107,7 +107,9 @@ def draw(real: Mapping[int, Tensor], panels: Sequence[tuple[str, Mapping[int, Te
     mean = everything.mean(0)
     _, _, v = torch.linalg.svd(everything - mean, full_matrices=False)
     axes_of: Callable[[Tensor], Any] = lambda z: ((z - mean) @ v[:2].T).T.numpy()  # noqa: E731
-    figure, axes = plt.subplots(1, len(panels), figsize=(5 * len(panels), 4.6), sharex=True, sharey=True, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(5 * len(panels), 4.6), sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
     for ax, (title, made) in zip(axes[0], panels, strict=True):
         for k, label in enumerate(list(real)[:COLOURS]):
             ax.plot(*axes_of(real[label]), ".", color=f"C{k}", alpha=0.25, markersize=4)

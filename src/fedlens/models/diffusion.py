@@ -1,8 +1,9 @@
 """A small class-conditional diffusion model: diffusers' UNet2D on patches, its moving average, and a quick sampler.
 
-Images go in as [0, 1] and are mapped to [-1, 1]. `patch` x `patch` pixels become channels before the network and pixels behind it: four times
-less work at patch 2. The network predicts v (Salimans and Ho, 2022) under the cosine schedule; the class after the last means "any", so
-that guidance can weigh the two answers. The moving average of the weights travels as a second, frozen network: sampling uses that one.
+Images go in as [0, 1] and are mapped to [-1, 1]. `patch` x `patch` pixels become channels before the network and pixels behind it:
+four times less work at patch 2. The network predicts v (Salimans and Ho, 2022) under the cosine schedule; the class after the last
+means "any", so that guidance can weigh the two answers. The moving average of the weights travels as a second, frozen network:
+sampling uses that one.
 """
 
 from __future__ import annotations

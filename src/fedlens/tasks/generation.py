@@ -7,7 +7,6 @@ headline metric is that loss on the test images with noise that is the same ever
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -107,5 +106,7 @@ class Generation(LearningTask):
         labels = torch.tensor([label for label in real for _ in range(SHOWN)])
         made = result.sample(labels, generator(self.seed, 0x9E), self.steps, self.guidance).split(SHOWN)
         names = federation.facts.get("classes") or [str(k) for k in shown]
-        tiles = [torch.cat([row(x), torch.ones(x.shape[1], 2, x.shape[3] * SHOWN), row(m)], 1) for x, m in zip(real.values(), made, strict=True)]
+        tiles = [
+            torch.cat([row(x), torch.ones(x.shape[1], 2, x.shape[3] * SHOWN), row(m)], 1) for x, m in zip(real.values(), made, strict=True)
+        ]
         return [Picture("Real images (above) and generated ones (below)", tiles, [names[label] for label in real], "sheet")]
