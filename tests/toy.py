@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,3 +105,11 @@ def dense_federation(*shape: int, clients: int = 7) -> Federation:
         return Tensors({"x": y + 0.3 * torch.randn(y.shape, generator=rng), "y": y})
 
     return Federation([some(9 + i) for i in range(clients)], test=some(4))
+
+
+def save_png(path: Path, pixels: Tensor) -> None:
+    """uint8 (3, H, W)."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path)
