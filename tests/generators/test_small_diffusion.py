@@ -83,7 +83,7 @@ def test_the_moving_average_by_hand() -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The recipe `generator` on two classes that a child could draw: red above, and blue below. 8x8, """
+    """The recipe `generator` on two classes that a child could draw: red above, and blue below. 8x8,"""
     root = tmp_path_factory.mktemp("generator")
     rng = generator(0)
     for k in range(24):

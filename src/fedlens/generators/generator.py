@@ -43,8 +43,8 @@ class ImageGenerator(ABC):
 
     def _identify(self) -> str:
         assert is_dataclass(self)
-        public = {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("_")}
-        words = [f"{k}={v.identity() if isinstance(v, ImageGenerator) else v!r}" for k, v in public.items()]
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        words = [f"{k}={v.identity() if isinstance(v, ImageGenerator) else v!r}" for k, v in given.items()]
         return hashlib.sha256("\n".join([type(self).__name__, *words, *self.sources()]).encode()).hexdigest()[:16]
 
     def sources(self) -> Iterable[str]:
