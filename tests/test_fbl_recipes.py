@@ -77,8 +77,8 @@ def pack(tmp_path: Path) -> Path:
 def test_a_run_shows_what_was_generated(pack: Path, tmp_path: Path) -> None:
     """From recipe to report: real beside generated images, features with and without the shifts, counts of what was made in metrics."""
     keys = {"data.root": str(pack), "task.classes": 2, "task.size": 16, "data.least": 2, "federation.clients": 4, "federation.cohort": 3,
-            "federation.rounds": 2, "generator.root": str(pack / "public"), "Balance.cache": str(tmp_path / "made"), "data.name": "ImageFolder",
-            "federation.workers": 0}  # fmt: skip
+            "federation.rounds": 2, "generator.root": str(pack / "public"), "Balance.cache": str(tmp_path / "made"),
+            "data.name": "ImageFolder", "federation.workers": 0}  # fmt: skip
     outcome = experiment("fbl", out=tmp_path / "run", **keys)
     index = (outcome.folder / "pictures" / "index.json").read_text()
     assert "what client" in index and "gap before" in index and "gap after" in index

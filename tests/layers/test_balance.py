@@ -211,10 +211,12 @@ def test_the_first_step_is_fedavg_on_the_balanced_data() -> None:
     assert not same_bits(Message(a.trees), Message(b.trees))
 
 
-def test_a_shift_moves_against_its_gradient() -> None:
-    """Cross-entropy of W z + b has the gradient W^T (p - e_c) / B in z; the shift of class c gets the sum over its generated samples."""
+@pytest.mark.parametrize("pace", [1.0, 0.25])
+def test_a_shift_moves_against_its_gradient(pace: float) -> None:
+    """Cross-entropy of W z + b has the gradient W^T (p - e_c) / B in z; the shift of class c gets the sum over its generated samples.
+    At pace 1/4 it moves a quarter of that, and is kept as twice what it is."""
     held, memory = data(6, 3, 0), {}
-    layer = stacked(fedavg={"steps": 1, "batch": 9, "lr": 0.5}, drop=0.0)
+    layer = stacked(fedavg={"steps": 1, "batch": 9, "lr": 0.5}, drop=0.0, pace=pace)
     message = message_of(layer)
     layer.client_step(message, client_of(held, memory=memory))
     model = Plain()
@@ -223,8 +225,8 @@ def test_a_shift_moves_against_its_gradient() -> None:
     with torch.no_grad():
         p = model.head(model.features(x)).softmax(1)
         p[:, 2] -= 1
-        expected = -0.5 * (p @ model.head.weight).sum(0) / 9
-    assert torch.allclose(memory[ALIGN]["shift"][2], expected, atol=1e-6)
+        expected = -0.5 * pace * (p @ model.head.weight).sum(0) / 9
+    assert torch.allclose(pace**0.5 * memory[ALIGN]["shift"][2], expected, atol=1e-6)
     assert not memory[ALIGN]["shift"][:2].any()  # nothing was generated for these
 
 

@@ -17,6 +17,8 @@ Readings where the paper is silent, and deviations:
 - Generated samples are not augmented, real ones are, as in the paper. What a client generated it keeps on its disk (`cache`).
 - Clients decide for themselves. In a simulation, a draw by seed gives the exact shares `unconstrained` and `weak` (too weak to generate:
   plain training on what they have); at a real site the environment variable FEDLENS_GENERATE says constrained, unconstrained or no.
+- The shifts learn as fast as the model (as in DBE, where they come from). At learning rates far above the paper's 1e-3 they then take
+  over what the features should learn: a large shift makes a generated sample easy whatever it shows. `pace` slows them down.
 - The paper's optimiser says momentum 1e-4, probably a slip for 0.9. That, and the uniform mean of Algorithm 1, are FedAvg's to set.
 """
 
@@ -53,7 +55,8 @@ LOOK = 250  # samples at a time where only the loss is wanted
 class Balance(Layer):
     """generator: fills scarce and missing classes. sampling: of excessive ones, by loss or at random. period: rounds until the choice is
     made anew (m), 0 for never. replay: share of the last choice that stays (gamma). align: learn a shift of generated features per class.
-    drop: share of a batch whose shift is left out (zeta). unconstrained: share of clients that fill up to their largest class (lambda).
+    pace: learning rate of the shifts as a multiple of the model's (with SGD). drop: share of a batch whose shift is left out (zeta).
+    unconstrained: share of clients that fill up to their largest class (lambda).
     weak: share of clients that do not generate. cache: folder of generated images; "auto" is in the user's home, "" keeps none."""
 
     generator: ImageGenerator
@@ -61,6 +64,7 @@ class Balance(Layer):
     period: int = 50
     replay: float = 0.1
     align: bool = True
+    pace: float = 1.0
     drop: float = 1 / 32
     unconstrained: float = 0.0
     weak: float = 0.0
@@ -74,6 +78,8 @@ class Balance(Layer):
                 raise StackError(f"Balance: {name} is a share between 0 and 1, not {getattr(self, name)}")
         if self.unconstrained + self.weak > 1:
             raise StackError(f"Balance: unconstrained ({self.unconstrained}) and weak ({self.weak}) clients together are more than all")
+        if self.pace <= 0:
+            raise StackError(f"Balance: pace has to be above 0, not {self.pace}; align=false leaves the shifts out")
         if self.period < 0:
             raise StackError(f"Balance: period is a number of rounds, not {self.period}")
 
@@ -185,7 +191,7 @@ class Balance(Layer):
 
     def _shifts(self, message: Message, client: Client) -> Shifts:
         rng = generator(int(message.scalars.get("seed", 0)), message.round, client.id, 0xFB3)
-        return Shifts(self._head.out_features, self._head.in_features, self.drop, rng)
+        return Shifts(self._head.out_features, self._head.in_features, self.drop, rng, self.pace)
 
     @property
     def _fedavg(self) -> FedAvg:
@@ -261,19 +267,20 @@ def choose(scores: Tensor, old: Tensor, point: int, replay: float) -> Tensor:
 
 
 class Shifts(nn.Module):
-    """P: one vector per class, added to the features of generated samples but those that are dropped (Eqs. 4 and 5)."""
+    """P = sqrt(pace) shift: one vector per class, added to the features of generated samples but those that are dropped (Eqs. 4 and 5). All
+    parameters have one optimiser; written like this, a gradient step moves P by `pace` times its learning rate."""
 
-    def __init__(self, classes: int, width: int, drop: float, rng: Generator) -> None:
+    def __init__(self, classes: int, width: int, drop: float, rng: Generator, pace: float = 1.0) -> None:
         super().__init__()
         self.shift = nn.Parameter(torch.zeros(classes, width))
-        self.drop, self.rng = drop, rng
+        self.drop, self.rng, self.unit = drop, rng, pace**0.5
 
     def forward(self, features: Tensor, batch: Batch) -> Tensor:
         made = batch["made"].nonzero()[:, 0]
         dropped = int(self.drop * len(features) + 0.5)
         if dropped:
             made = made[torch.randperm(len(made), generator=self.rng)[dropped:].to(made.device)]
-        return features.index_add(0, made, self.shift[batch["y"][made]].to(features.dtype))
+        return features.index_add(0, made, (self.unit * self.shift[batch["y"][made]]).to(features.dtype))
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def show(layer: Balance, state: Message, federation: Federation, memory: Callabl
         return ()
     names = layer._classes or [str(k) for k in range(layer._head.out_features)]
     real = by_class(reference, sorted(made), POINTS)
-    shift = memory(chosen)[ALIGN]["shift"] if chosen in aligned else None
+    shift = layer.pace**0.5 * memory(chosen)[ALIGN]["shift"] if chosen in aligned else None
     return [sheet(real, made, names, chosen), projection(layer.result(state), real, made, shift, names, chosen)]
 
 
