@@ -13,15 +13,41 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from toy import Blobs, Net, Toy, same_bits, toy_federation
 
-from fedlens import Batch, Federation, Message, Output, StackError, run, stack
+from fedlens import Batch, Federation, Layer, Message, Output, StackError, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.client import Client, generator
 from fedlens.data.source import DataError
 from fedlens.data.tensors import Tensors
 from fedlens.engines.loopback import Loopback
 from fedlens.generators import ImageGenerator
-from fedlens.layers import BackboneOnly, Balance, FedGen, FedNTD, Moon, Scaffold
+from fedlens.layers import (
+    BackboneOnly,
+    Balance,
+    Bulyan,
+    FedAdagrad,
+    FedAdam,
+    FedAvgM,
+    FedCDA,
+    FedDyn,
+    FedGen,
+    FedNova,
+    FedNTD,
+    FedYogi,
+    GeometricMedian,
+    Krum,
+    LossAware,
+    Median,
+    MixedWeights,
+    Moon,
+    MovingMean,
+    MultiKrum,
+    NormClip,
+    Scaffold,
+    TrimmedMean,
+    UploadFailures,
+)  # fmt: skip
 from fedlens.layers.balance import ALIGN, Balanced, Shifts, balance, choose
+from fedlens.tasks.classification import Classification
 from fedlens.tasks.task import LearningTask
 
 RNG = torch.Generator
@@ -433,3 +459,45 @@ def test_other_methods_stand_around_it() -> None:
 def test_generator_is_an_interface() -> None:
     with pytest.raises(TypeError):
         ImageGenerator()  # type: ignore[abstract]
+
+
+AGGREGATORS: dict[str, Layer] = {
+    type(x).__name__: x
+    for x in (Median(), TrimmedMean(), Krum(), MultiKrum(), GeometricMedian(), Bulyan(liars=1), FedAvgM(), FedAdagrad(), FedAdam(), FedYogi(),
+              LossAware(), FedNova(), FedCDA(), FedDyn(), NormClip(), MovingMean(), MixedWeights(), UploadFailures(0.2))
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_every_aggregator_stands_around_it(name: str) -> None:
+    """Two rounds of seven clients; what is merged differs from what plain averaging gives, or the aggregator only looks at replies."""
+    federation = toy_federation(7)
+    algorithm = stack(FedAvg(Toy(), batch=8, lr=0.05), Balance(Blobs(), cache=""), AGGREGATORS[name])
+    state = run(algorithm, Loopback(algorithm, federation), 2)
+    assert all(bool(torch.isfinite(t).all()) for t in state.trees["model"].values())
+    assert not same_bits(Message({"model": state.trees["model"]}), Message({"model": algorithm.init().trees["model"]}))
+
+
+@dataclass
+class Noise(ImageGenerator):
+    size: int = 32
+
+    def generate(self, label: int, n: int, rng: torch.Generator) -> Tensor:
+        return torch.rand(n, 3, self.size, self.size, generator=rng)
+
+
+@pytest.mark.parametrize("model", ["cnn", "niid", "resnet8", "resnet18", "timm:mobilenetv3_small_050"])
+def test_classification_models(model: str) -> None:
+    """Shifts are as wide as what the head reads, whatever the network."""
+    if model.startswith("timm"):
+        pytest.importorskip("timm")
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (6, 3, 32, 32), generator=rng, dtype=torch.uint8)
+    held = Tensors({"x": x, "y": torch.tensor([0, 0, 0, 0, 1, 1])})
+    layer = stack(FedAvg(Classification(model, classes=3), lr=0.01, steps=1, batch=6), Balance(Noise(), cache=""))
+    assert isinstance(layer, Balance)
+    memory: dict[str, dict[str, Tensor]] = {}
+    reply = layer.client_step(message_of(layer), client_of(held, memory=memory))  # type: ignore[arg-type]
+    width = {"cnn": 128, "niid": 84, "resnet8": 64, "resnet18": 512}.get(model, 1024)
+    assert memory[ALIGN]["shift"].shape == (3, width) and reply.scalars["made"] == 2
+    assert bool(memory[ALIGN]["shift"][2].any()) and not bool(memory[ALIGN]["shift"][:2].any())
