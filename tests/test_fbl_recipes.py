@@ -48,7 +48,7 @@ def test_rows() -> None:
     for name, keys in expected.items():
         recipe = config.read("fbl", algorithm=name)
         b = recipe.build_algorithm(recipe.build_task())
-        assert isinstance(b, Balance) and isinstance(b.generator, Gaussians) and b.period == 10
+        assert isinstance(b, Balance) and isinstance(b.generator, Gaussians) and b.period == 5
         assert (b.sampling, b.align, b.drop, b.replay, b.unconstrained, b.weak) == keys
 
 

@@ -46,7 +46,7 @@ PCA = {"name": "Gaussians"}
 REAL = {"name": "ReadyImages"}
 DIFFUSION = {"name": "SmallDiffusion", "steps": 12, "guidance": 1.5}
 REFINED = {"name": "SmallDiffusion", "steps": 10, "guidance": 1.0, "strength": 0.4, "start": {"name": "Gaussians"}}
-SLOW = 0.003  # the paper's learning rate, 1e-3, over ours with its momentum, 0.03 / (1 - 0.9)
+SLOW = 0.005  # the paper's learning rate, 1e-3, over ours with its momentum, 0.02 / (1 - 0.9)
 PLAIN = {"sampling": "random", "align": False, "replay": 0.0}  # filling alone: the paper's M1
 
 
@@ -222,8 +222,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--rows", default=None, help="some of the rows, separated by ;")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--period", type=int, default=10, help="m: rounds until samples are chosen anew")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--period", type=int, default=5, help="m: rounds until samples are chosen anew")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("FEDLENS_DATA", "../shared/data")))
     parser.add_argument("--generator", type=Path, default=Path("runs/generator"), help="a run of the recipe generator")
     parser.add_argument("--work", type=Path, default=Path("runs/fbl"), help="generated images, the public model, links")

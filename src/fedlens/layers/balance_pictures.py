@@ -17,7 +17,7 @@ from fedlens.tree import Tree
 if TYPE_CHECKING:
     from fedlens.layers.balance import Balance
 
-SHOWN = 6  # images of each kind and class on the sheet
+SHOWN = 8  # images of each kind and class on the sheet, in two rows
 POINTS = 60  # images of each kind and class in the projection
 COLOURS = 10  # classes in the projection
 
@@ -56,17 +56,21 @@ def by_class(data: Data, labels: Sequence[int], n: int) -> dict[int, Tensor]:
 def sheet(real: Mapping[int, Tensor], made: Mapping[int, Tensor], names: Sequence[str], client: int) -> Picture:
     tiles, labels = [], []
     for label in list(real)[:20]:
-        rows = [row(real[label]), row(as_floats(made[label]))]
-        gap = torch.ones(rows[0].shape[0], 2, rows[0].shape[2])
-        tiles.append(torch.cat([rows[0], gap, rows[1]], 1))
+        tiles.append(tile(real[label], as_floats(made[label])))
         labels.append(names[label])
     caption = f"Real images (above) and what client {client} generated (below)"
     return Picture(caption, tiles, labels, "sheet", {"generated": sum(len(t) for t in made.values())})
 
 
-def row(images: Tensor) -> Tensor:
+def tile(real: Tensor, made: Tensor) -> Tensor:
+    """One picture of both: two rows of real images, two of generated ones."""
+    top, bottom = rows(real), rows(made)
+    return torch.cat([top, torch.ones(top.shape[0], max(2, real.shape[2] // 8), top.shape[2]), bottom], 1)
+
+
+def rows(images: Tensor) -> Tensor:
     some = [images[k] if k < len(images) else torch.ones_like(images[0]) for k in range(SHOWN)]
-    return torch.cat(some, 2)
+    return torch.cat([torch.cat(some[: SHOWN // 2], 2), torch.cat(some[SHOWN // 2 :], 2)], 1)
 
 
 def as_floats(images: Tensor) -> Tensor:
@@ -83,11 +87,10 @@ def projection(model: Any, real: Mapping[int, Tensor], made: Mapping[int, Tensor
     moved = {label: z + shift[label] for label, z in seen.items()} if shift is not None else {}
     facts = {"gap before": round(gap(look, seen), 3)} | ({"gap after": round(gap(look, moved), 3)} if moved else {})
     panels = [("generated", seen)] + ([("generated and aligned", moved)] if moved else [])
-    pixels = draw(look, panels, names)
     caption = f"Features of real images (dots) and of client {client}'s generated ones (crosses), " + (
         "without and with its learned shifts" if moved else "no shifts were remembered"
     )
-    return Picture(caption, [pixels], ["two principal directions of the real features"], "image", facts)
+    return Picture(caption, draw(look, panels, names), [title for title, _ in panels], "image", facts)
 
 
 def gap(real: Mapping[int, Tensor], made: Mapping[int, Tensor]) -> float:
@@ -97,7 +100,8 @@ def gap(real: Mapping[int, Tensor], made: Mapping[int, Tensor]) -> float:
     return sum(f / max(s, 1e-12) for f, s in zip(far, spread, strict=True)) / max(1, len(far))
 
 
-def draw(real: Mapping[int, Tensor], panels: Sequence[tuple[str, Mapping[int, Tensor]]], names: Sequence[str]) -> Tensor:
+def draw(real: Mapping[int, Tensor], panels: Sequence[tuple[str, Mapping[int, Tensor]]], names: Sequence[str]) -> list[Tensor]:
+    """One picture a panel, all with the same axes. Large marks are the means of the classes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -106,21 +110,25 @@ def draw(real: Mapping[int, Tensor], panels: Sequence[tuple[str, Mapping[int, Te
     everything = torch.cat(list(real.values()))
     mean = everything.mean(0)
     _, _, v = torch.linalg.svd(everything - mean, full_matrices=False)
-    axes_of: Callable[[Tensor], Any] = lambda z: ((z - mean) @ v[:2].T).T.numpy()  # noqa: E731
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(5 * len(panels), 4.6), sharex=True, sharey=True, squeeze=False, layout="constrained"
-    )
-    for ax, (title, made) in zip(axes[0], panels, strict=True):
+
+    def flat(z: Tensor) -> Any:
+        return ((z - mean) @ v[:2].T).T.numpy()
+
+    all_points = torch.cat([everything, *(z for _, made in panels for z in made.values())])
+    x, y = flat(all_points)
+    pictures = []
+    for _, made in panels:
+        figure, ax = plt.subplots(figsize=(5.4, 4.2), layout="constrained")
         for k, label in enumerate(list(real)[:COLOURS]):
-            ax.plot(*axes_of(real[label]), ".", color=f"C{k}", alpha=0.25, markersize=4)
-            ax.plot(*axes_of(made[label]), "x", color=f"C{k}", alpha=0.6, markersize=4)
-            for z, mark, size in ((real[label], "o", 9), (made[label], "X", 9)):
-                ax.plot(*axes_of(z.mean(0, keepdim=True)), mark, color=f"C{k}", markersize=size, markeredgecolor="black",
-                        label=names[label] if mark == "o" else None)  # fmt: skip
-        ax.set(title=title, xticks=[], yticks=[])
-    axes[0][-1].legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.canvas.draw()
-    pixels = torch.frombuffer(bytearray(figure.canvas.buffer_rgba()), dtype=torch.uint8)  # type: ignore[attr-defined]
-    width, height = figure.canvas.get_width_height()
-    plt.close(figure)
-    return pixels.view(height, width, 4)[..., :3].permute(2, 0, 1).float() / 255
+            ax.plot(*flat(real[label]), ".", color=f"C{k}", alpha=0.25, markersize=4)
+            ax.plot(*flat(made[label]), "x", color=f"C{k}", alpha=0.6, markersize=4)
+            ax.plot(*flat(real[label].mean(0, keepdim=True)), "o", color=f"C{k}", markersize=9, markeredgecolor="black", label=names[label])
+            ax.plot(*flat(made[label].mean(0, keepdim=True)), "X", color=f"C{k}", markersize=9, markeredgecolor="black")
+        ax.set(xticks=[], yticks=[], xlim=(x.min(), x.max()), ylim=(y.min(), y.max()))
+        ax.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+        figure.canvas.draw()
+        width, height = figure.canvas.get_width_height()
+        pixels = torch.frombuffer(bytearray(figure.canvas.buffer_rgba()), dtype=torch.uint8)  # type: ignore[attr-defined]
+        pictures.append(pixels.view(height, width, 4)[..., :3].permute(2, 0, 1).float() / 255)
+        plt.close(figure)
+    return pictures

@@ -19,8 +19,6 @@ from fedlens.models.diffusion import STEPS, Denoiser, schedule
 from fedlens.pictures import Picture
 from fedlens.tasks.task import Adapt, LearningTask, in_batches
 
-SHOWN = 6  # images of each class on the sheet
-
 
 class Generation(LearningTask):
     """classes, channels, size: of the images. patch, widths, layers, attention, average: of the network (see models/diffusion.py). hide:
@@ -97,8 +95,8 @@ class Generation(LearningTask):
         return {"denoising_loss": total / max(1, len(data))}
 
     def pictures(self, result: Any, federation: Federation) -> Sequence[Picture]:
-        """A row of each class, real above, generated below."""
-        from fedlens.layers.balance_pictures import by_class, row
+        """A tile of each class, real above, generated below."""
+        from fedlens.layers.balance_pictures import SHOWN, by_class, tile
 
         source = federation.test if federation.test is not None and len(federation.test) else federation.holdings[0]
         shown = list(range(min(self.classes, 20)))
@@ -106,7 +104,5 @@ class Generation(LearningTask):
         labels = torch.tensor([label for label in real for _ in range(SHOWN)])
         made = result.sample(labels, generator(self.seed, 0x9E), self.steps, self.guidance).split(SHOWN)
         names = federation.facts.get("classes") or [str(k) for k in shown]
-        tiles = [
-            torch.cat([row(x), torch.ones(x.shape[1], 2, x.shape[3] * SHOWN), row(m)], 1) for x, m in zip(real.values(), made, strict=True)
-        ]
+        tiles = [tile(x, m) for x, m in zip(real.values(), made, strict=True)]
         return [Picture("Real images (above) and generated ones (below)", tiles, [names[label] for label in real], "sheet")]
