@@ -53,9 +53,9 @@ class SmallDiffusion(ImageGenerator):
         model = self._loaded()
         check_label(label, len(self._places) or model.classes, "SmallDiffusion")
         place = self._places[label] if self._places else label
-        first = self.start.generate(label, n, rng).float() if self.start else None
-        if first is not None and first.max() > 1:
-            first = first / 255
+        first = self.start.generate(label, n, rng) if self.start else None
+        if first is not None and first.dtype == torch.uint8:
+            first = first.float() / 255
         parts = []
         for low in range(0, n, self.batch):
             some = min(self.batch, n - low)
