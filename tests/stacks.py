@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from deblur import small_federation
-from toy import Denoise, Toy, dense_federation, toy_federation
+from toy import Blobs, Denoise, Toy, dense_federation, toy_federation
 
 from fedlens import Algorithm, Federation, Layer, stack
 from fedlens.algorithms import CenDeblur, FedAvg, FedAvgDeblur, FedDeblur, FedGDDeblur, LocDeblur
 from fedlens.layers import (
     BackboneOnly,
+    Balance,
     Bulyan,
     Distances,
     FedAdagrad,
@@ -103,6 +104,12 @@ STACKS: dict[str, Case] = {
     "geometric median": over(GeometricMedian()),
     "bulyan": over(Bulyan(liars=1)),
     "norm clip, then median": over(Median(), NormClip()),
+    "balance": over(Balance(Blobs(), cache="")),
+    "balance, all kinds of clients, anew every round": over(
+        Balance(Blobs(), period=1, replay=0.5, unconstrained=0.3, weak=0.3, cache=""), momentum=0.9, lr=0.02
+    ),
+    "fedprox and moon in balance, at random": over(FedProx(0.1), Moon(), Balance(Blobs(), "random", period=2, cache="")),
+    "balance, private heads, scaffold": over(Balance(Blobs(), cache=""), BackboneOnly(), Scaffold()),
     "norm clip on clients": over(NormClip(0.1, where="client")),
 }
 

@@ -201,7 +201,11 @@ def test_every_named_stack_can_be_built(read: Read) -> None:
         parts = [t["name"] for t in known_as.tables()]
         if not {p.lower() for p in parts} <= known or parts[0] != "FedAvg":
             continue
-        needed = {"MultiResolution": "MultiResolution.sizes=[[8, 8], [4, 4]]", "FedSR": "FedSR.layer=backbone"}
+        needed = {
+            "MultiResolution": "MultiResolution.sizes=[[8, 8], [4, 4]]",
+            "FedSR": "FedSR.layer=backbone",
+            "Balance": "Balance.generator=Gaussians",
+        }
         made = read(*(text for part, text in needed.items() if part in parts), algorithm=name)
         built = made.build_algorithm(made.build_task())
         assert [type(p).__name__ for p in built.parts()] == parts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 
 from fedlens import Batch, Data, Federation, Message, Output
 from fedlens.data.tensors import Tensors
+from fedlens.generators import ImageGenerator
 from fedlens.tasks.task import LearningTask
 
 
@@ -44,6 +47,19 @@ def toy_federation(clients: int = 6, seed: int = 0) -> Federation:
     rng = torch.Generator().manual_seed(seed)
     train = [make_data(20 + 3 * i, rng) for i in range(clients)]
     return Federation(train, [make_data(10, rng) for _ in range(clients)], make_data(100, rng))
+
+
+@dataclass
+class Blobs(ImageGenerator):
+    """Generates for the toy: the first two numbers say the class, as they do in `make_data`, but further out."""
+
+    far: float = 2.0
+
+    def generate(self, label: int, n: int, rng: torch.Generator) -> Tensor:
+        x = torch.randn(n, 8, generator=rng)
+        signs = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0]])[label]
+        x[:, :2] = self.far * signs * x[:, :2].abs()
+        return x
 
 
 def flat(message: Message) -> dict[str, Tensor]:
@@ -89,3 +105,11 @@ def dense_federation(*shape: int, clients: int = 7) -> Federation:
         return Tensors({"x": y + 0.3 * torch.randn(y.shape, generator=rng), "y": y})
 
     return Federation([some(9 + i) for i in range(clients)], test=some(4))
+
+
+def save_png(path: Path, pixels: Tensor) -> None:
+    """uint8 (3, H, W)."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from fedlens.client import Client, generator
+from fedlens.federation import Federation
 from fedlens.message import Message
+from fedlens.pictures import Picture
 from fedlens.replies import Replies
 from fedlens.tree import Tree
 
@@ -59,6 +61,11 @@ class Algorithm(ABC):
     def result(self, state: Message) -> Any:
         """What was learned or restored, as the task understands it: a network, an image."""
         return state
+
+    def pictures(self, state: Message, federation: Federation, memory: Callable[[int], Mapping[str, Tree]]) -> Sequence[Picture]:
+        """What an algorithm itself has to show, beside the task's pictures. `memory` gives what a client keeps, where that is known:
+        in a simulation, never at a real site."""
+        return ()
 
     @property
     def base(self) -> Algorithm:
@@ -147,6 +154,9 @@ class Layer(Algorithm):
 
     def result(self, state: Message) -> Any:
         return self.inner.result(state)
+
+    def pictures(self, state: Message, federation: Federation, memory: Callable[[int], Mapping[str, Tree]]) -> Sequence[Picture]:
+        return self.inner.pictures(state, federation, memory)
 
     @property
     def base(self) -> Algorithm:

@@ -191,7 +191,8 @@ def compare(
 @app.command("list", epilog=examples("fedlens list", "fedlens list layers", "fedlens list recipes"))
 def list_(
     kind: Annotated[
-        str, typer.Argument(help="recipes, algorithms, layers, tasks, models, datasets, metrics or engines.", show_default=False)
+        str,
+        typer.Argument(help="recipes, algorithms, layers, tasks, models, datasets, metrics, generators or engines.", show_default=False),
     ] = "",
 ) -> None:
     """What there is: recipes, algorithms, layers, tasks, models, datasets, metrics."""

@@ -34,7 +34,7 @@ PACKAGES = {
     "task": ("tasks",),
     "data": ("data",),
     "algorithm": ("algorithms", "layers"),
-    "any": ("models", "layers", "algorithms", "data", "tasks", "metrics"),
+    "any": ("models", "generators", "layers", "algorithms", "data", "tasks", "metrics"),
 }
 NONE = ("none", "null")  # TOML has no such word, so these strings stand for it wherever an argument may be None
 
@@ -355,7 +355,7 @@ def parameters(cls: type) -> dict[str, Parameter]:
     for p in inspect.signature(cls).parameters.values():
         hint = hints.get(p.name, Any)
         filled = any(isinstance(h, type) and issubclass(h, Task) for h in (hint, *typing.get_args(hint)))
-        if not filled and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+        if not filled and not p.name.startswith("_") and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
             out[p.name] = Parameter(p.name, hint, p.default)
     return out
 

@@ -44,10 +44,12 @@ from fedlens.client import Data, generator, seeded
 from fedlens.config import Config, ConfigError, Settings
 from fedlens.engines.worker import threads
 from fedlens.federation import Federation
+from fedlens.memory import NEVER, read_record
 from fedlens.message import Message
 from fedlens.pictures import save_pictures
 from fedlens.rounds import Engine, Progress, Round, run
 from fedlens.tasks.task import LearningTask, Task
+from fedlens.tree import Tree
 
 ENGINES = ("simulator", "ray", "flower")
 OWN = (
@@ -290,10 +292,18 @@ class _Job:
 
     def _draw(self, state: Message) -> None:
         setup = self.setup
-        somebody = any(h is not None for h in setup.federation.holdings)
-        pictures = setup.task.pictures(setup.algorithm.result(state), setup.federation) if somebody else ()
-        if pictures:
+        if not any(h is not None for h in setup.federation.holdings):
+            return
+        state = state.note(seed=setup.settings.seed, population=len(setup.federation))
+        own = setup.algorithm.pictures(state, setup.federation, self._remembered)
+        if pictures := [*setup.task.pictures(setup.algorithm.result(state), setup.federation), *own]:
             save_pictures(pictures, self.folder / "pictures")
+
+    def _remembered(self, client: int) -> Mapping[str, Tree]:
+        """A simulated client's memory, as far as a checkpoint has it."""
+        if client not in self.checkpoint.clients:
+            return {}
+        return read_record(self.checkpoint.folder / self.checkpoint.clients[client]).settle(self.safe.heard.get(client, NEVER))
 
     def _show_progress(self, number: int) -> None:
         """Pictures as they improve, for whoever looks at the board. They cost little of the run's time and none of its bits: what is
@@ -364,7 +374,7 @@ def _client_facts(r: Round) -> dict[int, dict[str, float]]:
     weights = shares(r)
     facts = {}
     for id, s in r.scalars.items():
-        facts[id] = {k: s[k] for k in ("loss", "examples") if k in s}
+        facts[id] = {k: s[k] for k in ("loss", "examples", "made", "generated", "generating") if k in s}
         if id in weights:
             facts[id]["weight"] = weights[id]
     return facts

@@ -283,7 +283,7 @@ def call(part: recipes.Part) -> str:
 KINDS = {
     "recipes": "to run as they are", "algorithms": "paper names, for --algorithm", "layers": "the parts of a stack, with their keys",
     "tasks": "what is learned or restored", "models": "networks", "datasets": "where data comes from", "metrics": "how well it was done",
-    "engines": "what carries the messages",
+    "generators": "what makes images of a class, for Balance", "engines": "what carries the messages",
 }  # fmt: skip
 
 

@@ -29,6 +29,11 @@ def named(about: str, *parts: Piece) -> Named:
     return Named(about, parts)
 
 
+def _fbl(sampling: str, **keys: Any) -> Piece:
+    """The paper's Table III, its columns read as its text explains them (their ticks are shifted)."""
+    return "Balance", {"sampling": sampling, **keys}
+
+
 NAMED: dict[str, Named] = {
     "fedavg": named("McMahan et al. 2017: local training, averaged by samples", "FedAvg"),
     "fedprox": named("Li et al. 2020: local training stays near the global model", "FedAvg", "FedProx"),
@@ -43,6 +48,21 @@ NAMED: dict[str, Named] = {
     "f-hifr": named("FedVSR's ablation: the high-frequency loss alone", "FedAvg", "HighFrequency"),
     "f-ala": named("FedVSR's ablation: adaptive loss-aware weights alone", "FedAvg", "LossAware"),
     "f-gla": named("FedVSR's ablation: greedy inverse-loss weights", "FedAvg", ("LossAware", {"greedy": True})),
+    "fbl": named("Li et al.: every client balances its classes, by sampling and generating", "FedAvg", "Balance"),
+    "fbl-fedprox": named("FBL on FedProx", "FedAvg", "FedProx", "Balance"),
+    "fbl-moon": named("FBL on MOON", "FedAvg", "Moon", "Balance"),
+    "fbl-m1": named("FBL's ablation: random samples, no alignment", "FedAvg", _fbl("random", align=False, replay=0.0)),
+    "fbl-m2": named("FBL's ablation: samples by loss, no alignment", "FedAvg", _fbl("loss", align=False, replay=0.0)),
+    "fbl-m3": named("FBL's ablation: M2 with alignment, no drop", "FedAvg", _fbl("loss", align=True, drop=0.0, replay=0.0)),
+    "fbl-m4": named("FBL's ablation: M3 with drop", "FedAvg", _fbl("loss", align=True, replay=0.0)),
+    "fbl-m5": named("FBL's ablation: M4 with 70 % replay", "FedAvg", _fbl("loss", align=True, replay=0.7)),
+    "fbl-m6": named("FBL's ablation: M4 with 90 % replay", "FedAvg", _fbl("loss", align=True, replay=0.9)),
+    "fbl-m7": named("FBL's ablation: M4 with 10 % replay, the method itself", "FedAvg", _fbl("loss", align=True, replay=0.1)),
+    **{
+        f"fbl-{k}": named(f"FBL where {k} % of clients fill up to their largest class", "FedAvg", ("Balance", {"unconstrained": k / 100}))
+        for k in (10, 25, 40, 50, 75)
+    },
+    "fbl-extreme": named("FBL where 30 % of the clients cannot generate", "FedAvg", ("Balance", {"weak": 0.3})),
     "fedvssl": named(
         "Rehman et al. 2022: only the backbone travels, loss and sample weights mixed, moving mean",
         "FedAvg", "BackboneOnly", "MixedWeights", "MovingMean",

@@ -24,18 +24,22 @@ TESTS = ("test", "val", "valid", "validation")
 @dataclass
 class ImageFolder(LabelledSource):
     """root/<class>/*.jpg, or root/train/<class>/... and root/test/<class>/... (EuroSAT and the like). size: bring all to size x size.
-    gray: one channel. names: the classes in their order, where the folders here are not all of them, as at a site of its own."""
+    gray: one channel. names: the classes in their order, where the folders here are not all of them, as at a site of its own. training: the
+    folder beside test/ that is trained on, where it is not train/."""
 
     root: str = ""
     size: int | None = None
     gray: bool = False
     names: tuple[str, ...] = ()
+    training: str = "train"
 
     def read(self, seed: int) -> Collection:
         root = find(self.root, "image folder")
         if not root.is_dir():
             raise DataError(f"{root} is a file, not a folder of class folders")
-        train = root / "train" if (root / "train").is_dir() else root
+        if self.training != "train" and not (root / self.training).is_dir():
+            raise DataError(f"there is no folder {self.training} in {root}")
+        train = root / self.training if (root / self.training).is_dir() else root
         names = ordered([p.name for p in class_folders(train)], self.names, train)
         if len(names) < 2:
             raise DataError(f"{train} holds {len(names)} class folders: at least two are needed")

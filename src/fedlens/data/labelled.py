@@ -60,8 +60,9 @@ class LabelledSource(Source):
     """partition: who gets what; alpha for "dirichlet" and "quantity", shards for "shards", classes_per_client for "classes".
     holdout: share of every client's data kept for its own evaluation. limit, test_limit: use only that many images, in the classes'
     own proportions. test_share: cut off for testing where the dataset has no test part. augment: reflect padding by 4, random crop
-    and flip. skew: every client's images are noisier, blurrier or coarser than the last one's, up to `strongest` (noise sigma of 255, blur
-    sigma in pixels, or how much they shrink)."""
+    and flip. noise: standard deviation of Gaussian noise on every training image, of pixels in [0, 1]. skew: every client's images are
+    noisier, blurrier or coarser than the last one's, up to `strongest` (noise sigma of 255, blur sigma in pixels, or how much they
+    shrink)."""
 
     partition: Rule = "iid"
     alpha: float = 0.5
@@ -73,6 +74,7 @@ class LabelledSource(Source):
     test_limit: int | None = None
     test_share: float = 0.2
     augment: bool = False
+    noise: float = 0.0
     skew: Skew = "none"
     strongest: float = 0.0
 
@@ -82,6 +84,8 @@ class LabelledSource(Source):
     def federation(self, clients: int, seed: int) -> Federation:
         if not 0 <= self.holdout < 1 or not 0 < self.test_share < 1:
             raise DataError(f"holdout and test_share are shares between 0 and 1, not {self.holdout} and {self.test_share}")
+        if self.noise < 0:
+            raise DataError(f"noise is a standard deviation, so it cannot be {self.noise}")
         found = self.read(seed)
         train, test = found.train, found.test
         if test is None:
@@ -100,6 +104,8 @@ class LabelledSource(Source):
 
     def _client(self, own: Labelled, client: int, clients: int, seed: int) -> tuple[Tensors, Tensors | None]:
         """Train and held-out part. Both have the client's own look; a client with one image only keeps it for training."""
+        if self.noise:
+            own = Labelled(degrade(own.images, "noise", 255 * self.noise, generator(seed, client, 0xA0)), own.labels, own.groups)
         if self.skew != "none":
             strength = strengths(clients, self.strongest)[client]
             own = Labelled(degrade(own.images, self.skew, strength, generator(seed, client, 0xDE)), own.labels, own.groups)

@@ -1,5 +1,6 @@
 """Layers: one idea per file, both halves in it."""
 
+from fedlens.layers.balance import Balance
 from fedlens.layers.bulyan import Bulyan
 from fedlens.layers.distances import Distances
 from fedlens.layers.fedcda import FedCDA
@@ -28,6 +29,7 @@ from fedlens.layers.upload_failures import UploadFailures
 
 __all__ = [
     "BackboneOnly",
+    "Balance",
     "Bulyan",
     "Distances",
     "FedAdagrad",

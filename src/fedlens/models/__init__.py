@@ -8,6 +8,7 @@ from typing import Any
 _WHERE = {
     "BidirectionalVSR": "vsr",
     "Classifier": "classification",
+    "Denoiser": "diffusion",
     "IART": "iart",
     "LightVSR": "vsr",
     "RVRT": "rvrt",

@@ -10,6 +10,7 @@ _WHERE = {
     "Classification": "classification",
     "CtP": "ctp",
     "Deblurring": "deblurring",
+    "Generation": "generation",
     "Pose": "pose",
     "Speed": "speed",
     "SuperResolution": "super_resolution",

@@ -1,0 +1,187 @@
+"""Stable Diffusion, or any other text-to-image pipeline of diffusers, local or from the hub: one prompt per class.
+
+4-bit weights are made here, in plain torch, so that they work on any device: groups of 64 weights share a scale, absolute maximum /
+7, and two weights share a byte. A layer's weights are unpacked when it is used: an eighth of the memory, somewhat slower.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from fedlens.data.source import DataError
+from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint
+from fedlens.models.diffusion import load_diffusers
+
+GROUP = 64  # weights that share a scale
+
+
+@dataclass
+class StableDiffusion(ImageGenerator):
+    """model: a folder with a saved pipeline, or a name on the hub. template: the prompt, {} stands for the class. prompts: a TOML or JSON
+    file of class = "prompt" instead. classes: their names, where the data does not tell. resolution: what the pipeline draws at (its own by
+    default). size: what its images are shrunk to (the data's by default). steps, guidance: of the pipeline. bits: of its weights."""
+
+    model: str = "stabilityai/stable-diffusion-2-1"
+    template: str = "a photo of a {}"
+    prompts: str = ""
+    classes: tuple[str, ...] = ()
+    negative: str = ""
+    resolution: int | None = None
+    size: int | None = None
+    steps: int = 25
+    guidance: float = 7.5
+    batch: int = 4
+    bits: Literal[4, 16, 32] = 32
+    device: str = "auto"
+    _channels: int = field(default=3, repr=False)
+    _pipeline: Any = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if "{}" not in self.template and not self.prompts:
+            raise DataError(f"the template {self.template!r} has no {{}} for the class, so all classes would get the same images")
+
+    def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
+        if shape and (len(shape) != 3 or shape[1] != shape[2]):
+            raise DataError(f"StableDiffusion makes square images, but the clients' are {describe(shape)}")
+        size = self.size or (shape[1] if shape else None)
+        if shape and size != shape[1]:
+            raise DataError(f"StableDiffusion was told to make images of {size}x{size}, but the clients' are {describe(shape)}")
+        told = replace(self, classes=tuple(classes), size=size, _channels=shape[0] if shape else 3)
+        told.texts()
+        return told
+
+    def texts(self) -> list[str]:
+        """The prompt of every class, or a DataError for one that has none."""
+        if not self.prompts:
+            return [self.template.format(name.replace("_", " ")) for name in self.classes]
+        known = read_prompts(self.prompts)
+        if missing := [name for name in self.classes if not known.get(name, "").strip()]:
+            raise DataError(f"{self.prompts} has no prompt for class {missing[0]!r}")
+        return [known[name] for name in self.classes] if self.classes else list(known.values())
+
+    def generate(self, label: int, n: int, rng: Generator) -> Tensor:
+        texts = self.texts()
+        check_label(label, len(texts), "StableDiffusion")
+        pipeline, parts = self._loaded(), []
+        for low in range(0, n, self.batch):
+            some = min(self.batch, n - low)
+            asked: dict[str, Any] = {"height": self.resolution, "width": self.resolution} if self.resolution else {}
+            made = pipeline(
+                [texts[label]] * some, negative_prompt=[self.negative] * some, num_inference_steps=self.steps,
+                guidance_scale=self.guidance, generator=rng, output_type="pt", **asked,
+            ).images  # fmt: skip
+            parts.append(made.float().cpu())
+        images = torch.cat(parts)
+        if self.size and images.shape[-1] != self.size:
+            images = F.interpolate(images, size=(self.size, self.size), mode="bilinear", antialias=True)
+        return images.mean(1, keepdim=True) if self._channels == 1 else images
+
+    def sources(self) -> Iterable[str]:
+        folder = Path(self.model).expanduser()
+        files = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
+        return [*fingerprint(files), *self.texts()]
+
+    def _loaded(self) -> Any:
+        if self._pipeline is None:
+            self._pipeline = self._load()
+        return self._pipeline
+
+    def _load(self) -> Any:
+        diffusers = load_diffusers()
+        kind = torch.float16 if self.bits == 16 else torch.float32
+        try:
+            pipeline = diffusers.DiffusionPipeline.from_pretrained(str(Path(self.model).expanduser()), torch_dtype=kind)
+        except (OSError, ValueError) as e:
+            why = str(e).strip().splitlines()[0]
+            raise DataError(f"the pipeline {self.model} could not be loaded: {why}") from None
+        if self.bits == 4:
+            for part in ("unet", "transformer", "text_encoder"):
+                if isinstance(module := getattr(pipeline, part, None), nn.Module):
+                    quantise(module)
+        if hasattr(pipeline, "safety_checker"):
+            pipeline.safety_checker = None  # it blackens images at random and is of no use for class names
+        pipeline.set_progress_bar_config(disable=True)
+        place = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        return pipeline.to(place)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pipeline": None}
+
+
+def read_prompts(file: str) -> Mapping[str, str]:
+    path = Path(file).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError:
+        raise DataError(f"there is no file of prompts at {file}") from None
+    except ValueError as e:
+        raise DataError(f"{file} is not a file of prompts: {e}") from None
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        raise DataError(f'{file} is not a file of prompts: it has to hold class = "prompt" lines')
+    return found
+
+
+# -- four bits ---------------------------------------------------------------------------------------------------------------------------
+
+
+def quantise(module: nn.Module) -> nn.Module:
+    """Every linear layer and convolution inside keeps its weights in four bits from now on."""
+    for name, child in list(module.named_children()):
+        if isinstance(child, (nn.Linear, nn.Conv2d)) and child.weight.numel() >= GROUP:
+            setattr(module, name, FourBit(child))
+        else:
+            quantise(child)
+    return module
+
+
+class FourBit(nn.Module):
+    """A linear layer or convolution whose weights are whole numbers from -7 to 7 times the scale of their group."""
+
+    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
+        super().__init__()
+        self.layer, self.shape = layer, layer.weight.shape
+        packed, scales = pack(layer.weight.detach())
+        self.packed: Tensor
+        self.scales: Tensor
+        self.register_buffer("packed", packed)
+        self.register_buffer("scales", scales)
+        del layer.weight
+
+    @property
+    def weight(self) -> Tensor:
+        return unpack(self.packed, self.scales, self.shape)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.to(x.dtype)
+        if isinstance(self.layer, nn.Conv2d):
+            found: Tensor = self.layer._conv_forward(x, weight, self.layer.bias)
+            return found
+        return F.linear(x, weight, self.layer.bias)
+
+
+def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Two weights a byte, and a scale for each group; the last group is filled up with zeros."""
+    flat = F.pad(weight.flatten().float(), (0, -weight.numel() % GROUP)).view(-1, GROUP)
+    scales = flat.abs().amax(1, keepdim=True).clamp_min(1e-12) / 7
+    whole = (flat / scales).round().clamp(-7, 7).to(torch.int16).flatten() + 8
+    return (whole[::2] + whole[1::2] * 16).to(torch.uint8), scales.to(weight.dtype)
+
+
+def unpack(packed: Tensor, scales: Tensor, shape: Sequence[int]) -> Tensor:
+    both = torch.stack([packed & 15, packed >> 4], 1).flatten().view(-1, GROUP)
+    flat = (both.to(scales.dtype) - 8) * scales
+    return flat.flatten()[: torch.Size(shape).numel()].view(*shape)
