@@ -29,7 +29,7 @@ from fedlens.data.clips import Clips
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import FedProx, FedSR, HighFrequency, LossAware, Median, Scaffold
 from fedlens.models.vsr import Bicubic
-from fedlens.run import Round, run
+from fedlens.rounds import Round, run
 from fedlens.tasks.super_resolution import SuperResolution
 
 HERE = Path(__file__).parent

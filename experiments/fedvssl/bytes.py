@@ -18,7 +18,7 @@ from fedlens.algorithms import FedAvg
 from fedlens.data.videos import MovingShapes
 from fedlens.engines.loopback import Loopback
 from fedlens.layers import BackboneOnly
-from fedlens.run import run
+from fedlens.rounds import run
 from fedlens.tasks.ctp import CtP
 from fedlens.tasks.speed import Speed
 from fedlens.tasks.vcop import VCOP

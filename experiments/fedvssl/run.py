@@ -31,7 +31,7 @@ from fedlens.engines.simulator import Simulator
 from fedlens.federation import Federation
 from fedlens.layers import BackboneOnly, Distances, FedU, MixedWeights, MovingMean
 from fedlens.metrics.retrieval import KS, nearest, recall
-from fedlens.run import run
+from fedlens.rounds import run
 from fedlens.tasks.action import ActionRecognition
 from fedlens.tasks.ctp import CtP
 from fedlens.tasks.speed import Speed

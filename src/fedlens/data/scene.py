@@ -175,7 +175,6 @@ class Scene(Source):
         # The strengths were published for the kinds of blur of the paper; what a user's kernels are is unknown.
         return _federation(holdings, truth, pad, observe, "motion" if observe == "partial" else "mixed", self.noise)
 
-
     def _with_kernel(self, v: OwnView, sharp: Tensor) -> OwnView:
         if v.kernel.numel():
             return v
