@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedlens.lazy import lazily
 
 if TYPE_CHECKING:
     from fedlens.algorithm import Algorithm, Layer, StackError, stack
@@ -27,9 +28,4 @@ __all__ = [
     "Algorithm", "Batch", "Client", "Data", "Engine", "Federation", "Layer", "Lost", "Message", "Output", "Progress", "Replies",
     "Round", "StackError", "Tree", "answer", "experiment", "run", "stack",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+__getattr__ = lazily(__name__, _WHERE)

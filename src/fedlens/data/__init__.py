@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from fedlens.lazy import lazily
 
 _WHERE = {
     "Cifar10": "cifar",
@@ -28,9 +27,4 @@ _WHERE = {
     "Videos": "videos",
 }  # fmt: skip
 __all__ = list(_WHERE)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+__getattr__ = lazily(__name__, _WHERE)

@@ -1,0 +1,18 @@
+"""Exports that are loaded on first use, so that importing a package costs nothing until something in it is wanted."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazily(package: str, where: Mapping[str, str]) -> Callable[[str], Any]:
+    """A module's `__getattr__`. where: in which module of the package each name is."""
+
+    def load(name: str) -> Any:
+        if name not in where:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{package}.{where[name]}"), name)
+
+    return load
