@@ -1,7 +1,8 @@
 r"""Priors: what the server believes about a sharp image. Clients never learn which one is in use.
 
 A prior is R(W x) with a linear transform W and a proximal operator of R, both cheap. Split priors (total variation, wavelets) enter the
-server step by the splitting z = W x (FedDeblur, Eqs. 7-9), the others directly, x = prox(w) (Eq. 5). Intensities are [0, 255].
+server step by the splitting z = W x (FedDeblur, Eqs. 7-9), the others directly, x = prox(w) (Eq. 5); a denoiser may do either, with
+W = I. Intensities are [0, 255].
 
 prox(a, t) minimises t R(z) + |z - a|^2 / 2. A denoiser stands in for the prox with noise level sqrt(t): the prox of a
 log-prior is the best guess of an image under Gaussian noise of variance t (the paper writes D with index eta / (n rho) for the same).
@@ -13,7 +14,7 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ DenoiserName = Literal["auto", "ffdnet", "drunet", "dncnn", "tv", "bm3d"]
 class Prior(ABC):
     """Images are (C, H, W). `transform` makes a fresh array; `prox` may overwrite what it is given."""
 
-    split: ClassVar[bool] = False
+    split: bool = False
 
     def transform(self, x: Tensor) -> Tensor:
         return x.clone()
@@ -53,7 +54,7 @@ class Prior(ABC):
 class TotalVariation(Prior):
     """Isotropic, backward differences with wrap; one magnitude for all channels of a pixel (joint colour TV)."""
 
-    split: ClassVar[bool] = True
+    split = True
 
     def transform(self, x: Tensor) -> Tensor:
         """u - roll(u, 1) along both axes, written in place: (2, C, H, W)."""
@@ -104,7 +105,7 @@ class Wavelet(Prior):
     """l1 of the undecimated Haar coefficients: a Parseval frame (W^T W = I) that does not care where its grid lies."""
 
     levels: int = 3
-    split: ClassVar[bool] = True
+    split = True
 
     def transform(self, x: Tensor) -> Tensor:
         parts, low = [], x
@@ -170,6 +171,7 @@ class PlugAndPlay(Prior):
 
     denoiser: DenoiserName = "auto"
     weights: str | None = None
+    split: bool = False
     _model: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def prox(self, a: Tensor, t: float) -> Tensor:
@@ -180,13 +182,17 @@ class PlugAndPlay(Prior):
             clean: Tensor = self._model[channels]((a / 255).clamp(0, 1).float()[None], t**0.5 / 255)
         return clean[0].clamp(0, 1).mul(255).to(a.dtype)
 
+    def add_rest(self, d: Tensor, a: Tensor, t: float) -> Tensor:
+        """A denoiser is not odd, and images are positive: d + a + prox(-a), which for an odd prox is the same."""
+        return d.add_(a).add_(self.prox(-a, t))
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_model": {}}
 
 
-def make_prior(name: PriorName, denoiser: DenoiserName = "auto", weights: str | None = None) -> Prior:
+def make_prior(name: PriorName, denoiser: DenoiserName = "auto", weights: str | None = None, split: bool = False) -> Prior:
     plain = {"tv": TotalVariation, "wavelet": Wavelet, "ridge": Ridge, "box": Box}
-    return PlugAndPlay(denoiser, weights) if name == "pnp" else plain[name]()
+    return PlugAndPlay(denoiser, weights, split) if name == "pnp" else plain[name]()
 
 
 # -- denoisers ---------------------------------------------------------------------------------------------------------------------

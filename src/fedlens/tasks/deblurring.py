@@ -54,7 +54,8 @@ class Deblurring(Task):
             pictures.append(
                 Picture("Fields of view: who sees what of the scene. The server never learns this.", [fields_of_view(views, pad)])
             )
-        kernels = [enlarge(v.kernel.float()[None] / v.kernel.max().float()) for v in views]
+        side = max(max(v.kernel.shape) for v in views)
+        kernels = [enlarge(framed(v.kernel.float() / v.kernel.max().float(), side)) for v in views]
         pictures.append(Picture("Blur kernels. They stay with the clients.", kernels, clients, "sheet"))
         pictures.append(
             Picture("Observations. They stay with the clients.", [v.pixels.clamp(0, 255) / 255 for v in views], clients, "sheet")
@@ -98,6 +99,15 @@ def fields_of_view(views: Sequence[Observation], pad: int) -> Tensor:
         hue = torch.tensor(colorsys.hsv_to_rgb(k / len(views), 0.6, 0.95))
         total, count = total + mask * hue[:, None, None], count + mask
     return total / count.clamp_min(1)  # type: ignore[no-any-return]
+
+
+def framed(kernel: Tensor, side: int) -> Tensor:
+    """The kernel in the middle of a black square, (1, side, side), so that kernels of different sizes can be compared."""
+    rows, columns = kernel.shape
+    out = torch.zeros(1, side, side)
+    top, left = side // 2 - rows // 2, side // 2 - columns // 2
+    out[0, top : top + rows, left : left + columns] = kernel
+    return out
 
 
 def enlarge(x: Tensor, least: int = 96) -> Tensor:
