@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,9 @@ def rounds_of(table: str) -> str:
 def table1(kind: str) -> str:
     table = f"table1-{kind}"
     psnr = {(s, m): found["psnr"] for s in SETTINGS for m in METHODS if (found := read(f"{table}-{s}-{m}"))}
-    apart = max((abs(psnr[s, "FedDeblur"] - psnr[s, "CenDeblur"]) for s in SETTINGS[:3]), default=float("nan"))
-    below = min((psnr[s, "FedDeblur"] - psnr[s, m] for s in SETTINGS[3:] for m in METHODS[2:]), default=float("nan"))
+    nan = float("nan")
+    apart = max(abs(psnr.get((s, "FedDeblur"), nan) - psnr.get((s, "CenDeblur"), nan)) for s in SETTINGS[:3])
+    below = min(psnr.get((s, "FedDeblur"), nan) - psnr[s, m] for s in SETTINGS[3:] for m in METHODS[2:] if (s, m) in psnr)
     return (
         f"Images: {images_of(f'{table}-n10-FedDeblur')}.\n\n{beside(table)}\n\n{rounds_of(table)} "
         f"FedDeblur is within {apart:.3f} dB of CenDeblur for complete views; "
@@ -202,6 +204,38 @@ def sensitivity() -> str:
     return "\n".join(parts) + "\n\n![PSNR over eta and rho](results/grid.png)"
 
 
+def oscillation() -> None:
+    """Figure 13 g of the paper: consensus error, changes of x and w, and the change of PSNR, over the rounds."""
+    pyplot = plotting()
+    curve = read("oscillation")["curve"]
+    figure, axes = pyplot.subplots(figsize=(8, 3.6))
+    rounds = [p["round"] for p in curve]
+    for name, label in (("consensus", "consensus error"), ("change_x", "change of x"), ("change_w", "change of w")):
+        first = max(p[name] for p in curve if name in p)
+        axes.semilogy([p["round"] for p in curve if name in p], [p[name] / first for p in curve if name in p], label=label)
+    axes.set_xlabel("round")
+    axes.set_ylabel("relative to its maximum")
+    gain = axes.twinx()
+    steps = [abs(b["psnr"] - a["psnr"]) for a, b in pairwise(curve)]
+    gain.plot(rounds[1:], steps, color="0.6", linewidth=0.8, label="|change of PSNR|")
+    gain.set_ylabel("|change of PSNR| in dB")
+    gain.set_ylim(0, 4 * sorted(steps)[-5])
+    handles = [*axes.get_legend_handles_labels()[0], *gain.get_legend_handles_labels()[0]]
+    axes.legend(handles, [h.get_label() for h in handles], frameon=False, ncols=4, loc="upper right", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(HERE / "results" / "oscillation.png", dpi=110)
+    pyplot.close(figure)
+
+
+def plotting() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
 def boundary() -> str:
     return ", ".join(f"{b} {both(read(f'boundary-{b}'))}" for b in ("ignore", "taper", "unknown")) + "."
 
@@ -263,18 +297,16 @@ def render(text: str) -> str:
 
 def write() -> None:
     surfaces()
+    oscillation()
     readme = HERE / "README.md"
     readme.write_text(render(readme.read_text()))
 
 
 def surfaces() -> None:
     """The sensitivity grids as pictures, as Figure 17 of the paper has them."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     import numpy as np
-    from matplotlib import pyplot
 
+    pyplot = plotting()
     found = {name: g for name in ("grid-n5", "grid-synthesis") if (g := read(name))}
     figure = pyplot.figure(figsize=(5.2 * len(found), 4.2))
     for k, (name, g) in enumerate(found.items(), 1):
