@@ -45,6 +45,9 @@ class Prior(ABC):
         """d + (a - prox(a, t)): what the prox takes away, a projection onto the dual ball. May overwrite both."""
         return d.add_(a).sub_(self.prox(a, t))
 
+    def check(self, channels: int) -> None:
+        """Raises one clear sentence when something is missing that can be known before the first round."""
+
     def value(self, x: Tensor) -> float | None:
         """R(W x), or None where nobody knows it (a denoiser)."""
         return None
@@ -182,6 +185,12 @@ class PlugAndPlay(Prior):
             clean: Tensor = self._model[channels]((a / 255).clamp(0, 1).float()[None], t**0.5 / 255)
         return clean[0].clamp(0, 1).mul(255).to(a.dtype)
 
+    def check(self, channels: int) -> None:
+        if self.denoiser == "ffdnet" or (self.denoiser == "auto" and self.weights):
+            ffdnet_weights(self.weights, channels)
+        elif self.weights and not Path(self.weights).is_file():
+            raise ValueError(f"there are no weights at {self.weights}")
+
     def add_rest(self, d: Tensor, a: Tensor, t: float) -> Tensor:
         """A denoiser is not odd, and images are positive: d + a + prox(-a), which for an odd prox is the same."""
         return d.add_(a).add_(self.prox(-a, t))
@@ -232,11 +241,7 @@ def load_denoiser(name: DenoiserName, weights: str | None, channels: int) -> Any
     if name == "auto":
         name = "drunet" if weights is None and find_ffdnet(channels) is None else "ffdnet"
     if name == "ffdnet":
-        path = Path(weights) if weights else find_ffdnet(channels)
-        if path is None or not path.is_file():
-            raise ValueError(
-                f"FFDNet's weights are not here: give weights=PATH to ffdnet_ipol_net_{'gray' if channels == 1 else 'rgb'}.pth"
-            )
+        path = ffdnet_weights(weights, channels)
         net = FFDNet(torch.load(path, map_location="cpu", weights_only=True))
         if net.channels != channels:
             raise ValueError(f"{path.name} denoises images of {net.channels} channel(s), this scene has {channels}")
@@ -254,6 +259,13 @@ def load_denoiser(name: DenoiserName, weights: str | None, channels: int) -> Any
         return kind(in_channels=channels, out_channels=channels, pretrained=weights or "download").eval()
     except OSError as e:
         raise ValueError(f"the weights of {kind.__name__} could not be had ({e}): give weights=PATH, or denoiser=tv") from e
+
+
+def ffdnet_weights(weights: str | None, channels: int) -> Path:
+    path = Path(weights) if weights else find_ffdnet(channels)
+    if path is None or not path.is_file():
+        raise ValueError(f"FFDNet's weights are not here: give weights=PATH to ffdnet_ipol_net_{'gray' if channels == 1 else 'rgb'}.pth")
+    return path
 
 
 def find_ffdnet(channels: int) -> Path | None:

@@ -219,6 +219,8 @@ class FedDeblur(Algorithm):
         n = int(facts["clients"])
         if self.split is None:
             told.split = facts.get("observe") == "partial" and not self.masks
+        for channels in {shape[0] for shape in told._scenes.values()}:
+            told.regulariser.check(channels)
         eta, rho = told.suggested(facts, n)
         told.rho = self.rho if self.rho is not None else rho
         told.eta = self.eta if self.eta is not None else eta
