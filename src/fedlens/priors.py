@@ -45,7 +45,7 @@ class Prior(ABC):
         """d + (a - prox(a, t)): what the prox takes away, a projection onto the dual ball. May overwrite both."""
         return d.add_(a).sub_(self.prox(a, t))
 
-    def check(self, channels: int) -> None:
+    def check(self, channels: int) -> None:  # noqa: B027  (most priors need nothing)
         """Raises one clear sentence when something is missing that can be known before the first round."""
 
     def value(self, x: Tensor) -> float | None:
