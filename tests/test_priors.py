@@ -113,6 +113,8 @@ def test_missing_weights_are_named(name: str, weights: str, words: str) -> None:
     pytest.importorskip("deepinv")
     with pytest.raises(ValueError, match=words):
         load_denoiser(name, weights, 1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="weights"):  # and before the first round
+        make_prior("pnp", name, weights).check(1)  # type: ignore[arg-type]
 
 
 def test_weights_for_another_kind_of_image_are_refused(data_pack: Path) -> None:

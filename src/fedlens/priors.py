@@ -1,7 +1,8 @@
 r"""Priors: what the server believes about a sharp image. Clients never learn which one is in use.
 
 A prior is R(W x) with a linear transform W and a proximal operator of R, both cheap. Split priors (total variation, wavelets) enter the
-server step by the splitting z = W x (FedDeblur, Eqs. 7-9), the others directly, x = prox(w) (Eq. 5). Intensities are [0, 255].
+server step by the splitting z = W x (FedDeblur, Eqs. 7-9), the others directly, x = prox(w) (Eq. 5); a denoiser may do either, with
+W = I. Intensities are [0, 255].
 
 prox(a, t) minimises t R(z) + |z - a|^2 / 2. A denoiser stands in for the prox with noise level sqrt(t): the prox of a
 log-prior is the best guess of an image under Gaussian noise of variance t (the paper writes D with index eta / (n rho) for the same).
@@ -13,7 +14,7 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ DenoiserName = Literal["auto", "ffdnet", "drunet", "dncnn", "tv", "bm3d"]
 class Prior(ABC):
     """Images are (C, H, W). `transform` makes a fresh array; `prox` may overwrite what it is given."""
 
-    split: ClassVar[bool] = False
+    split: bool = False
 
     def transform(self, x: Tensor) -> Tensor:
         return x.clone()
@@ -44,6 +45,9 @@ class Prior(ABC):
         """d + (a - prox(a, t)): what the prox takes away, a projection onto the dual ball. May overwrite both."""
         return d.add_(a).sub_(self.prox(a, t))
 
+    def check(self, channels: int) -> None:  # noqa: B027  (most priors need nothing)
+        """Raises one clear sentence when something is missing that can be known before the first round."""
+
     def value(self, x: Tensor) -> float | None:
         """R(W x), or None where nobody knows it (a denoiser)."""
         return None
@@ -53,7 +57,7 @@ class Prior(ABC):
 class TotalVariation(Prior):
     """Isotropic, backward differences with wrap; one magnitude for all channels of a pixel (joint colour TV)."""
 
-    split: ClassVar[bool] = True
+    split = True
 
     def transform(self, x: Tensor) -> Tensor:
         """u - roll(u, 1) along both axes, written in place: (2, C, H, W)."""
@@ -104,7 +108,7 @@ class Wavelet(Prior):
     """l1 of the undecimated Haar coefficients: a Parseval frame (W^T W = I) that does not care where its grid lies."""
 
     levels: int = 3
-    split: ClassVar[bool] = True
+    split = True
 
     def transform(self, x: Tensor) -> Tensor:
         parts, low = [], x
@@ -170,6 +174,7 @@ class PlugAndPlay(Prior):
 
     denoiser: DenoiserName = "auto"
     weights: str | None = None
+    split: bool = False
     _model: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def prox(self, a: Tensor, t: float) -> Tensor:
@@ -180,13 +185,23 @@ class PlugAndPlay(Prior):
             clean: Tensor = self._model[channels]((a / 255).clamp(0, 1).float()[None], t**0.5 / 255)
         return clean[0].clamp(0, 1).mul(255).to(a.dtype)
 
+    def check(self, channels: int) -> None:
+        if self.denoiser == "ffdnet" or (self.denoiser == "auto" and self.weights):
+            ffdnet_weights(self.weights, channels)
+        elif self.weights and not Path(self.weights).is_file():
+            raise ValueError(f"there are no weights at {self.weights}")
+
+    def add_rest(self, d: Tensor, a: Tensor, t: float) -> Tensor:
+        """A denoiser is not odd, and images are positive: d + a + prox(-a), which for an odd prox is the same."""
+        return d.add_(a).add_(self.prox(-a, t))
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_model": {}}
 
 
-def make_prior(name: PriorName, denoiser: DenoiserName = "auto", weights: str | None = None) -> Prior:
+def make_prior(name: PriorName, denoiser: DenoiserName = "auto", weights: str | None = None, split: bool = False) -> Prior:
     plain = {"tv": TotalVariation, "wavelet": Wavelet, "ridge": Ridge, "box": Box}
-    return PlugAndPlay(denoiser, weights) if name == "pnp" else plain[name]()
+    return PlugAndPlay(denoiser, weights, split) if name == "pnp" else plain[name]()
 
 
 # -- denoisers ---------------------------------------------------------------------------------------------------------------------
@@ -226,11 +241,7 @@ def load_denoiser(name: DenoiserName, weights: str | None, channels: int) -> Any
     if name == "auto":
         name = "drunet" if weights is None and find_ffdnet(channels) is None else "ffdnet"
     if name == "ffdnet":
-        path = Path(weights) if weights else find_ffdnet(channels)
-        if path is None or not path.is_file():
-            raise ValueError(
-                f"FFDNet's weights are not here: give weights=PATH to ffdnet_ipol_net_{'gray' if channels == 1 else 'rgb'}.pth"
-            )
+        path = ffdnet_weights(weights, channels)
         net = FFDNet(torch.load(path, map_location="cpu", weights_only=True))
         if net.channels != channels:
             raise ValueError(f"{path.name} denoises images of {net.channels} channel(s), this scene has {channels}")
@@ -248,6 +259,13 @@ def load_denoiser(name: DenoiserName, weights: str | None, channels: int) -> Any
         return kind(in_channels=channels, out_channels=channels, pretrained=weights or "download").eval()
     except OSError as e:
         raise ValueError(f"the weights of {kind.__name__} could not be had ({e}): give weights=PATH, or denoiser=tv") from e
+
+
+def ffdnet_weights(weights: str | None, channels: int) -> Path:
+    path = Path(weights) if weights else find_ffdnet(channels)
+    if path is None or not path.is_file():
+        raise ValueError(f"FFDNet's weights are not here: give weights=PATH to ffdnet_ipol_net_{'gray' if channels == 1 else 'rgb'}.pth")
+    return path
 
 
 def find_ffdnet(channels: int) -> Path | None:

@@ -131,6 +131,41 @@ def test_the_prior_is_the_servers_business() -> None:
     assert tv.traffic[0] != ridge.traffic[0]
 
 
+def test_masks_travel_only_when_asked_to_and_average_pixel_by_pixel() -> None:
+    """As the public code does with a denoiser: x = prox(sum m_k w_k / sum m_k), here with the ridge's prox a / (1 + eta / (n rho)); a
+    pixel that nobody saw stays as it was, 127.5. The replies then hold the masks."""
+    federation = small_federation(True)
+    state, engine = solve(federation, 1, prior="ridge", masks=True)
+    _, plain = solve(federation, 1, prior="ridge")
+    ws = [backward(Message.from_bytes(b).trees["w"]["scene"], SIZE[1]) for b in plain.traffic[1:]]
+    masks = [held["scene"].mask(torch.float64) for held in federation.holdings]
+    count = sum(masks)
+    mean = torch.where(count > 0, sum(m * w for m, w in zip(masks, ws, strict=True)) / count.clamp_min(1), 127.5)
+    torch.testing.assert_close(state.trees["image"]["scene"], mean / (1 + 2.0 / (3 * 0.3)))
+    for sent, mask in zip(engine.traffic[1:], masks, strict=True):
+        assert torch.equal(Message.from_bytes(sent).trees["seen"]["scene"], mask)
+
+
+@BOTH
+def test_a_denoiser_may_be_split_off(partial: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A "denoiser" that divides by 1 + sigma^2 is the prox of |x|^2 / 2. Acting on w (Eq. 5, sigma^2 = eta / (n rho)) or entering by
+    z = x (sigma^2 = eta / rho), it leads to the ridge's optimum, which has the closed form of the test below for complete views."""
+
+    def shrink(x: torch.Tensor, sigma: float) -> torch.Tensor:
+        return x / (1 + (255 * sigma) ** 2)
+
+    monkeypatch.setattr("fedlens.priors.load_denoiser", lambda *_: shrink)
+    federation = small_federation(partial)
+    middle = [{n: replace(v, pixels=100 + v.pixels / 5) for n, v in h.items()} for h in federation.holdings]
+    federation = replace(federation, holdings=middle)  # far from 0 and 255, where a denoiser's result is clamped
+    ends = {}
+    for name, keys in {"Eq. 5": {"split": False}, "z = x": {"split": True}, "ridge": {"prior": "ridge"}}.items():
+        state, _ = solve(federation, 600, **{"prior": "pnp", "eta": 0.02, "rho": 0.1, **keys})
+        ends[name] = state.trees["image"]["scene"]
+    for name in ("Eq. 5", "z = x"):
+        torch.testing.assert_close(ends[name], ends["ridge"], atol=0.02, rtol=0)
+
+
 def test_ridge_has_a_closed_form() -> None:
     """eta |x|^2 / 2: x = (2/n sum |H|^2 + eta)^-1 2/n sum conj(H) Y."""
     federation = small_federation(False)
@@ -215,13 +250,26 @@ def test_defaults_come_from_the_published_settings() -> None:
     assert published("tv", "complete", False, 10, 2.0) == pytest.approx((0.075, 0.0005))
     eta, rho = published("pnp", "complete", False, 10, 1.0)
     assert (eta / (10 * rho)) ** 0.5 == pytest.approx(5.0)  # sigma
+    partial = {**small_federation(True).facts, "clients": 9, "blur": "motion"}
+    split = FedDeblur(prior="pnp").given(partial)
+    assert split.split and (split.eta / split.rho) ** 0.5 == pytest.approx(7.0)  # z = x
+    theirs = FedDeblur(prior="pnp", masks=True).given(partial)
+    assert not theirs.split and (theirs.eta / (9 * theirs.rho)) ** 0.5 == pytest.approx(25.0) and theirs.rho == 0.02
     told = FedDeblur(prior="pnp", sigma=8.0, rho=0.01).given({**federation.facts, "clients": 4})
     assert (told.eta / (4 * told.rho)) ** 0.5 == pytest.approx(8.0)
 
 
 @pytest.mark.parametrize(
     ("keys", "words"),
-    [({"rho": 0.0}, "rho is 0"), ({"eta": -1.0}, "eta is -1"), ({"rho": float("nan")}, "rho is nan"), ({"sigma": 5.0}, "prior=pnp")],
+    [
+        ({"rho": 0.0}, "rho is 0"),
+        ({"eta": -1.0}, "eta is -1"),
+        ({"rho": float("nan")}, "rho is nan"),
+        ({"sigma": 5.0}, "prior=pnp"),
+        ({"decay": 0.9}, "prior=pnp"),
+        ({"decay": 1.1}, "decay is 1.1"),
+        ({"masks": True, "recall": True}, "recall"),
+    ],
 )
 def test_settings_that_cannot_work_are_refused(keys: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -164,6 +164,8 @@ BREAKS: dict[str, tuple[Any, str]] = {
     "negative kernel": (lambda f: break_kernel(f, np.array([[1.0, -0.1]])), "negative"),
     "NaN kernel": (lambda f: break_kernel(f, np.array([[1.0, np.nan]])), "NaN"),
     "flat kernel": (lambda f: break_kernel(f, np.ones(3)), "not a matrix"),
+    "kernel file": (lambda f: (f / "b" / "kernel.npy").write_text("hello"), "not an array"),
+    "bad size": (lambda f: (f / "scene.json").write_text('{"height": -4, "width": 36}'), '"height"'),
     "no kernel": (lambda f: (f / "b" / "kernel.npy").unlink(), "no kernel"),
     "NaN pixels": (lambda f: np.save(f / "a" / "observation.npy", np.full((40, 36), np.nan)), "NaN"),
     "another size": (lambda f: np.save(f / "a" / "observation.npy", np.zeros((40, 35))), "should be 40 x 36"),

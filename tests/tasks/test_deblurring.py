@@ -14,7 +14,7 @@ from fedlens import Message
 from fedlens.data.scene import Scene
 from fedlens.job import experiment
 from fedlens.tasks import Deblurring
-from fedlens.tasks.deblurring import mosaic
+from fedlens.tasks.deblurring import framed, mosaic
 
 
 def test_saves_a_picture_and_the_unrounded_values(tmp_path: Path) -> None:
@@ -36,6 +36,12 @@ def test_pictures_show_who_saw_what(observe: str) -> None:
     compare, residual = pictures[-2], pictures[-1]
     assert compare.labels == ["mean of the observations", "restored", "truth"] and float(residual.images[0].abs().max()) == 0
     assert all(float(i.min()) >= 0 and float(i.max()) <= 1 for p in pictures[:-1] for i in p.images)
+
+
+def test_kernels_are_shown_at_one_scale() -> None:
+    """A 1 x 3 line in a square of 5 lies in the middle row; the kernel's centre, index size // 2, stands at the square's."""
+    shown = framed(torch.tensor([[1.0, 2.0, 3.0]]), 5)
+    assert shown.shape == (1, 5, 5) and shown[0, 2].tolist() == [0, 1, 2, 3, 0] and float(shown.sum()) == 6
 
 
 def test_mosaic_is_the_mean_of_those_who_saw_a_pixel() -> None:

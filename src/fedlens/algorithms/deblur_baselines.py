@@ -50,12 +50,9 @@ class CenDeblur(FedDeblur):
     needs: Needs = "replies"
 
     def suggested(self, facts: Mapping[str, Any], n: int) -> tuple[float, float]:
-        """The same problem has the same eta. Without a splitting W, n clients with penalty rho each hold x like one with n rho; in
-        Algorithm 3 for partial views the prior has a single rho, so that the same denoising takes eta / n."""
+        """The same problem has the same eta. Without a splitting z = W x, n clients with penalty rho each hold x like one with n rho."""
         eta, rho = super().suggested(facts, n)
-        if self.regulariser.split:
-            return eta, rho
-        return (eta / n, rho) if facts.get("observe") == "partial" else (eta, n * rho)
+        return (eta, rho) if self.regulariser.split else (eta, n * rho)
 
     def broadcast(self, state: Message) -> Message:
         return super().broadcast(state).note(collect=float("ids" not in state.trees), measure=0.0)

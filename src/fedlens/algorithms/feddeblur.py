@@ -12,8 +12,15 @@ Partial (lines 17-19): r_k and, outside the view, beta_k follow from the rest, s
     x_k' = x_k + (v - x_k + conj(H) F d) / (|H|^2 + 1),   b' = h * x_k + d - h * x_k':  one transform each way; y stays a patch.
 Server, split priors (Eqs. 7-9): with q = z + mu / rho made ready in the round before,
     x = (n w + W^T q) / (n + W^T W),   z' = prox(2 W x - q),   q' = z' + q - W x = W x + (1 - prox)(q - 2 W x),   prox of eta/rho R,
-which holds because R is even; mu and z need no arrays of their own.
+which holds because R is even; mu and z need no arrays of their own (for a denoiser, which is not odd: `Prior.add_rest`).
 Server, others (Eq. 5): x = prox_{eta/(n rho)}(w).
+
+A denoiser and partial views. A fixed point of Eq. 5 is x = D(x - grad F(x) / (n rho)), D with sigma^2 = eta / (n rho), F the misfit of
+Eq. 1. Where m of the n clients see a pixel, the step of grad F is m / n as long as if all did, so that the same sigma weighs n / m times
+as much: at the published sigma = 25, rho = 0.02 eta is 112, where complete views have 0.25. The same eta would take sigma near 1, at which
+a network does hardly anything (it is no prox). Three ways out: a smaller rho, which oscillates; the public code's: average by pixel over
+those who saw it, which takes the masks to the server, and let sigma decay; or, the default here, the denoiser as option 2 with W = I
+(z = x, sigma^2 = eta / rho): the same optimum, the same messages, and sigma is sqrt(n) times as large.
 
 Deviations: clients begin at the broadcast x^0, not at y_k, since otherwise the first w_k is the observation itself; the first server step
 (a prox of the arbitrary x^0) is left out; when part of the clients takes part, the others count with the w they last sent; x^0 is flat
@@ -22,9 +29,9 @@ averages over those who answered (recall=False). But w_k - x = lambda_k / rho do
 clients does, and with the published rho it is hundreds of grey levels: a mean over some of them throws x about, and at rho = 5e-4 the run
 diverges for every cohort below 10. So a client sends w less the last w that was heard, the server adds that to its running total, and
 needs no single replies for it; with everyone present this is the mean of w again. The public code relaxes the duals by 1.05, updates
-clients first and averages with masks when a denoiser meets partial views; none of that is done here. The relative change that stops a run
-is the largest over the scenes. eta, rho and sigma left at None are the published settings nearest to (views, channels, n, noise):
-`published`.
+clients first and averages with masks when a denoiser meets partial views; of that only the masks can be had (masks=True). The relative
+change that stops a run is the largest over the scenes. eta, rho and sigma left at None are the published settings nearest to (views,
+channels, n, noise), except for a denoiser with partial views: `published`.
 """
 
 from __future__ import annotations
@@ -154,10 +161,13 @@ class FedDeblur(Algorithm):
     """Consensus ADMM: clients fit their own views, the server holds the prior, only w_k = x_k + lambda_k / rho travels up.
 
     prior: tv, wavelet, ridge, box or pnp (a denoiser: auto, ffdnet, drunet, dncnn, tv, bm3d, with its weights). eta: strength of the prior.
-    rho: penalty. sigma: noise level given to a denoiser, in grey levels (instead of eta = n rho sigma^2). tol: relative change of the
-    image that ends a run; 0 never does. start: what the server begins with. recall: when not everyone answers, count the others with the
-    last w they sent (None: when only part of them is asked). measure_every: rounds between two measurements of objective,
-    consensus error and change of w (they cost as much as a round, and each client then also sends two scalars). double: float64.
+    rho: penalty. sigma: noise level given to a denoiser, in grey levels (stands in for eta). split: whether a denoiser enters by z = x
+    (eta = rho sigma^2) or acts on the mean of w as in Eq. 5 (eta = n rho sigma^2); None: the first for partial views. decay: sigma is
+    multiplied by it every round. masks: average each pixel over those who saw it, as the public code does for denoisers; clients then
+    send their masks. tol: relative change of the image that ends a run; 0 never does. start: what the server begins with. recall: when
+    not everyone answers, count the others with the last w they sent (None: when only part of them is asked). measure_every: rounds
+    between two measurements of objective, consensus error and change of w (they cost as much as a round, and each client then also
+    sends two scalars). double: float64.
     """
 
     task: Task | None = None
@@ -167,6 +177,7 @@ class FedDeblur(Algorithm):
     sigma: float | None = None
     denoiser: DenoiserName = "auto"
     weights: str | None = None
+    split: bool | None = None
     decay: float = 1.0
     masks: bool = False
     tol: float = 1e-5
@@ -206,18 +217,22 @@ class FedDeblur(Algorithm):
         told._scenes = {name: (int(c), int(h), int(w)) for name, (c, h, w) in facts["scenes"].items()}
         told._pad = int(facts.get("pad", 0))
         n = int(facts["clients"])
-        eta, rho = self.suggested(facts, n)
+        if self.split is None:
+            told.split = facts.get("observe") == "partial" and not self.masks
+        for channels in {shape[0] for shape in told._scenes.values()}:
+            told.regulariser.check(channels)
+        eta, rho = told.suggested(facts, n)
         told.rho = self.rho if self.rho is not None else rho
         told.eta = self.eta if self.eta is not None else eta
         if self.sigma is not None:
-            told.eta, told.sigma = n * told.rho * self.sigma**2, None
+            told.eta, told.sigma = (1 if told.split else n) * told.rho * self.sigma**2, None
         return told
 
     def suggested(self, facts: Mapping[str, Any], n: int) -> tuple[float, float]:
         """(eta, rho) for this federation."""
         colour = any(c > 1 for c, _, _ in self._scenes.values() or facts["scenes"].values())
         views = str(facts.get("blur", "mixed")) if facts.get("observe") == "partial" else "complete"
-        return published(self.prior, views, colour, n, facts.get("noise"), self.rho)
+        return published(self.prior, views, colour, n, facts.get("noise"), self.rho, bool(self.split))
 
     # -- both ends ---------------------------------------------------------------------------------------------------------------------
 
@@ -366,7 +381,7 @@ class FedDeblur(Algorithm):
     @property
     def regulariser(self) -> Prior:
         if self._prior is None:
-            self._prior = make_prior(self.prior, self.denoiser, self.weights)
+            self._prior = make_prior(self.prior, self.denoiser, self.weights, bool(self.split))
         return self._prior
 
     def _strength(self, state: Message) -> float:
@@ -420,14 +435,22 @@ COLOUR = {3: (0.075, 0.02), 5: (0.05, 0.005), 10: (0.035, 0.001)}
 PARTIAL = {"motion": ((0.015, 0.005), (0.02, 0.005)), "synthesis": ((0.01, 0.002), (0.01, 5e-4))}  # grey, colour
 # How eta follows the noise, from the published values at n = 10: noise -> eta / eta(noise 1).
 NOISE = ((0.0, 0.002), (0.5, 0.3), (1.0, 1.0), (2.0, 3.0), (3.0, 4.0))
+# (sigma, rho) for a denoiser: published for DRUNet and Eq. 5; and our own for partial views and z = x, found with FFDNet on images that
+# are in no table (experiments/feddeblur/README.md).
 DENOISE = {"complete": {3: (5.0, 0.0075), 5: (10.0, 0.001), 10: (5.0, 0.001)}, "motion": {9: (25.0, 0.02)}, "synthesis": {9: (30.0, 0.015)}}
+SPLIT = {"motion": (7.0, 0.005), "synthesis": (7.0, 0.005)}
 
 
-def published(prior: str, views: str, colour: bool, n: int, noise: float | None, rho: float | None = None) -> tuple[float, float]:
-    """(eta, rho). For a denoiser the published pair is (sigma, rho), which is eta = n rho sigma^2."""
+def published(
+    prior: str, views: str, colour: bool, n: int, noise: float | None, rho: float | None = None, split: bool = False
+) -> tuple[float, float]:
+    """(eta, rho). For a denoiser the table has (sigma, rho), which is eta = n rho sigma^2, or rho sigma^2 where it is split off."""
     kind = views if views == "complete" or views in PARTIAL else "motion"
     level = 1.0 if noise is None else float(noise)
     if prior == "pnp":
+        if split and kind in SPLIT:
+            sigma, preset = SPLIT[kind]
+            return preset * sigma**2, preset  # another rho is another way to the same optimum
         sigma, preset = _nearest(DENOISE[kind], n)
         return n * (rho or preset) * sigma**2, preset
     if kind != "complete":

@@ -44,8 +44,9 @@ class Scene(Source):
     to resize to (antialiased bicubic); None is 256 for folders and names, and as it is for a file; 0 is always as it is. colour: what
     becomes of it. limit: how many images of a folder. observe: the whole scene, or one field of a grid each. blur: Table 3 (mixed) or 4
     (motion) of the paper, or camera shake; None is mixed for complete and motion for partial views. kernels: MATLAB's definitions or the
-    authors'. kernel_size: of camera shake, and of kernels that are estimated. noise: standard deviation in grey levels. patch: height and width of a partial view. align:
-    bring the user's views into register with the first one, or with reference.png, (ECC) and match their histograms first.
+    authors'. kernel_size: of camera shake, and of kernels that are estimated. noise: standard deviation in grey levels. patch: height and
+    width of a partial view. align: bring the user's views into register with the first one, or with reference.png, (ECC) and match their
+    histograms first.
     """
 
     image: str = "camera"
@@ -356,7 +357,10 @@ def read_kernel(folder: Path) -> Tensor:
     elif path.suffix == ".png":
         kernel = read_image(path, "grey")[0].double()
     else:
-        kernel = torch.from_numpy(np.load(path, allow_pickle=False).astype(np.float64))
+        try:
+            kernel = torch.from_numpy(np.load(path, allow_pickle=False).astype(np.float64))
+        except (OSError, ValueError, TypeError, EOFError) as e:
+            raise DataError(f"{path} is not an array of numbers that numpy can read") from e
     check_kernel(kernel, folder.name)
     return kernel / kernel.sum()
 
@@ -384,7 +388,10 @@ def read_size(folder: Path, views: Sequence[OwnView]) -> tuple[int, int]:
     if (told := folder / "scene.json").is_file():
         try:
             size = json.loads(told.read_text())
-            return int(size["height"]), int(size["width"])
+            height, width = int(size["height"]), int(size["width"])
+            if min(height, width) < 1:
+                raise ValueError
+            return height, width
         except (ValueError, KeyError, TypeError) as e:
             raise DataError(f'{told} should read {{"height": .., "width": ..}}') from e
     if any(v.place for v in views):

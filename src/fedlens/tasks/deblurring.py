@@ -6,7 +6,6 @@ import colorsys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -51,14 +50,13 @@ class Deblurring(Task):
         clients = [f"client {k}" for k in range(len(views))]
         pictures = []
         if federation.facts.get("observe") == "partial":
-            pictures.append(
-                Picture("Fields of view: who sees what of the scene. The server never learns this.", [fields_of_view(views, pad)])
-            )
-        kernels = [enlarge(v.kernel.float()[None] / v.kernel.max().float()) for v in views]
+            title = "Fields of view, one colour a client. They are not sent, but a curious server can guess them from where w and x differ."
+            pictures.append(Picture(title, [fields_of_view(views, pad, result[name])]))
+        side = max(max(v.kernel.shape) for v in views)
+        kernels = [enlarge(framed(v.kernel.float() / v.kernel.max().float(), side)) for v in views]
         pictures.append(Picture("Blur kernels. They stay with the clients.", kernels, clients, "sheet"))
-        pictures.append(
-            Picture("Observations. They stay with the clients.", [v.pixels.clamp(0, 255) / 255 for v in views], clients, "sheet")
-        )
+        title = "Observations. They stay with the clients; the server sees w, at first a rough likeness of them."
+        pictures.append(Picture(title, [v.pixels.clamp(0, 255) / 255 for v in views], clients, "sheet"))
         for name in list(result)[: self.shown]:
             pictures += self._scene(name, result[name], [held[name] for held in federation.holdings], truth.get(name), pad)
         return pictures
@@ -89,15 +87,29 @@ def mosaic(views: Sequence[Observation]) -> Tensor:
     return total / count.clamp_min(1)
 
 
-def fields_of_view(views: Sequence[Observation], pad: int) -> Tensor:
-    """Each view in a hue of its own, overlaps mixed."""
-    total: Any = 0
-    count: Any = 0
+def fields_of_view(views: Sequence[Observation], pad: int, scene: Tensor) -> Tensor:
+    """The scene in grey, washed out, each view tinted and framed in a hue of its own."""
+    out = (0.45 + 0.5 * scene.clamp(0, 255).float().mean(0, keepdim=True) / 255).expand(3, -1, -1).clone()
+    thick = max(1, min(out.shape[-2:]) // 100)
+    frames = []
     for k, v in enumerate(views):
         mask = inside(v.mask(), pad)
-        hue = torch.tensor(colorsys.hsv_to_rgb(k / len(views), 0.6, 0.95))
-        total, count = total + mask * hue[:, None, None], count + mask
-    return total / count.clamp_min(1)  # type: ignore[no-any-return]
+        hue = torch.tensor(colorsys.hsv_to_rgb(k / len(views), 0.85, 0.85))[:, None, None]
+        out = torch.where(mask > 0, 0.82 * out + 0.18 * hue, out)
+        inner = -torch.nn.functional.max_pool2d(-torch.nn.functional.pad(mask, [thick] * 4)[None], 2 * thick + 1, 1)[0]
+        frames.append(((mask - inner) > 0, hue))
+    for frame, hue in frames:
+        out = torch.where(frame, hue, out)
+    return out
+
+
+def framed(kernel: Tensor, side: int) -> Tensor:
+    """The kernel in the middle of a black square, (1, side, side), so that kernels of different sizes can be compared."""
+    rows, columns = kernel.shape
+    out = torch.zeros(1, side, side)
+    top, left = side // 2 - rows // 2, side // 2 - columns // 2
+    out[0, top : top + rows, left : left + columns] = kernel
+    return out
 
 
 def enlarge(x: Tensor, least: int = 96) -> Tensor:
