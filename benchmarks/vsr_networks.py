@@ -149,7 +149,8 @@ def enlarge(model: Any, clip: Any, tiles: int | None) -> dict[str, Any]:
     total = 1
     for n, tile, overlap in sizes:
         total *= len(list(spans(n, tile, overlap)))
-    whole, done = model.restore, []
+    whole = model.restore
+    done: list[Any] = []
 
     def counted(part: Any) -> Any:
         if tiles and len(done) == tiles:
@@ -188,7 +189,7 @@ def compare(args: argparse.Namespace, model: Any, clip: Any) -> dict[str, Any]:
         except RuntimeError as e:
             small = f"fails: {e}"
         for _ in range(args.repeat):
-            kept = {}
+            kept: dict[str, Any] = {}
             theirs.append(timed(lambda: kept.update(a=official(clip))))  # noqa: B023
             ours.append(timed(lambda: kept.update(b=model.eval()(clip))))  # noqa: B023
             gap = max(gap, float((kept["a"] - kept["b"]).abs().max()))

@@ -112,8 +112,8 @@ def main() -> None:
     parse.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=f"other than usual: {', '.join(SETTING)}")
     options = parse.parse_args()
     if options.table:
-        other = [f for f in sorted(CELLS.iterdir()) if f.is_dir()]
-        print(table(), *(f"\n### {f.name}\n{table(f)}" for f in other))
+        folders = [f for f in sorted(CELLS.iterdir()) if f.is_dir()]
+        print(table(), *(f"\n### {f.name}\n{table(f)}" for f in folders))
         return
     other = {k: float(v) for k, _, v in (text.partition("=") for text in options.settings)}
     if unknown := sorted(other.keys() - SETTING.keys()):

@@ -18,13 +18,20 @@ Kind = Literal["image", "compare", "strip", "sheet", "map"]
 class Picture:
     """image: one or more, each on its own. compare: same size, shown under a slider, the reference last. strip: frames of a video.
     sheet: a grid with a label under each. map: one channel, drawn with a colour scale (residuals, heat maps).
-    Pixels are (C, H, W) in [0, 1]; a map's may be any range. `facts` are numbers for the caption, by label."""
+    Pixels are (C, H, W) in [0, 1]; a map's may be any range. `facts` are numbers for the caption, by label. one_scale: a colour means the
+    same in all maps of this picture."""
 
     caption: str
     images: Sequence[Tensor]
     labels: Sequence[str] = ()
     kind: Kind = "image"
     facts: Mapping[str, Any] = field(default_factory=dict)
+    one_scale: bool = False
+
+    def ranges(self) -> list[tuple[float, float]]:
+        """What the ends of each map's colour scale mean."""
+        own = [(float(x.min()), float(x.max())) for x in self.images]
+        return [(min(low for low, _ in own), max(high for _, high in own))] * len(own) if self.one_scale else own
 
 
 def save_pictures(pictures: Sequence[Picture], folder: Path) -> None:
@@ -35,9 +42,10 @@ def save_pictures(pictures: Sequence[Picture], folder: Path) -> None:
     index = []
     for k, picture in enumerate(pictures):
         files = []
-        for j, pixels in enumerate(picture.images):
+        ranges = picture.ranges() if picture.kind == "map" else [None] * len(picture.images)
+        for j, (pixels, ends) in enumerate(zip(picture.images, ranges, strict=True)):
             name = f"{k:02d}-{j:02d}.png"
-            Image.fromarray(to_uint8(pixels, stretch=picture.kind == "map")).save(folder / name)
+            Image.fromarray(to_uint8(pixels, ends)).save(folder / name)
             files.append(name)
         entry: dict[str, Any] = {
             "caption": picture.caption,
@@ -47,7 +55,7 @@ def save_pictures(pictures: Sequence[Picture], folder: Path) -> None:
             "facts": dict(picture.facts),
         }
         if picture.kind == "map":  # the files are stretched to 0..255: a colour bar needs to know from what
-            entry["ranges"] = [[float(x.min()), float(x.max())] for x in picture.images]
+            entry["ranges"] = ranges
         index.append(entry)
     part = folder / "index.json.part"
     part.write_text(json.dumps(index, indent=1))
@@ -76,10 +84,11 @@ def add_picture(picture: Picture, folder: Path, name: str) -> None:
     part.replace(folder / "index.json")
 
 
-def to_uint8(pixels: Tensor, stretch: bool = False) -> np.ndarray[Any, Any]:
+def to_uint8(pixels: Tensor, ends: tuple[float, float] | None = None) -> np.ndarray[Any, Any]:
+    """As it is, or stretched so that `ends` become black and white."""
     x = pixels.detach().float().cpu()
     x = x[None] if x.dim() == 2 else x
-    if stretch:
-        x = (x - x.min()) / (x.max() - x.min()).clamp_min(1e-12)
+    if ends:
+        x = (x - ends[0]) / max(ends[1] - ends[0], 1e-12)
     array = (x.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
     return array[..., 0] if array.shape[2] == 1 else array

@@ -104,7 +104,7 @@ def heard(algorithm: Algorithm, workers: int = 0, rounds: int = 2) -> tuple[Mess
                     arrived.append(item)
                 yield item
 
-        engine.exchange = listen  # type: ignore[method-assign]
+        engine.exchange = listen  # type: ignore[method-assign,assignment]
         return run(algorithm, engine, rounds), arrived
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedlens.federation import Federation
 from fedlens.layers import FedProx, FedSR, HighFrequency, LossAware, Median, MultiResolution, Scaffold
 from fedlens.message import Message
 from fedlens.models.vsr import Bicubic, LightVSR
-from fedlens.pictures import save_pictures
+from fedlens.pictures import Picture, save_pictures
 from fedlens.rounds import run
 from fedlens.tasks.super_resolution import SuperResolution, Tiles, charbonnier
 
@@ -220,6 +221,16 @@ def test_pictures(tmp_path: Path) -> None:
     assert [p.kind for p in pictures] == ["compare", "compare", "map", "strip"]
     assert all(i.shape == pictures[0].images[0].shape for i in pictures[0].images) and pictures[0].labels[-1] == "reference"
     save_pictures(pictures, tmp_path)
+
+
+def test_error_maps_share_one_scale(tmp_path: Path) -> None:
+    """Maps that reach 1 and 2: on one scale the first ends at half of 255, on its own at 255; the ends are told with it."""
+    maps = [torch.tensor([[[0.0, 1.0]]]), torch.tensor([[[0.5, 2.0]]])]
+    save_pictures([Picture("together", maps, kind="map", one_scale=True), Picture("alone", maps, kind="map")], tmp_path)
+    levels = [[np.asarray(Image.open(tmp_path / f"0{k}-0{j}.png")).tolist() for j in range(2)] for k in range(2)]
+    assert levels == [[[[0, 128]], [[64, 255]]], [[[0, 255]], [[0, 255]]]]
+    together, alone = json.loads((tmp_path / "index.json").read_text())
+    assert together["ranges"] == [[0, 2], [0, 2]] and alone["ranges"] == [[0, 1], [0.5, 2]]
 
 
 def test_bad_input() -> None:

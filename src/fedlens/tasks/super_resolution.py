@@ -149,8 +149,8 @@ class SuperResolution(LearningTask):
             zoom = [v[..., window[0], window[1]] for window in [busiest(y[k])] for v in (plain[k], ours[k], y[k])]
             out.append(Picture(f"{name}: the part with most detail, four times as large", [larger(z) for z in zoom], labels, "compare"))
             errors = [(v[k] - y[k]).abs().mean(0, keepdim=True) for v in (plain, ours)]
-            out.append(Picture(f"{name}: where it is wrong", errors, ["bicubic", "ours"], "map"))
-            out.append(Picture(f"{name}: frames", list(ours[:: max(1, len(ours) // 4)]), kind="strip"))
+            out.append(Picture(f"{name}: where it is wrong", errors, ["bicubic", "ours"], "map", one_scale=True))
+            out.append(Picture(f"{name}: frames", list(ours), kind="strip"))
         return out
 
     # -- to be used ------------------------------------------------------------------------------------------------------------------------
