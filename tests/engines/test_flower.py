@@ -99,7 +99,7 @@ def test_scaffold_ends_in_the_simulators_bits(two_sites: Deployment) -> None:
 
 METHODS = {
     "fedvsr": ["clients=2", "cohort=2", "rounds=2", "data.clips=2", "data.groups=2", "data.height=32", "data.width=32", "data.crop=16"],
-    "deblur-partial": ["clients=2", "rounds=4", "evaluate_every=2", "data.size=48"],
+    "deblur-partial": ["clients=2", "rounds=3", "evaluate_every=2", "data.size=48"],
 }
 
 
@@ -125,12 +125,11 @@ def test_every_method_ends_in_the_simulators_bits(two_sites: Deployment, name: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stack", ["fedvssl", "median"])
-def test_single_replies_and_private_heads(two_sites: Deployment, stack: str) -> None:
+def test_heads_stay_private_and_are_evaluated_where_they_are(two_sites: Deployment) -> None:
     here = two_sites
-    out = job(here, stack, stack=stack, personal=True)
-    here.submit(here.folder / f"app-{stack}", f"run-{stack}")
-    assert same_bits(finished(here, out), expected(stack, 2, 2))
+    out = job(here, "heads", stack="fedvssl", personal=True)
+    here.submit(here.folder / "app-heads", "run-heads")
+    assert same_bits(finished(here, out), expected("fedvssl", 2, 2))
     assert all("client_accuracy" in r["metrics"] for r in rounds(out))
 
 
@@ -156,7 +155,8 @@ def test_a_deadline_leaves_the_slow_behind(two_sites: Deployment) -> None:
     out = job(here, "slow", clients=1, rounds=1, delay=40.0, timeout=12.0, stack="fedavg")
     here.submit(here.folder / "app-slow", "run-slow")
     final = finished(here, out)
-    assert rounds(out)[0]["lost"] == [[0, "no answer within 12 s"]]
+    ((client, why),) = rounds(out)[0]["lost"]
+    assert client == 0 and why.startswith("no answer within")  # by our clock, or by Flower's, whose message expires with the round
     assert same_bits(final, STACKS["fedavg"].make().init())
 
 

@@ -41,8 +41,8 @@ from fedlens.engines import flower_client
 
 _FAILURES = {
     1: "could not load the app: is the same version of FedLens installed at the site?",
-    3: "its message expired before it was fetched",
-    4: "no answer before its message expired",
+    3: "no answer within the time: the site did not even fetch its message",
+    4: "no answer within the time",
     5: "has vanished: the site no longer reports to the SuperLink",
     7: "does not trust the app that was sent",
     8: "its process died while it worked",
