@@ -45,7 +45,7 @@ SPLITS: dict[str, dict[str, Any]] = {
 PCA = {"name": "Gaussians"}
 REAL = {"name": "ReadyImages"}
 DIFFUSION = {"name": "SmallDiffusion", "steps": 10, "guidance": 1.0}
-REFINED = {"name": "SmallDiffusion", "steps": 10, "guidance": 1.0, "strength": 0.4, "start": {"name": "Gaussians"}}
+REFINED = {"name": "SmallDiffusion", "steps": 4, "guidance": 1.0, "strength": 0.5, "start": {"name": "Gaussians"}}
 SLOW = 0.005  # the paper's learning rate, 1e-3, over ours with its momentum, 0.02 / (1 - 0.9)
 PLAIN = {"sampling": "random", "align": False, "replay": 0.0}  # filling alone: the paper's M1
 
