@@ -202,10 +202,12 @@ def pixels(search: Search) -> dict[str, float]:
 
 def cell(name: str, seed: int, data: Path, cache: str, models: Path) -> dict[str, Any]:
     everything = source(data, "iid", cache).federation(1, seed)
+    search = everything.test
+    assert isinstance(search, Search)
     began = time.process_time()
     told: dict[str, Any] = {}
     if name == "pixels":
-        metrics, trained = pixels(everything.test), began
+        metrics, trained = pixels(search), began
     else:
         row = ROWS[name]
         federation = everything if row.epochs or not row.pretext else source(data, row.split, cache).federation(SETTING["clients"], seed)
@@ -215,7 +217,7 @@ def cell(name: str, seed: int, data: Path, cache: str, models: Path) -> dict[str
             net, told["accuracy"] = supervised(net.state_dict(), everything, seed, SETTING["equal"])
         trained = time.process_time()
         torch.save(net.state_dict(), models / f"{file_name(name, seed)}.pt")
-        metrics = downstream(net, everything.test)
+        metrics = downstream(net, search)
     seconds = {"pretrain": round(trained - began, 1), "downstream": round(time.process_time() - trained, 1)}
     return {"row": name, "seed": seed, "metrics": metrics, **told, "cpu_seconds": seconds, "setting": SETTING}
 
