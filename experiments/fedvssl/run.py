@@ -65,6 +65,7 @@ def fedvssl(alpha: float, beta: int) -> Row:
 ROWS: dict[str, Row] = {
     "random": Row(None),
     "labels": Row(None),
+    "CtP central, full": Row("CtP", epochs="full"),
     "CtP FedAvg": Row("CtP", [Distances()]),
     "CtP FedVSSL a=0.9 b=1": fedvssl(0.9, 1),
     "CtP central, equal": Row("CtP", epochs="equal"),
@@ -80,7 +81,6 @@ ROWS: dict[str, Row] = {
     "CtP FedVSSL a=0.9 b=0": fedvssl(0.9, 0),
     "CtP Loss": Row("CtP", [MixedWeights(1.0)]),
     "CtP FedU": Row("CtP", [FedU()]),
-    "CtP central, full": Row("CtP", epochs="full"),
     "CtP FedAvg, 8 classes": Row("CtP", split="8 classes"),
 }
 
