@@ -69,7 +69,7 @@ def test_pretraining_shares_the_backbone_only(pretrained: Path) -> None:
     assert sum(t.numel() for n, t in saved.items() if "running" not in n and "num_" not in n) == 228_120
     assert {"distance_backbone_spread", "distance_head_spread"} <= records[0]["state"].keys()
     index = json.loads((pretrained / "pictures" / "index.json").read_text())
-    assert [p["kind"] for p in index] == ["strip", "sheet"] and len(index[1]["files"]) == 5 * 6
+    assert [p["kind"] for p in index] == ["strip", "sheet"] and len(index[1]["files"]) == 5 * 8
 
 
 def test_fine_tuning_and_probing_start_from_a_run(pretrained: Path, tmp_path: Path) -> None:

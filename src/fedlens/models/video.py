@@ -32,8 +32,8 @@ class VideoBackbone(nn.Module):
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", torch.tensor(MEAN).view(3, 1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(STD).view(3, 1, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(STD).view(1, 3, 1, 1, 1), persistent=False)
 
     def forward_features(self, x: Tensor) -> Tensor:
         x = self.stem((x - self.mean) / self.std)

@@ -66,12 +66,15 @@ class TrackHead(nn.Module):
 
 @dataclass
 class CtP(VideoSSL):
-    """patches: how many. stride: the largest between frames. jitter: of a patch's scale. The rest as in every video pretext task:
-    backbone (r3d18, r2plus1d18, r3d10, r3d10s, module:Class), frames and size of a clip, clips per video in retrieval, majority, init."""
+    """patches: how many. stride: the largest between frames. jitter: of a patch's scale. speed, growth: see above. The rest as in every
+    video pretext task: backbone (r3d18, r2plus1d18, r3d10, r3d10s, module:Class), frames and size of a clip, clips per video in
+    retrieval, majority, init."""
 
     patches: int = 3
     stride: int = 5
     jitter: float = 0.18
+    speed: float = SPEED
+    growth: float = GROWTH
 
     last_stride = 1
 
@@ -81,7 +84,7 @@ class CtP(VideoSSL):
 
     def sample(self, frames: Frames, label: int, rng: Generator, augment: bool) -> dict[str, Tensor]:
         clip = cut(frames, self.numbers(len(frames), rng), self.size, rng if augment else None)
-        paths = torch.stack([draw_path(self.frames, self.size, self.jitter, rng) for _ in range(self.patches)])
+        paths = torch.stack([draw_path(self.frames, self.size, self.jitter, rng, self.speed, self.growth) for _ in range(self.patches)])
         return {"x": paste(clip, paths, rng), "boxes": corners(paths[:, 0]), "y": targets(paths)}
 
     def numbers(self, length: int, rng: Generator) -> Sequence[int]:
@@ -113,7 +116,7 @@ class CtP(VideoSSL):
 # -- patches ------------------------------------------------------------------------------------------------------------------------------
 
 
-def draw_path(frames: int, size: int, jitter: float, rng: Generator) -> Tensor:
+def draw_path(frames: int, size: int, jitter: float, rng: Generator, speed: float = SPEED, growth: float = GROWTH) -> Tensor:
     """(frames, 4): centre x, centre y, width, height in every frame."""
     # Plain numbers: a tensor operation takes longer than all of this arithmetic.
     draw = iter(torch.rand(24, generator=rng).tolist())
@@ -125,8 +128,8 @@ def draw_path(frames: int, size: int, jitter: float, rng: Generator) -> Tensor:
     keys = key_frames(frames, draw)
     points = [[*centre, *sides]]
     for gap in [b - a for a, b in pairwise(keys)]:
-        sides = [min(max(v * math.exp((2 * next(draw) - 1) * GROWTH * gap), 2.0), 0.9 * size) for v in sides]
-        moved = [c + (2 * next(draw) - 1) * SPEED * unit * gap for c in centre]
+        sides = [min(max(v * math.exp((2 * next(draw) - 1) * growth * gap), 2.0), 0.9 * size) for v in sides]
+        moved = [c + (2 * next(draw) - 1) * speed * unit * gap for c in centre]
         centre = [min(max(c, v / 2), size - v / 2) for c, v in zip(moved, sides, strict=True)]
         points.append([*centre, *sides])
     return between(keys, points)
