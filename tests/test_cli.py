@@ -165,7 +165,9 @@ def test_lists(fedlens_command: Callable[..., Said]) -> None:
     assert "FedProx" in layers and "mu=0.01" in layers
     assert "FedAvg + Scaffold" in fedlens_command("list", "algorithms")[1]
     assert "demo" in fedlens_command("list", "recipes")[1]
-    for kind in ("tasks", "models", "datasets", "metrics", "engines"):
+    models = fedlens_command("list", "models")[1]
+    assert "30,676,435 parameters; a training step on 6 frames of 64x64" in models  # the count is the public class's
+    for kind in ("tasks", "datasets", "metrics", "engines"):
         assert fedlens_command("list", kind)[0] == 0
 
 

@@ -340,7 +340,8 @@ def about_export(package: str, name: str) -> str:
         return f"needs a package that is not installed: {e}"
     own = inspect.getdoc(thing) if not isinstance(thing, type) or thing.__doc__ not in (None, "") else ""
     module = inspect.getdoc(inspect.getmodule(thing)) or ""
-    text = first_sentence(module if package == "layers" and name.lower() in module.lower() else own or module)
+    named = name.lower() in module.lower() if package == "layers" else package == "models" and module.lower().startswith(name.lower())
+    text = first_sentence(module if named else own or module)
     if not isinstance(thing, type) or package in ("models", "metrics"):
         return text
     keys = [f"{p.name}={p.default}" if p.default is not inspect.Parameter.empty else p.name for p in recipes.parameters(thing).values()]
@@ -355,7 +356,7 @@ def measurements() -> dict[str, Any]:
 
 
 def measured(name: str) -> list[str]:
-    """Size of a network, and what it takes to train on and to enlarge a clip, as far as that was measured."""
+    """Size of a network, and what a clip takes on a CPU, as far as that was measured."""
     known = measurements().get(name.lower())
     if not known:
         return []
@@ -366,7 +367,9 @@ def measured(name: str) -> list[str]:
         row = known[key]
         _, frames, _, height, width = row["clip"]
         seconds = row.get("seconds") or sum(v for k, v in row.items() if k.endswith("_seconds"))
-        parts.append(f"{word} on {frames} frames of {width}x{height}: {row['peak_gb']:.1f} GB, {duration(seconds)}")
+        parts.append(
+            f"{word} on {frames} frames of {width}x{height}: {row['peak_gb']:.1f} GB, {duration(seconds)} with {row['threads']} threads"
+        )
     return [f"[{'; '.join(parts)}]"]
 
 

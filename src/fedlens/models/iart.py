@@ -200,7 +200,7 @@ class IART(ClipModel):
 
 
 def iart_small(scale: int = 4, recompute: bool = True, flow_weights: str | None = None) -> IART:
-    """For tests and CPUs."""
+    """IART in small, for tests and CPUs."""
     return IART(
         scale, window=(3, 4, 4), depths=(2,), dim=24, heads=2, width=24, drop_path=0.0, recompute=recompute, flow_weights=flow_weights
     )

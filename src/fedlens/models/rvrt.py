@@ -236,7 +236,7 @@ def _clip_flows(flows: Tensor) -> list[Tensor]:
 
 
 def rvrt_small(scale: int = 4, recompute: bool = True, flow_weights: str | None = None) -> RVRT:
-    """For tests and CPUs."""
+    """RVRT in small, for tests and CPUs."""
     return RVRT(
         scale, window=(2, 4, 4), counts=(1, 1, 1), dim=24, heads=2, groups=4, align_heads=4, hidden=16, width=24,
         recompute=recompute, flow_weights=flow_weights,

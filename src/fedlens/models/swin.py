@@ -22,15 +22,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from fedlens.models import heap
+
 Size = tuple[int, int, int]
 SCORES = 1 << 21  # scores recomputed at a time when going back: 8 MB
 
 
 def recomputed(f: Callable[..., Any], *inputs: Any, on: bool) -> Any:
     """f(*inputs); if `on`, its inner results are not kept but computed again when the gradient is."""
-    if on and torch.is_grad_enabled():
-        return checkpoint(f, *inputs, use_reentrant=False)
-    return f(*inputs)
+    if not (on and torch.is_grad_enabled()):
+        return f(*inputs)
+
+    def part(*inputs: Any) -> Any:
+        heap.tidy()
+        return f(*inputs)
+
+    return checkpoint(part, *inputs, use_reentrant=False)
 
 
 # -- attention that keeps no scores -------------------------------------------------------------------------------------------------

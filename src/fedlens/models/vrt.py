@@ -291,7 +291,7 @@ def _chain(flow: Tensor, reach: int, after: bool) -> Flows:
 
 
 def vrt_small(scale: int = 4, recompute: bool = True, flow_weights: str | None = None) -> VRT:
-    """For tests and CPUs."""
+    """VRT in small, for tests and CPUs."""
     return VRT(
         scale, window=(2, 4, 4), depths=(2,) * 7 + (1,) * 2, dims=(24,) * 9, heads=2, alone=1, reach=1, groups=4, width=24,
         drop_path=0.0, recompute=recompute, flow_weights=flow_weights,

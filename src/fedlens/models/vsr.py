@@ -52,7 +52,7 @@ class Upsampler(nn.Module):
 
 
 class LightVSR(nn.Module):
-    """width, blocks: size of the recurrent trunk; 0.13 M parameters as they stand. scale: 2, 3 or 4."""
+    """Recurrent in one direction, for CPUs. width, blocks: size of the trunk. scale: 2, 3 or 4."""
 
     def __init__(self, scale: int = 4, width: int = 32, blocks: int = 5) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def warp(x: Tensor, flow: Tensor) -> Tensor:
 
 
 class BidirectionalVSR(nn.Module):
-    """width, blocks: size of each of the two trunks; 0.24 M parameters as they stand."""
+    """BasicVSR's plan in small: recurrent in both directions, along a flow. width, blocks: size of each of the two trunks."""
 
     def __init__(self, scale: int = 4, width: int = 32, blocks: int = 4) -> None:
         super().__init__()
