@@ -1,6 +1,6 @@
 """Seconds a round for simulator, Ray and Flower on the same work, the same bits checked at the end; and a large payload through Flower.
 
-    python benchmarks/engines.py [--rounds 8] [--clients 2] [--only local|flower|payload]
+    python benchmarks/engines.py [--rounds 8] [--clients 2] [--only local|flower|floor|payload]
 
 Work: ResNet-8 on 32 x 32 images, a few hundred per client, one epoch. Simulator and Ray take turns round by round, so that whatever else
 the machine does troubles both alike. "floor" is a round in which clients do nothing: what the engine itself costs. The payload part
@@ -185,14 +185,14 @@ def real(rounds: int, clients: int, only: str, wanted: bytes | None, found: dict
         here.superlink()
         for client in range(clients):
             here.supernode(client)
-        if only != "payload":
+        if only not in ("floor", "payload"):
             facts, out = flower(here, "train", rounds, clients)
             found["flower_s"] = steady(facts["seconds"])
             found["flower_same_bits"] = None if wanted is None else (out / "state").read_bytes() == wanted
         with Watch(here) as watch:
             facts, _ = flower(here, "floor", rounds, clients)
         found["flower_floor_s"], found["flower_floor_down_s"] = steady(facts["seconds"]), steady(facts["down"])
-        if only != "flower":
+        if only in ("all", "payload"):
             found |= large(here, clients, watch.most)
     found["explain"] = (
         "down: an idle SuperNode looks for work every 3 s (1.5 s on average), then Flower starts a process for the message; "
@@ -210,7 +210,8 @@ def large(here: Any, clients: int, floor: Mapping[str, int]) -> dict[str, Any]:
 
 
 class Watch(threading.Thread):
-    """The most memory that any process of each kind held, looked at twenty times a second."""
+    """The most memory that any process of each kind ever held, as the kernel counts it (VmHWM); looked at twenty times a second, because
+    processes come and go. Where the kernel does not say, what they held when they were looked at."""
 
     ROLES = ("flwr-serverapp", "flwr-clientapp", "flower-superlink", "flower-supernode", "fedlens.engines.site")
 
@@ -231,7 +232,7 @@ class Watch(threading.Thread):
         command = " ".join(process.cmdline())
         role = next((r for r in self.ROLES if r in command), None)
         if role:
-            self.most[role] = max(self.most.get(role, 0), process.memory_info().rss)
+            self.most[role] = max(self.most.get(role, 0), peak(process))
 
     def __enter__(self) -> Watch:
         self.start()
@@ -242,10 +243,17 @@ class Watch(threading.Thread):
         self.join()
 
 
+def peak(process: psutil.Process) -> int:
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        return int(next(x for x in lines if x.startswith("VmHWM")).split()[1]) * 1024
+    return int(process.memory_info().rss)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--clients", type=int, default=2)
-    parser.add_argument("--only", choices=("all", "local", "flower", "payload"), default="all")
+    parser.add_argument("--only", choices=("all", "local", "flower", "floor", "payload"), default="all")
     options = parser.parse_args()
     print(json.dumps(benchmark(options.rounds, options.clients, options.only)))

@@ -51,9 +51,9 @@ class Deployment:
         )
         path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
         self.env = {
-            **os.environ,
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", **os.environ,
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path, "FLWR_HOME": str(self.home), "OMP_NUM_THREADS": "1",
-            "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
         }  # fmt: skip
 
     # -- processes -----------------------------------------------------------------------------------------------------------------

@@ -145,6 +145,7 @@ def run(
         up = int(sum(s.get("bytes_up", 0) for s in replies.scalars.values()))
         finished = Round(number, time.perf_counter() - began, replies.scalars, len(asked), lost,
                          message.count_bytes() * len(asked), up, metrics, state)  # fmt: skip
+        del replies  # its sums are as large as a model, and the next round needs the room
         if after_round:
             after_round(here, finished)
         if stop:

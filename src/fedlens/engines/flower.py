@@ -87,7 +87,9 @@ class Flower:
     clients: how many sites the recipe speaks of; their ids are 0 ... clients - 1, here or not. recipe: its hash. job: a name that stays the
     same when the run is resumed. timeout: seconds a round may take. patience: seconds to wait for sites, at the beginning until all are
     there and later until at least `least` are. late: replies up to so many rounds behind are still waited for. forgive: let a site that
-    lost its memory begin anew. poll: seconds between two looks. classes: what labels mean; without it, what they mean to the first site.
+    lost its memory begin anew. poll: seconds between two looks, at least: a look costs the SuperLink a request per open message, so they
+    become fewer the longer a round takes and the more sites there are. classes: what labels mean (default: what they mean to the first
+    site).
     """
 
     grid: Grid
@@ -134,7 +136,7 @@ class Flower:
             self._look()
             if self.timeout and time.monotonic() - began > self.timeout:
                 break
-            time.sleep(self.poll)
+            time.sleep(min(3.0, max(self.poll, (time.monotonic() - began) / 20, len(self._open) / 50)))
         for m in mine & self._open.keys():
             yield Lost(self._open[m].client, f"no answer within {self.timeout:g} s")
         yield door.finish()

@@ -31,7 +31,7 @@ from fedlens.memory import NEVER, Memory
 from fedlens.message import Message
 from fedlens.rounds import answer
 
-PIECE = 20 << 20  # bytes of a message handed over at a time
+PIECE = 4 << 20  # bytes of a message handed over at a time: what is in transit exists twice
 
 Facts = Mapping[str, Any]
 
