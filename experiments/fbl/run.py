@@ -3,7 +3,7 @@
     fedlens run generator --out runs/generator                                     the diffusion model, on public images; minutes
     python experiments/fbl/run.py cifar10-0.1 --minutes 8 --seeds 0,1              stops before a cell that would not fit
     python experiments/fbl/run.py cifar10-0.1 --rows "FBL, PCA;FedAvg" --minutes 2
-    python experiments/fbl/run.py --table                                          what is there, as Markdown
+    python experiments/fbl/run.py --table                                          what is there, as Markdown, also into README.md
 
 A cell that is there is not computed again; seed 0 of every row comes first. One process, one thread. All rows share network, data, batches,
 rounds and learning rate; a method's own parameter is the one its paper names for CIFAR-like data. Nothing is tuned on the test images.
@@ -197,11 +197,14 @@ def anonymous(done: dict[str, Any], where: argparse.Namespace) -> dict[str, Any]
     return found
 
 
+WHAT = ("last round", "last four", "worst class", "seeds")
+
+
 def table(out: Path) -> str:
     """The last round, and the mean of the last four evaluations, which wavers less; mean and spread over seeds."""
     found = [json.loads(p.read_text()) for p in sorted(out.glob("*/*.json"))]
     splits = [s for s in SPLITS if any(c["split"] == s for c in found)]
-    head = [f"{split}, {what}" for split in splits for what in ("last round", "last four", "worst class", "seeds")]
+    head = [f"{split if what == 'last round' else ''} {what}" for split in splits for what in WHAT]
     lines = ["| row | " + " | ".join(head) + " |", "|---|" + "---:|" * len(head)]
     for row in ROWS:
         texts = []
@@ -244,7 +247,10 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     where = parser.parse_args()
     if where.table:
-        print(table(where.out))
+        print(found := table(where.out))
+        readme = HERE / "README.md"
+        before, rest = readme.read_text().split("<!-- table -->\n")
+        readme.write_text(f"{before}<!-- table -->\n{found}\n<!-- end -->{rest.split('<!-- end -->')[1]}")
         return
     torch.set_num_threads(1)
     began, longest = time.perf_counter(), 0.0
