@@ -132,16 +132,6 @@ def cells() -> dict[str, Cell]:
         partial = "observe" in keys
         for method, rounds in zip(METHODS, (160, 160, 6, 6) if partial else (40, 40, 12, 12), strict=True):
             add(f"table2-{name}-{method}", algorithm=method, prior="pnp", image=pnp, **keys, rounds=rounds)
-    # Why the published sigma is not the default for partial views, on an image of no table.
-    woman = {"image": str(PACK / "classic" / "color" / "woman.png"), "size": 256, "colour": "grey", **settings["motion"], "rounds": 160}
-    theirs = {"prior": "pnp", "sigma": 25.0, "rho": 0.02, "split": False}
-    add("pnp-published", **woman, **theirs)
-    # sigma ends where 0.995 a round leaves it after 500 rounds
-    add("pnp-decay", **woman, **theirs, decay=0.984)
-    add("pnp-masks", **woman, **theirs, decay=0.984, masks=True)
-    add("pnp-same-eta", **woman, prior="pnp", eta=0.245, rho=0.02, split=False)
-    add("pnp-default", **woman, prior="pnp")
-    add("pnp-tv", **woman)
     for name in ("n10", "n5", "n3", "motion", "synthesis"):
         for method in METHODS:
             rounds = limit(method, "observe" in settings[name])
