@@ -66,12 +66,14 @@ def keep(network: str, found: dict[str, Any], args: argparse.Namespace) -> None:
     """Beside what is known of other networks and parts."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     mine = kept.setdefault(network.lower(), {})
+    commit = subprocess.run(["git", "-C", str(KEPT.parent), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    about = {"threads": args.threads, "commit": commit.stdout.strip()}
     for part, values in found.items():
         mine["parameters"] = values.pop("parameters")
         if part in ("train", "forward"):
-            mine[part] = {"clip": [1, args.frames, 3, args.size, args.size], "threads": args.threads, **values}
+            mine[part] = {"clip": [1, args.frames, 3, args.size, args.size], **about, **values}
         elif part == "enlarge":
-            mine[part] = {"clip": [1, 10, 3, 180, 320], "threads": args.threads, **values}
+            mine[part] = {"clip": [1, 10, 3, 180, 320], **about, **values}
     KEPT.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
 
 

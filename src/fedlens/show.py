@@ -367,9 +367,8 @@ def measured(name: str) -> list[str]:
         row = known[key]
         _, frames, _, height, width = row["clip"]
         seconds = row.get("seconds") or sum(v for k, v in row.items() if k.endswith("_seconds"))
-        parts.append(
-            f"{word} on {frames} frames of {width}x{height}: {row['peak_gb']:.1f} GB, {duration(seconds)} with {row['threads']} threads"
-        )
+        where = f"{row['threads']} threads, at {row['commit']}"
+        parts.append(f"{word} on {frames} frames of {width}x{height}: {row['peak_gb']:.1f} GB, {duration(seconds)} ({where})")
     return [f"[{'; '.join(parts)}]"]
 
 
