@@ -111,7 +111,7 @@ def table1(kind: str) -> str:
     return (
         f"Images: {images_of(f'{table}-n10-FedDeblur')}.\n\n{beside(table)}\n\n{rounds_of(table)} "
         f"FedDeblur is within {apart:.3f} dB of CenDeblur for complete views; "
-        f"FedAvgDeblur and LocDeblur are at least {below:.1f} dB below it for partial ones."
+        f"where they ran, FedAvgDeblur and LocDeblur are at least {below:.1f} dB below it for partial ones."
     )
 
 
