@@ -112,15 +112,16 @@ class Deployment:
         _, public = keys.site(self.keys / f"site-{client}")
         self.flwr("supernode", "register", str(public), "here", "--name", f"site-{client}")
 
-    def supernode(self, client: int, **config: Any) -> None:
-        if not (self.keys / f"site-{client}").exists():
-            self.register(client)
-        worker = self.folder / f"worker-{client}"
-        self.start(f"worker-{client}", "python", "-m", "fedlens.engines.site", str(worker))
-        facts: Mapping[str, Any] = {"client": client, "folder": f'"{self.folder / f"memory-{client}"}"', "worker": f'"{worker}"', **config}
+    def supernode(self, site: int, /, **config: Any) -> None:
+        """config: of the node; `client` makes a site call itself another one."""
+        if not (self.keys / f"site-{site}").exists():
+            self.register(site)
+        worker = self.folder / f"worker-{site}"
+        self.start(f"worker-{site}", "python", "-m", "fedlens.engines.site", str(worker))
+        facts: Mapping[str, Any] = {"client": site, "folder": f'"{self.folder / f"memory-{site}"}"', "worker": f'"{worker}"', **config}
         self.start(
-            f"site-{client}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates", str(self.keys / "ca.crt"),
-            "--auth-supernode-private-key", str(self.keys / f"site-{client}"), "--host", "127.0.0.1", "--port", str(free_port()),
+            f"site-{site}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates", str(self.keys / "ca.crt"),
+            "--auth-supernode-private-key", str(self.keys / f"site-{site}"), "--host", "127.0.0.1", "--port", str(free_port()),
             "--node-config", " ".join(f"{k}={v}" for k, v in facts.items()),
         )  # fmt: skip
 
