@@ -11,6 +11,7 @@ of threads give the same bits (a test holds it to that).
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -62,11 +63,14 @@ class Sum:
     weight: float
     borrowed: bool = False
 
-    def absorb(self, right: Sum) -> Sum:
-        """self + right, in place where the arrays are private to the process that folds."""
+    def absorb(self, right: Sum, spare: list[Tree]) -> Sum:
+        """self + right, written where nobody else looks: over self, or over what an earlier join has left in `spare`."""
         share = _share(self.weight, right.weight)
+        space = self.tree if not self.borrowed else spare.pop() if spare else {}
         for name, t in self.tree.items():
-            self.tree[name] = _toward(t, right.tree[name], share, own=not self.borrowed)
+            self.tree[name] = _toward(t, right.tree[name], share, space.get(name))
+        if not right.borrowed:
+            spare.append(right.tree)
         self.weight, self.borrowed = self.weight + right.weight, False
         return self
 
@@ -76,9 +80,16 @@ def _share(left: float, right: float) -> float:
     return right / (left + right) if right else 0.0
 
 
-def _toward(left: Tensor, right: Tensor, share: float, own: bool) -> Tensor:
+def _toward(left: Tensor, right: Tensor, share: float, space: Tensor | None) -> Tensor:
     left, right = counted(left), counted(right)
-    return left.lerp_(right, share) if own else torch.lerp(left, right, share)
+    return torch.lerp(left, right, share, out=_apart(left) if space is None or space.dtype != left.dtype else space)
+
+
+def _apart(like: Tensor) -> Tensor:
+    """An empty array; a large one lies outside malloc's heap, where it would outlive its neighbours and leave holes that nothing fits."""
+    if like.numel() < CHUNK or like.device.type != "cpu":
+        return torch.empty_like(like, memory_format=torch.contiguous_format)
+    return torch.frombuffer(mmap.mmap(-1, like.nbytes), dtype=like.dtype).view(like.shape)
 
 
 def counted(t: Tensor) -> Tensor:
@@ -96,10 +107,12 @@ def _weights(reply: Message, tree: str) -> Mapping[str, float]:
 
 
 class Fold:
-    """A worker's partial sums: add leaves, in any order; `nodes` are what is left to be added elsewhere."""
+    """A worker's partial sums: add leaves, in any order; `nodes` are what is left to be added elsewhere. Arrays that a join leaves over
+    serve the next one: malloc would rather grow than fit large aligned blocks into the holes they left."""
 
     def __init__(self) -> None:
         self.nodes: Nodes = {}
+        self.spare: dict[Key, list[Tree]] = {}
 
     def add(self, position: int, reply: Message) -> None:
         leaf = {
@@ -114,9 +127,14 @@ class Fold:
         level, index = node
         while (level, index ^ 1) in self.nodes:
             other = self.nodes.pop((level, index ^ 1))
-            sums = _join(sums, other) if index % 2 == 0 else _join(other, sums)
+            sums = self.join(sums, other) if index % 2 == 0 else self.join(other, sums)
             level, index = level + 1, index // 2
         self.nodes[level, index] = sums
+
+    def join(self, left: dict[Key, Sum], right: dict[Key, Sum]) -> dict[Key, Sum]:
+        for key, value in right.items():
+            left[key] = left[key].absorb(value, self.spare.setdefault(key, [])) if key in left else value
+        return left
 
     def total(self) -> dict[Key, Sum]:
         """All nodes into one, absent siblings skipped: a lone node climbs as it is."""
@@ -126,11 +144,6 @@ class Fold:
             self.merge((level + 1, index // 2), self.nodes.pop((level, index)))
         return next(iter(self.nodes.values()), {})
 
-
-def _join(left: dict[Key, Sum], right: dict[Key, Sum]) -> dict[Key, Sum]:
-    for key, value in right.items():
-        left[key] = left[key].absorb(value) if key in left else value
-    return left
 
 
 @dataclass
