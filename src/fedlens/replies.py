@@ -145,7 +145,6 @@ class Fold:
         return next(iter(self.nodes.values()), {})
 
 
-
 @dataclass
 class Replies:
     """A round's harvest, as `server_step` sees it: scalars one by one, trees as weighted means.
