@@ -33,6 +33,8 @@ METHODS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "Scaffold": ([{"name": "Scaffold"}], {}),
     "Scaffold, plain SGD": ([{"name": "Scaffold"}], {"FedAvg.momentum": 0.0, "FedAvg.lr": 0.1}),
     "FedAvg, plain SGD": ([], {"FedAvg.momentum": 0.0, "FedAvg.lr": 0.1}),
+    "Scaffold, plain SGD, small steps": ([{"name": "Scaffold"}], {"FedAvg.momentum": 0.0, "FedAvg.lr": 0.02}),
+    "FedAvg, plain SGD, small steps": ([], {"FedAvg.momentum": 0.0, "FedAvg.lr": 0.02}),
     "FedNova": ([{"name": "FedNova"}], {}),
     "FedDyn 0.01": ([{"name": "FedDyn", "alpha": 0.01}], {"FedAvg.clip": 10.0}),
     "FedDyn 0.1": ([{"name": "FedDyn", "alpha": 0.1}], {"FedAvg.clip": 10.0}),
