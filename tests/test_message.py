@@ -43,6 +43,14 @@ def test_the_byte_form_is_safetensors_both_ways() -> None:
     assert torch.equal(back.trees["t"]["x"], torch.arange(5)) and back.sender == 2
 
 
+@pytest.mark.parametrize("size", [1, 7, 64, 1000, 10**6])
+def test_pieces_are_the_same_bytes(size: int) -> None:
+    m = example()
+    pieces = list(m.pieces(size))
+    assert b"".join(pieces) == bytes(m.to_bytes())
+    assert {len(p) for p in pieces[:-1]} <= {size} and 0 < len(pieces[-1]) <= size
+
+
 def test_a_view_shares_memory_and_a_copy_does_not() -> None:
     data = Message({"t": {"x": torch.zeros(4)}}).to_bytes()
     view, copied = Message.from_bytes(data), Message.from_bytes(data, copy=True)

@@ -98,6 +98,25 @@ def test_replies_are_never_written_to() -> None:
     assert [float(m.trees["delta"]["w"][0]) for m in messages] == [1, 2, 3, 4]
 
 
+def test_replies_from_a_wire_are_folded_where_they_lie() -> None:
+    """Four owned replies: three joins, no array beside the four, the same bits as with borrowed ones. Two named weights need two places."""
+
+    def reply(k: int, **weights: float) -> Message:
+        return Message({"delta": {"w": torch.arange(5.0) + k}}, sender=k).weigh("delta", **weights)
+
+    for weights in ({"mean": 2.0}, {"uniform": 1.0, "loss": 3.0}):
+        owned, lent = Fold(), Fold()
+        replies = [reply(k, **weights) for k in range(4)]
+        places = {r.trees["delta"]["w"].data_ptr() for r in replies}
+        for k, r in enumerate(replies):
+            lent.add(k, reply(k, **weights))
+            owned.add(k, r, own=True)
+        for name in weights:
+            total = owned.total()["delta", name].tree["w"]
+            assert torch.equal(total, lent.total()["delta", name].tree["w"])
+            assert (total.data_ptr() in places) == (len(weights) == 1)
+
+
 def test_a_fold_holds_a_logarithmic_number_of_partial_sums() -> None:
     fold, most = Fold(), 0
     for p in range(500):

@@ -34,7 +34,7 @@ COMMON: dict[str, Any] = {
     "sigma": 4.0, "scale": 0.15, "rotation": 15.0,
 }  # fmt: skip
 SETTINGS: dict[str, dict[str, Any]] = {
-    "lspet": {**COMMON, "rounds": 20, "batch": 8},
+    "lspet": {**COMMON, "rounds": 60, "batch": 8},
     "stick": {**COMMON, "network": "vit-nano", "lr": 3e-3, "rounds": 24, "batch": 8, "people": 360, "tests": 100},
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -93,6 +93,20 @@ class Message:
             self._fill(buffer[:total], header, arrays)
         return total
 
+    def pieces(self, size: int) -> Iterator[bytes]:
+        """The same bytes, `size` at a time: the whole never lies in memory a second time."""
+        header, arrays, _ = self._layout()
+        piece = bytearray()
+        start = memoryview(len(header).to_bytes(8, "little") + header)
+        for part in (start, *map(_bytes_of, arrays)):
+            for low in range(0, len(part), size):
+                piece += part[low : low + size]
+                if len(piece) >= size:
+                    yield bytes(memoryview(piece)[:size])
+                    piece = piece[size:]
+        if piece:
+            yield bytes(piece)
+
     def _layout(self) -> tuple[bytes, list[Tensor], int]:
         named = [(f"{tree}/{name}", t) for tree, arrays in self.trees.items() for name, t in arrays.items()]
         # Widest types first, as safetensors does: every array then starts on a multiple of its own item size.
@@ -143,6 +157,11 @@ class Message:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as e:
             raise BadMessage(f"not a message: {e}") from e
+
+
+def _bytes_of(t: Tensor) -> memoryview:
+    raw: Any = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(raw)
 
 
 def _read(view: memoryview, start: int, entry: Mapping[str, Any], copy: bool) -> Tensor:

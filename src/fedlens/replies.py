@@ -114,9 +114,10 @@ class Fold:
         self.nodes: Nodes = {}
         self.spare: dict[Key, list[Tree]] = {}
 
-    def add(self, position: int, reply: Message) -> None:
+    def add(self, position: int, reply: Message, own: bool = False) -> None:
+        """own: nobody else has this reply's arrays, they may be written over. Two sums of one tree still need two places."""
         leaf = {
-            (tree, name): Sum(dict(arrays), w, borrowed=True)
+            (tree, name): Sum(dict(arrays), w, borrowed=not own or len(_weights(reply, tree)) > 1)
             for tree, arrays in reply.trees.items()
             for name, w in _weights(reply, tree).items()
         }

@@ -23,7 +23,7 @@ from typing import Any
 import fedlens
 from fedlens.algorithm import Algorithm
 from fedlens.engines.site import MakeSite, SiteError, handle, pack, unpack
-from fedlens.engines.worker import Log, Worker
+from fedlens.engines.worker import Log, Worker, return_freed_memory
 from fedlens.federation import Federation
 from fedlens.memory import NEVER, Memory
 from fedlens.message import BadMessage, Message
@@ -129,10 +129,11 @@ class Flower:
         while awaited & self._open.keys():
             for m, outcome in self._arrivals(mine if door.evaluating else self._open):
                 if isinstance(outcome, Message) and m in mine:
-                    outcome = door.admit(place[outcome.sender], outcome)
+                    outcome = door.admit(place[outcome.sender], outcome, own=True)
                 elif isinstance(outcome, Message) and (why := refuse(outcome, self.algorithm.expects(message))):
                     outcome = Lost(outcome.sender, why, refused=True)
                 yield outcome
+                return_freed_memory()  # the pieces it came in: the next reply should find their room free
             self._look()
             if self.timeout and time.monotonic() - began > self.timeout:
                 break

@@ -68,8 +68,7 @@ def alone(id: int, data: Any, held_out: Any = None) -> Federation:
 
 
 def pack(message: Message) -> list[bytes]:
-    data = memoryview(message.to_bytes())
-    return [bytes(data[low : low + PIECE]) for low in range(0, len(data), PIECE)]
+    return list(message.pieces(PIECE))
 
 
 def unpack(pieces: list[bytes]) -> Message:

@@ -39,13 +39,14 @@ class Worker:
             return Lost(id, f"{type(e).__name__}: {e}".strip().splitlines()[0][:300])
         return self.admit(position, reply)
 
-    def admit(self, position: int, reply: Message) -> Message | Lost:
+    def admit(self, position: int, reply: Message, own: bool = False) -> Message | Lost:
+        """Check a reply and fold it. own: it came over a wire, so its arrays are nobody else's."""
         expected = {} if self.evaluating else self.message.derived("expects", lambda: self.algorithm.expects(self.message))
         if why := refuse(reply, expected):
             return Lost(reply.sender, why, refused=True)
         if not self.sums:
             return reply
-        self.fold.add(position, reply)
+        self.fold.add(position, reply, own)
         return Message(scalars=reply.scalars, sender=reply.sender)
 
     def finish(self) -> Nodes:
