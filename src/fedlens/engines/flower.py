@@ -23,7 +23,7 @@ from typing import Any
 import fedlens
 from fedlens.algorithm import Algorithm
 from fedlens.engines.site import MakeSite, SiteError, handle, pack, unpack
-from fedlens.engines.worker import Log, Worker, return_freed_memory
+from fedlens.engines.worker import Log, Worker, return_at_once
 from fedlens.federation import Federation
 from fedlens.memory import NEVER, Memory
 from fedlens.message import BadMessage, Message
@@ -117,6 +117,7 @@ class Flower:
         return range(self.clients)
 
     def exchange(self, message: Message, ids: Sequence[int], heard: Mapping[int, int]) -> Iterator[Message | Lost | Nodes]:
+        return_at_once()
         self._assemble()
         began = time.monotonic()
         door = Worker(self.algorithm, Federation([]), Memory())  # checks and folds what comes in, as every engine does
@@ -133,7 +134,6 @@ class Flower:
                 elif isinstance(outcome, Message) and (why := refuse(outcome, self.algorithm.expects(message))):
                     outcome = Lost(outcome.sender, why, refused=True)
                 yield outcome
-                return_freed_memory()  # the pieces it came in: the next reply should find their room free
             self._look()
             if self.timeout and time.monotonic() - began > self.timeout:
                 break

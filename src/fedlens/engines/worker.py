@@ -95,6 +95,13 @@ def return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def return_at_once() -> None:
+    """Blocks of a megabyte and more go back to the kernel when they are freed, for processes through which large messages pass: glibc
+    begins so, but learns from the first one freed to keep them."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(-3, 1 << 20)  # a threshold that is set no longer moves
+
+
 @contextlib.contextmanager
 def threads(n: int) -> Iterator[None]:
     """Bits depend on the number of threads, so it is set where work is done, and put back."""
