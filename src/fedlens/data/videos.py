@@ -105,7 +105,7 @@ class Opened:
 class VideoFile(Frames):
     """A video of which only length and size are known until it is read."""
 
-    block = 32
+    block = 64  # a short clip is read whole: the next epoch will want its other frames
 
     def __init__(self, path: Path, opened: Opened) -> None:
         self.path, self.opened, self.name = path, opened, path.stem
