@@ -146,19 +146,20 @@ def test_the_command_itself_killed_many_times(tmp_path: Path) -> None:
         return subprocess.Popen(args, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
     began = time.monotonic()
-    assert start(tmp_path / "whole").wait() == 0
+    with start(tmp_path / "whole") as process:
+        assert process.wait() == 0
     length, whole = time.monotonic() - began, final_state(tmp_path / "whole")
     for number in range(10):
         out, kills, damaged = tmp_path / f"cut-{number}", 0, False
         while True:
-            process = start(out)
-            if kills < 4:
-                time.sleep(rng.uniform(length / 4, length))
-                process.kill()
-            code = process.wait()
-            if code == 0:
+            with start(out) as process:
+                if kills < 4:
+                    time.sleep(rng.uniform(length / 4, length))
+                    process.kill()
+                said = process.communicate()[1]
+            if process.returncode == 0:
                 break
-            assert code == -signal.SIGKILL, process.stderr and process.stderr.read().decode()
+            assert process.returncode == -signal.SIGKILL, said.decode()
             kills += 1
             manifests = sorted((out / "checkpoint").glob("manifest-*.json"))
             if len(manifests) == 2 and not damaged and kills % 2 == 0:

@@ -120,9 +120,9 @@ def test_snapshots_bring_a_run_back(cluster: None, tmp_path: Path) -> None:
         run(algorithm, engine, 1, seed=3, after_round=lambda p, r: kept.append(p))
         records = engine.snapshot()
         assert sorted(records) == list(range(7))
-        with Ray(algorithm, FEDERATION, workers=2, folder=tmp_path / "b") as other:
-            other.restore(records)
-            assert same_bits(run(algorithm, other, 2, seed=3, progress=kept[0]), wanted)
+    with Ray(algorithm, FEDERATION, workers=2, folder=tmp_path / "b") as other:
+        other.restore(records)
+        assert same_bits(run(algorithm, other, 2, seed=3, progress=kept[0]), wanted)
 
 
 def test_what_cannot_be_placed_is_refused(cluster: None) -> None:
