@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from fedlens import tree
-from fedlens.algorithm import Algorithm, StackError
+from fedlens.algorithm import Algorithm, Layer, StackError
 from fedlens.client import Batch, Client, Data, generator, seeded
 from fedlens.message import Message
 from fedlens.replies import Replies
@@ -320,6 +320,37 @@ class FedAvg(Algorithm):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_resident": None}
+
+
+class TrainingLayer(Layer):
+    """A layer that stands on FedAvg: on its model, its local steps or its mean update. One that has more to check begins with `under`."""
+
+    whole: ClassVar[bool] = False  # builds a second network, so what it sees must be all of the model
+
+    def under(self, inner: Algorithm) -> FedAvg:
+        name = type(self).__name__
+        if not isinstance(inner.base, FedAvg):
+            raise StackError(f"{name} needs FedAvg's model and training, {type(inner.base).__name__} has none")
+        for part in inner.parts() if self.whole else ():
+            if isinstance(part, Layer) and part.stage == "share":
+                raise StackError(
+                    f"{name} needs the whole model, but {type(part).__name__} hides a part of it: put {name} before it in the stack"
+                )
+        return inner.base
+
+    def check(self, inner: Algorithm) -> None:
+        self.under(inner)
+
+    @property
+    def fedavg(self) -> FedAvg:
+        return self.under(self.inner)
+
+    @property
+    def head(self) -> nn.Linear:
+        """The model's head, for a layer whose `check` made sure that it is one linear layer."""
+        head = self.fedavg.resident.head
+        assert isinstance(head, nn.Linear)
+        return head
 
 
 def lr_factor(schedule: str, number: int, rounds: int, step_every: int, decay: float) -> float:

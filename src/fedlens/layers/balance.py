@@ -35,12 +35,11 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.algorithm import Algorithm, Layer, StackError
-from fedlens.algorithms.fedavg import FedAvg
+from fedlens.algorithm import Algorithm, StackError
+from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.client import Batch, Client, Data, generator
 from fedlens.federation import Federation
 from fedlens.generators.generator import ImageGenerator, store
-from fedlens.layers.moon import needs_whole_model
 from fedlens.message import Message
 from fedlens.pictures import Picture
 from fedlens.tree import Tree
@@ -52,7 +51,7 @@ LOOK = 250  # samples at a time where only the loss is wanted
 
 
 @dataclass
-class Balance(Layer):
+class Balance(TrainingLayer):
     """generator: fills scarce and missing classes. sampling: of excessive ones, by loss or at random. period: rounds until the choice is
     made anew (m), 0 for never. replay: share of the last choice that stays (gamma). align: learn a shift of generated features per class.
     pace: learning rate of the shifts as a multiple of the model's (with SGD). drop: share of a batch whose shift is left out (zeta).
@@ -70,6 +69,7 @@ class Balance(Layer):
     weak: float = 0.0
     cache: str = "auto"
     _classes: tuple[str, ...] = field(default=(), init=False, repr=False)
+    whole: ClassVar[bool] = True
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"replay": (0.0, 0.3, 0.7)}
 
     def __post_init__(self) -> None:
@@ -84,9 +84,7 @@ class Balance(Layer):
             raise StackError(f"Balance: period is a number of rounds, not {self.period}")
 
     def check(self, inner: Algorithm) -> None:
-        needs_whole_model(self, inner)
-        assert isinstance(inner.base, FedAvg)
-        model = inner.base.resident
+        model = self.under(inner).resident
         if not hasattr(model, "features") or not isinstance(getattr(model, "head", None), nn.Linear):
             raise StackError(
                 f"Balance shifts features in front of the head, but {type(model).__name__} has no split into features and a linear head"
@@ -146,7 +144,7 @@ class Balance(Layer):
         """The plan and the real samples of this cycle; they are chosen at a client's first work in it and remembered."""
         cycle = self._cycle(message)
         before = client.memory.get("balance")
-        labels = before["labels"] if before else labels_of(client.data, self._head.out_features)
+        labels = before["labels"] if before else labels_of(client.data, self.head.out_features)
         plan, rng = self._plan(message, client.id, labels, role)
         if before and int(before["cycle"]) == cycle:
             return plan, before["kept"]
@@ -156,7 +154,7 @@ class Balance(Layer):
 
     def _plan(self, message: Message, client: int, labels: Tensor, role: Role) -> tuple[Plan, Generator]:
         rng = generator(int(message.scalars.get("seed", 0)), client, self._cycle(message), 0xFB2)
-        return balance(torch.bincount(labels, minlength=self._head.out_features).tolist(), role == "unconstrained", rng), rng
+        return balance(torch.bincount(labels, minlength=self.head.out_features).tolist(), role == "unconstrained", rng), rng
 
     def _cycle(self, message: Message) -> int:
         return message.round // self.period if self.period else 0
@@ -180,7 +178,7 @@ class Balance(Layer):
 
     def _losses(self, message: Message, data: Data, index: Tensor) -> Tensor:
         """Of each of these samples, under the received model as it would be used."""
-        base = self._fedavg
+        base = self.fedavg
         model = base.load(message.trees["model"]).eval()
         found = []
         with torch.no_grad():
@@ -191,19 +189,7 @@ class Balance(Layer):
 
     def _shifts(self, message: Message, client: Client) -> Shifts:
         rng = generator(int(message.scalars.get("seed", 0)), message.round, client.id, 0xFB3)
-        return Shifts(self._head.out_features, self._head.in_features, self.drop, rng, self.pace)
-
-    @property
-    def _fedavg(self) -> FedAvg:
-        base = self.inner.base
-        assert isinstance(base, FedAvg)
-        return base
-
-    @property
-    def _head(self) -> nn.Linear:
-        head = self._fedavg.resident.head
-        assert isinstance(head, nn.Linear)
-        return head
+        return Shifts(self.head.out_features, self.head.in_features, self.drop, rng, self.pace)
 
     # -- what there is to see -----------------------------------------------------------------------------------------------------
 
@@ -218,7 +204,7 @@ class Balance(Layer):
         role = self.role(state, client)
         if role == "no" or not len(data):
             return {}
-        plan, _ = self._plan(state, client, labels_of(data, self._head.out_features), role)
+        plan, _ = self._plan(state, client, labels_of(data, self.head.out_features), role)
         shape = data.batch(torch.arange(1))["x"].shape[1:]
         return store(self.cache).images(self.generator, plan.wanted, shape, int(state.scalars.get("seed", 0)), client)[0]
 

@@ -37,7 +37,7 @@ def show(layer: Balance, state: Message, federation: Federation, memory: Callabl
     made = layer.filled(state, chosen, federation.holdings[chosen])
     if not made or next(iter(made.values())).dim() != 4:
         return ()
-    names = layer._classes or [str(k) for k in range(layer._head.out_features)]
+    names = layer._classes or [str(k) for k in range(layer.head.out_features)]
     real = by_class(reference, sorted(made), POINTS)
     shift = layer.pace**0.5 * memory(chosen)[ALIGN]["shift"] if chosen in aligned else None
     return [sheet(real, made, names, chosen), projection(layer.result(state), real, made, shift, names, chosen)]

@@ -20,8 +20,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlens.algorithm import Algorithm, Layer, Needs, StackError, Stage
-from fedlens.algorithms.fedavg import FedAvg
+from fedlens.algorithm import Algorithm, Needs, StackError, Stage
+from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.layers.robust import flatten, weighted_mean
 from fedlens.message import MEAN, Message
 from fedlens.replies import Replies
@@ -29,7 +29,7 @@ from fedlens.tree import Tree
 
 
 @dataclass
-class FedCDA(Layer):
+class FedCDA(TrainingLayer):
     """keep: models per client (K; 3 in the paper). group: clients optimised together (B; 3). warmup: rounds of plain averaging.
     exact: up to how many combinations are all tried."""
 
@@ -47,7 +47,7 @@ class FedCDA(Layer):
             raise StackError(f"FedCDA needs keep >= 1 and group >= 1, not {self.keep} and {self.group}")
 
     def check(self, inner: Algorithm) -> None:
-        if not isinstance(inner.base, FedAvg) or inner.base.server_lr != 1:
+        if self.under(inner).server_lr != 1:
             raise StackError("FedCDA replaces the model by a mean of local ones: it needs FedAvg with server_lr = 1")
 
     def server_step(self, state: Message, replies: Replies) -> Message:

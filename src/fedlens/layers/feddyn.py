@@ -17,8 +17,8 @@ from typing import ClassVar
 import torch
 
 from fedlens import tree
-from fedlens.algorithm import Algorithm, Layer, StackError
-from fedlens.algorithms.fedavg import FedAvg
+from fedlens.algorithm import Algorithm, StackError
+from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.client import Client
 from fedlens.layers.fednova import FedNova
 from fedlens.layers.fedprox import squared_distance
@@ -28,7 +28,7 @@ from fedlens.replies import Replies
 
 
 @dataclass
-class FedDyn(Layer):
+class FedDyn(TrainingLayer):
     """alpha: strength; 0.01 on CIFAR in the paper. g_i lives in the client's memory, h in the state."""
 
     alpha: float = 0.01
@@ -41,21 +41,20 @@ class FedDyn(Layer):
             raise StackError(f"FedDyn needs a positive alpha, not {self.alpha}")
 
     def check(self, inner: Algorithm) -> None:
-        if not isinstance(inner.base, FedAvg):
-            raise StackError(f"FedDyn needs FedAvg's local training, {type(inner.base).__name__} has none")
+        base = self.under(inner)
         if any(isinstance(p, FedNova) for p in inner.parts()):
             raise StackError("FedDyn's memory needs the updates as they are, FedNova rescales them: keep one of them")
-        if inner.base.server_lr != 1:
+        if base.server_lr != 1:
             raise StackError("FedDyn replaces the model by the mean of the local ones: server_lr must be 1")
 
     def init(self) -> Message:
         state = self.inner.init()
-        names = self._fedavg.parameter_names
+        names = self.fedavg.parameter_names
         return state.put(h={n: torch.zeros_like(t) for n, t in state.trees["model"].items() if n in names})
 
     def client_step(self, message: Message, client: Client) -> Message:
         received = message.trees["model"]
-        names = self._fedavg.parameter_names & received.keys()
+        names = self.fedavg.parameter_names & received.keys()
         g = client.memory.get("feddyn") or {n: torch.zeros_like(received[n]) for n in sorted(names)}
         minus = tree.scale(g, -1)
         pulled = client.pull(lambda model: linear(model, minus) + self.alpha / 2 * squared_distance(model, received))
@@ -70,9 +69,3 @@ class FedDyn(Layer):
         new = self.inner.server_step(state, replies)
         model = new.trees["model"]
         return new.put(h=h, model={n: t - h[n] / self.alpha if n in h else t for n, t in model.items()})
-
-    @property
-    def _fedavg(self) -> FedAvg:
-        base = self.inner.base
-        assert isinstance(base, FedAvg)
-        return base

@@ -24,10 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlens import tree
-from fedlens.algorithm import Algorithm, Layer, Needs, StackError, server_rng
-from fedlens.algorithms.fedavg import FedAvg, train
+from fedlens.algorithm import Algorithm, Needs, StackError, server_rng
+from fedlens.algorithms.fedavg import TrainingLayer, train
 from fedlens.client import Batch, Client, Data, Output, Term, generator, seeded
-from fedlens.layers.moon import needs_whole_model
 from fedlens.message import Message
 from fedlens.replies import Replies
 from fedlens.tree import Tree
@@ -49,7 +48,7 @@ class FeatureGenerator(nn.Module):
 
 
 @dataclass
-class FedGen(Layer):
+class FedGen(TrainingLayer):
     """alpha, beta: of the two client terms. decay: of both, per round. eta: of the diversity term. noise, hidden: sizes of the generator.
     steps, batch, lr: of its training (Adam) in every round."""
 
@@ -63,20 +62,19 @@ class FedGen(Layer):
     batch: int = 32
     lr: float = 3e-4
     own_needs: ClassVar[Needs] = "replies"
+    whole: ClassVar[bool] = True
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"alpha": (0.1, 1.0, 100.0)}
 
     def check(self, inner: Algorithm) -> None:
-        needs_whole_model(self, inner)
-        assert isinstance(inner.base, FedAvg)
-        if not isinstance(getattr(inner.base.resident, "head", None), nn.Linear):
+        if not isinstance(getattr(self.under(inner).resident, "head", None), nn.Linear):
             raise StackError("FedGen generates what the head reads: the model needs a `head` that is one linear layer")
         if self.batch < 2:
             raise StackError("FedGen's generator has BatchNorm: its batch must be at least 2")
 
     def init(self) -> Message:
-        with seeded(generator(self._fedavg.seed, 0x6E)):
+        with seeded(generator(self.fedavg.seed, 0x6E)):
             made = tree.clone(self._network().state_dict())
-        return self.inner.init().put(generator=made, seen={"counts": torch.zeros(self._head.out_features, dtype=torch.float64)})
+        return self.inner.init().put(generator=made, seen={"counts": torch.zeros(self.head.out_features, dtype=torch.float64)})
 
     def broadcast(self, state: Message) -> Message:
         return self.inner.broadcast(state).put(generator=state.trees["generator"], seen=state.trees["seen"])
@@ -87,7 +85,7 @@ class FedGen(Layer):
         return {**self.inner.expects(message), "head": heads, "labels": message.trees["seen"]}
 
     def client_step(self, message: Message, client: Client) -> Message:
-        counts = label_counts(client.data, self._head.out_features)
+        counts = label_counts(client.data, self.head.out_features)
         seen = message.trees["seen"]["counts"]
         if float(seen.sum()) > 0:  # before the first server step there is nothing to learn from
             client = client.plus(self._term(message, client, (seen > 0).double()))
@@ -125,7 +123,7 @@ class FedGen(Layer):
         return tree.clone(network.state_dict())
 
     def _term(self, message: Message, client: Client, open_: Tensor) -> Term:
-        network = self._network(message.trees["generator"]).eval().requires_grad_(False).to(self._fedavg.place)
+        network = self._network(message.trees["generator"]).eval().requires_grad_(False).to(self.fedavg.place)
         fade = self.decay**message.round
 
         def term(model: nn.Module, batch: Batch, output: Output) -> Tensor:
@@ -142,22 +140,10 @@ class FedGen(Layer):
         return term
 
     def _network(self, weights: Mapping[str, Tensor] | None = None) -> FeatureGenerator:
-        network = FeatureGenerator(self._head.out_features, self.noise, self.hidden, self._head.in_features)
+        network = FeatureGenerator(self.head.out_features, self.noise, self.hidden, self.head.in_features)
         if weights is not None:
             network.load_state_dict(dict(weights))
         return network
-
-    @property
-    def _fedavg(self) -> FedAvg:
-        base = self.inner.base
-        assert isinstance(base, FedAvg)
-        return base
-
-    @property
-    def _head(self) -> nn.Linear:
-        head = self._fedavg.resident.head
-        assert isinstance(head, nn.Linear)
-        return head
 
 
 def label_counts(data: Data, classes: int) -> Tensor:

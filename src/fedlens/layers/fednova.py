@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedlens.algorithm import Algorithm, Layer, StackError
-from fedlens.algorithms.fedavg import FedAvg
+from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.client import Client
 from fedlens.layers.fedprox import FedProx
 from fedlens.message import Message
@@ -21,39 +21,32 @@ from fedlens.replies import Replies
 
 
 @dataclass
-class FedNova(Layer):
+class FedNova(TrainingLayer):
     """No parameters: everything follows from the local optimiser."""
 
     of_mean: ClassVar[bool] = True
 
     def check(self, inner: Algorithm) -> None:
-        if not isinstance(inner.base, FedAvg):
-            raise StackError(f"FedNova normalises FedAvg's local steps, {type(inner.base).__name__} makes none")
+        base = self.under(inner)
         if odd := next((type(p).__name__ for p in inner.parts() if isinstance(p, Layer) and p.steers and not isinstance(p, FedProx)), None):
             raise StackError(f"FedNova rescales the updates that {odd}'s memory is made of: keep one of them")
-        if inner.base.optimizer != "sgd":
-            raise StackError(f"FedNova holds for SGD (with or without momentum), not for {inner.base.optimizer}")
+        if base.optimizer != "sgd":
+            raise StackError(f"FedNova holds for SGD (with or without momentum), not for {base.optimizer}")
 
     def client_step(self, message: Message, client: Client) -> Message:
         reply = self.inner.client_step(message, client)
-        base = self._fedavg
+        base = self.fedavg
         mu = sum(p.mu for p in self.inner.parts() if isinstance(p, FedProx)) + base.weight_decay
         size = response(int(reply.scalars["steps"]), base.lr_at(message), base.momentum, mu)
         delta = {n: t / size if n in base.parameter_names else t for n, t in reply.trees["delta"].items()}
         return reply.put(delta=delta).note(local_size=size)
 
     def server_step(self, state: Message, replies: Replies) -> Message:
-        base = self._fedavg
+        base = self.fedavg
         weights = replies.values("examples") if base.weights == "examples" else [1.0] * len(replies)
         effective = sum(w * a for w, a in zip(weights, replies.values("local_size"), strict=True)) / sum(weights)
         delta = {n: t * effective if n in base.parameter_names else t for n, t in replies.mean("delta").items()}
         return self.inner.server_step(state.note(effective_steps=effective), replies.put(delta=delta))
-
-    @property
-    def _fedavg(self) -> FedAvg:
-        base = self.inner.base
-        assert isinstance(base, FedAvg)
-        return base
 
 
 def response(steps: int, lr: float, momentum: float, mu: float) -> float:

@@ -15,34 +15,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedlens.algorithm import Algorithm, Layer
-from fedlens.algorithms.fedavg import FedAvg
+from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.client import Batch, Client, Output
-from fedlens.layers.moon import frozen, needs_whole_model
+from fedlens.layers.moon import frozen
 from fedlens.message import Message
 
 
 @dataclass
-class FedNTD(Layer):
+class FedNTD(TrainingLayer):
     """beta: strength. tau: temperature. For classification only."""
 
     beta: float = 1.0
     tau: float = 1.0
+    whole: ClassVar[bool] = True
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"beta": (0.3, 3.0, 10.0)}
 
-    def check(self, inner: Algorithm) -> None:
-        needs_whole_model(self, inner)
-
     def client_step(self, message: Message, client: Client) -> Message:
-        base = self.inner.base
-        assert isinstance(base, FedAvg)
-        teacher = frozen(base, message.trees["model"])
+        teacher = frozen(self.fedavg, message.trees["model"])
 
         def term(model: object, batch: Batch, output: Output) -> Tensor:
             if "y" not in batch or output.prediction.dim() != 2:
                 raise ValueError("FedNTD needs class scores and labels: it works for classification only")
             with torch.no_grad():
-                known = base.task.forward(teacher, batch).prediction
+                known = self.fedavg.task.forward(teacher, batch).prediction
             return self.beta * not_true(output.prediction, known, batch["y"], self.tau)
 
         return self.inner.client_step(message, client.plus(term))

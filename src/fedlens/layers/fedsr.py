@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.algorithm import Algorithm, Layer, Needs, StackError, Stage
-from fedlens.algorithms.fedavg import FedAvg
+from fedlens.algorithm import Algorithm, Needs, StackError, Stage
+from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.client import Batch, Client, Output
 from fedlens.message import Message
 from fedlens.replies import Replies
@@ -31,7 +31,7 @@ from fedlens.tree import Tree
 
 
 @dataclass
-class FedSR(Layer):
+class FedSR(TrainingLayer):
     """layer: whose features are compared. weight: lambda. tau: temperature."""
 
     layer: str = "conv_first"
@@ -41,23 +41,19 @@ class FedSR(Layer):
     own_needs: ClassVar[Needs] = "replies"
 
     def check(self, inner: Algorithm) -> None:
-        if not isinstance(inner.base, FedAvg):
-            raise StackError(f"FedSR changes how clients train, but {type(inner.base).__name__} does not train")
-        model = inner.base.resident
+        model = self.under(inner).resident
         names = [n for n, _ in model.named_modules() if n]
         if self.layer not in names:
             some = ", ".join(n for n in names if "." not in n)
             raise StackError(f"FedSR looks at the layer {self.layer!r}, which {type(model).__name__} does not have (it has {some})")
 
     def client_step(self, message: Message, client: Client) -> Message:
-        base = self.inner.base
-        assert isinstance(base, FedAvg)
-        model = base.load(message.trees["model"])
+        model = self.fedavg.load(message.trees["model"])
         frozen = copy.deepcopy(model).eval().requires_grad_(False)
         with features_of(model.get_submodule(self.layer)) as seen:
 
             def term(_: nn.Module, batch: Batch, output: Output) -> Tensor:
-                anchor = shallow(lambda: base.task.forward(frozen, batch), frozen.get_submodule(self.layer))
+                anchor = shallow(lambda: self.fedavg.task.forward(frozen, batch), frozen.get_submodule(self.layer))
                 return self.weight * info_nce(pooled(seen[-1]), pooled(anchor), self.tau)
 
             return self.inner.client_step(message, client.plus(term))

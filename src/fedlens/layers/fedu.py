@@ -18,14 +18,14 @@ import torch
 
 from fedlens import tree
 from fedlens.algorithm import Algorithm, Layer, StackError, Stage
-from fedlens.algorithms.fedavg import FedAvg
+from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.client import Client
 from fedlens.message import Message
 from fedlens.tree import Tree
 
 
 @dataclass
-class FedU(Layer):
+class FedU(TrainingLayer):
     """mu: how far a backbone may move before its client keeps its own head. backbone: first token of the names that are not the head."""
 
     mu: float = 0.4
@@ -34,8 +34,7 @@ class FedU(Layer):
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"mu": (0.1, 0.2, 0.8)}
 
     def check(self, inner: Algorithm) -> None:
-        if not isinstance(inner.base, FedAvg):
-            raise StackError(f"FedU decides about a model's head, {type(inner.base).__name__} has none")
+        self.under(inner)
         if other := next((p for p in inner.parts() if isinstance(p, Layer) and p.stage == "share"), None):
             raise StackError(f"FedU chooses between the global and a local head, but with {type(other).__name__} there is no global one")
 

@@ -18,29 +18,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.algorithm import Algorithm, Layer, StackError
-from fedlens.algorithms.fedavg import FedAvg
+from fedlens.algorithm import Algorithm, StackError
+from fedlens.algorithms.fedavg import FedAvg, TrainingLayer
 from fedlens.client import Batch, Client, Output
 from fedlens.message import Message
 
 
 @dataclass
-class Moon(Layer):
+class Moon(TrainingLayer):
     """mu: strength (5 on CIFAR-10 in the paper, 1 elsewhere). tau: temperature."""
 
     mu: float = 1.0
     tau: float = 0.5
+    whole: ClassVar[bool] = True
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"mu": (0.1, 5.0, 10.0)}
 
     def check(self, inner: Algorithm) -> None:
-        needs_whole_model(self, inner)
-        base = inner.base
-        if not hasattr(base.resident, "features"):  # type: ignore[attr-defined]
+        if not hasattr(self.under(inner).resident, "features"):
             raise StackError("Moon compares features, but the model has no split into features and head")
 
     def client_step(self, message: Message, client: Client) -> Message:
-        received, base = message.trees["model"], self.inner.base
-        assert isinstance(base, FedAvg)
+        received, base = message.trees["model"], self.fedavg
         if "moon" in client.memory:
             teachers = [frozen(base, received), frozen(base, client.memory["moon"])]
             client = client.plus(lambda model, batch, output: self.mu * self._contrast(teachers, batch, output))
@@ -70,15 +68,3 @@ def frozen(base: FedAvg, weights: Mapping[str, Tensor]) -> nn.Module:
         for name, t in weights.items():
             current[name].copy_(t)
     return model.eval().requires_grad_(False)
-
-
-def needs_whole_model(layer: Layer, inner: Algorithm) -> None:
-    """For layers that build a second network: what they see must be all of it."""
-    name = type(layer).__name__
-    if not isinstance(inner.base, FedAvg):
-        raise StackError(f"{name} needs FedAvg's model, {type(inner.base).__name__} has none")
-    for part in inner.parts():
-        if isinstance(part, Layer) and part.stage == "share":
-            raise StackError(
-                f"{name} needs the whole model, but {type(part).__name__} hides a part of it: put {name} before it in the stack"
-            )

@@ -34,8 +34,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.algorithm import Algorithm, Layer, StackError
-from fedlens.algorithms.fedavg import FedAvg
+from fedlens.algorithm import Algorithm, StackError
+from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.client import Batch, Client, Output
 from fedlens.message import Message
 
@@ -43,7 +43,7 @@ Size = tuple[int, int]
 
 
 @dataclass
-class MultiResolution(Layer):
+class MultiResolution(TrainingLayer):
     """sizes: (height, width) of the levels, in any order. alpha: weight of the distillation. gamma: weight of the L2 term. statistics: what
     BatchNorm's running statistics follow. corners: align corner pixels when upsampling."""
 
@@ -54,15 +54,13 @@ class MultiResolution(Layer):
     corners: bool = False
 
     def check(self, inner: Algorithm) -> None:
-        if not isinstance(inner.base, FedAvg):
-            raise StackError(f"MultiResolution distils a model, {type(inner.base).__name__} has none")
+        multiple = self.under(inner).task.multiple
         if not self.sizes:
             raise StackError("MultiResolution needs the sizes of its levels, for example sizes = [[64, 48], [48, 36], [32, 24]]")
         self.sizes = tuple(sorted({(int(h), int(w)) for h, w in self.sizes}, reverse=True))
         for higher, lower in zip(self.sizes, self.sizes[1:]):
             if not is_below(lower, higher):
                 raise StackError(f"MultiResolution: {_name(lower)} is not below {_name(higher)} in both directions")
-        multiple = inner.base.task.multiple
         for size in self.sizes:
             if min(size) < 1 or any(side % multiple for side in size):
                 raise StackError(f"MultiResolution: {_name(size)} does not fit the model, whose inputs are multiples of {multiple}")
@@ -75,8 +73,7 @@ class MultiResolution(Layer):
 
     def distil(self, model: nn.Module, batch: Batch, output: Output) -> Tensor:
         """alpha times Eq. 5. The native prediction is the one the task loss has already paid for."""
-        base = self.inner.base
-        assert isinstance(base, FedAvg)
+        base = self.fedavg
         teacher = output.prediction
         total = teacher.new_zeros(())
         with frozen_statistics(model) if self.statistics == "native" else nullcontext():

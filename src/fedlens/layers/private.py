@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 from torch import nn
 
 from fedlens.algorithm import Algorithm, Layer, StackError, Stage
-from fedlens.algorithms.fedavg import FedAvg
+from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.client import Client
 from fedlens.message import Message
 from fedlens.tree import Tree
 
 
-class Private(Layer):
+class Private(TrainingLayer):
     """Abstract: which names stay at home."""
 
     stage: ClassVar[Stage] = "share"
@@ -31,8 +31,7 @@ class Private(Layer):
     def is_private(self, name: str) -> bool: ...
 
     def check(self, inner: Algorithm) -> None:
-        if not isinstance(inner.base, FedAvg):
-            raise StackError(f"{type(self).__name__} splits a model, {type(inner.base).__name__} has none")
+        self.under(inner)
         if other := next((p for p in inner.parts() if isinstance(p, Layer) and p.stage == "share"), None):
             raise StackError(f"{type(self).__name__} and {type(other).__name__} both decide what stays with a client: keep one of them")
 
@@ -56,9 +55,7 @@ class Private(Layer):
     def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
         """With a client's own part. The server has none, so it can evaluate only what needs no head; else personal metrics are all there
         is."""
-        base = self.inner.base
-        assert isinstance(base, FedAvg)
-        if "private" not in memory and base.task.needs_head(data):
+        if "private" not in memory and self.fedavg.task.needs_head(data):
             return {}
         own = memory.get("private") or self._first()
         return self.inner.evaluate(message.put(model={**message.trees["model"], **own}), data, memory)
@@ -88,8 +85,6 @@ class FedBN(Private):
 
     def is_private(self, name: str) -> bool:
         if self._names is None:
-            base = self.inner.base
-            assert isinstance(base, FedAvg)
-            norms = [m for m, module in base.resident.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+            norms = [m for m, module in self.fedavg.resident.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
             self._names = {f"{m}.{p}" for m in norms for p in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
         return name in self._names

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedlens import tree
 from fedlens.algorithm import Algorithm, Layer, StackError
-from fedlens.algorithms.fedavg import FedAvg
+from fedlens.algorithms.fedavg import FedAvg, TrainingLayer
 from fedlens.client import Client
 from fedlens.layers.fednova import FedNova
 from fedlens.message import Message
@@ -32,25 +32,24 @@ from fedlens.tree import Tree
 
 
 @dataclass
-class Scaffold(Layer):
+class Scaffold(TrainingLayer):
     """option: "I", "II" or "auto" (II where it is valid). c_i lives in the client's memory, c in the state."""
 
     option: Literal["auto", "I", "II"] = "auto"
     steers: ClassVar[bool] = True
 
     def check(self, inner: Algorithm) -> None:
-        if not isinstance(inner.base, FedAvg):
-            raise StackError(f"Scaffold needs FedAvg's local gradients, {type(inner.base).__name__} has none")
+        base = self.under(inner)
         if any(isinstance(part, FedNova) for part in inner.parts()):
             raise StackError("Scaffold's memory needs the updates as they are, FedNova rescales them: keep one of them")
-        if self.option == "II" and (not plain_sgd(inner.base) or steered(inner)):
+        if self.option == "II" and (not plain_sgd(base) or steered(inner)):
             raise StackError(
                 "Scaffold option II holds for plain SGD only (no momentum, Adam, clipping, weight decay or other pull): use option I"
             )
 
     def init(self) -> Message:
         state = self.inner.init()
-        names = self._fedavg.parameter_names
+        names = self.fedavg.parameter_names
         return state.put(control={n: torch.zeros_like(t) for n, t in state.trees["model"].items() if n in names})
 
     def broadcast(self, state: Message) -> Message:
@@ -63,14 +62,14 @@ class Scaffold(Layer):
         c = message.trees["control"]
         c_i = client.memory.get("control") or tree.zeros_like(c)
         correction = tree.subtract(c, c_i)
-        gradient = None if self._second(client) else self._fedavg.gradient(message, client)
+        gradient = None if self._second(client) else self.fedavg.gradient(message, client)
         reply = self.inner.client_step(message, client.pull(lambda model: linear(model, correction)))
         if gradient is None:
-            rates = {n: self._fedavg.factor(n, message) * reply.scalars["lr_sum"] for n in c}
+            rates = {n: self.fedavg.factor(n, message) * reply.scalars["lr_sum"] for n in c}
             delta = reply.trees["delta"]
             new = {n: c_i[n] - c[n] - delta[n] / rates[n] if rates[n] else c_i[n] for n in c}  # delta = y - x, so x - y = -delta
         else:
-            new = {n: gradient[n] if self._fedavg.factor(n, message) else c_i[n] for n in c}
+            new = {n: gradient[n] if self.fedavg.factor(n, message) else c_i[n] for n in c}
         client.memory["control"] = new
         return reply.put(control=tree.subtract(new, c_i)).weigh("control", 1.0)
 
@@ -80,16 +79,10 @@ class Scaffold(Layer):
         moved = tree.add(state.trees["control"], tree.scale(replies.mean("control"), share))
         return state.put(control=moved)
 
-    @property
-    def _fedavg(self) -> FedAvg:
-        base = self.inner.base
-        assert isinstance(base, FedAvg)
-        return base
-
     def _second(self, client: Client) -> bool:
         """Layers further out have left their pulls with the client, those further in are parts of `inner`."""
         alone = not client.pulls and not steered(self.inner)
-        return self.option == "II" or (self.option == "auto" and plain_sgd(self._fedavg) and alone)
+        return self.option == "II" or (self.option == "auto" and plain_sgd(self.fedavg) and alone)
 
 
 def plain_sgd(base: FedAvg) -> bool:

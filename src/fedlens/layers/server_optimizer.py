@@ -18,23 +18,22 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedlens.algorithm import Algorithm, Layer, StackError, Stage
-from fedlens.algorithms.fedavg import FedAvg
+from fedlens.algorithm import Algorithm, StackError, Stage
+from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.layers.feddyn import FedDyn
 from fedlens.message import Message
 from fedlens.replies import Replies
 from fedlens.tree import Tree
 
 
-class ServerOptimizer(Layer):
+class ServerOptimizer(TrainingLayer):
     """Abstract: what becomes of the mean update."""
 
     stage: ClassVar[Stage] = "merge"
     of_mean: ClassVar[bool] = True
 
     def check(self, inner: Algorithm) -> None:
-        if not isinstance(inner.base, FedAvg):
-            raise StackError(f"{type(self).__name__} steps along FedAvg's mean update, {type(inner.base).__name__} has none")
+        self.under(inner)
         if any(isinstance(p, FedDyn) for p in inner.parts()):
             raise StackError(f"FedDyn has a server step of its own: {type(self).__name__} cannot change its mean")
         if other := next((p for p in inner.parts() if isinstance(p, ServerOptimizer)), None):
@@ -42,9 +41,7 @@ class ServerOptimizer(Layer):
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         mean = replies.mean("delta")
-        base = self.inner.base
-        assert isinstance(base, FedAvg)
-        gradient = {n: t for n, t in mean.items() if n in base.parameter_names}
+        gradient = {n: t for n, t in mean.items() if n in self.fedavg.parameter_names}
         step, kept = self.step(state, gradient)
         return self.inner.server_step(state, replies.put(delta={**mean, **step})).put(**kept)
 
