@@ -1,6 +1,6 @@
 """FedVSSL on real video at the size of a CPU: pretrain on JHMDB-21 without labels, then retrieval, a linear probe and fine-tuning.
 
-    python experiments/fedvssl/run.py --data ../shared/data --minutes 20 [--seeds 0,1] [--rows "CtP FedAvg,CtP FedU"] [--part 0/2]
+    python experiments/fedvssl/run.py --data ../shared/data --minutes 20 [--seeds 0,1] [--rows "CtP FedAvg;CtP FedU"] [--part 0/2]
     python experiments/fedvssl/run.py --table                     prints the tables of README.md from the finished cells
 
 A cell is one row with one seed: a pretext task, an algorithm and a split. Finished ones are kept as JSON under cells/ and are not run
@@ -255,7 +255,7 @@ def main() -> None:
     torch.set_num_threads(1)
     CELLS.mkdir(exist_ok=True)
     end = time.monotonic() + 60 * options.minutes
-    wanted = [r for r in options.rows.split(",") if r] if options.rows else ["pixels", *ROWS]
+    wanted = [r for r in options.rows.split(";") if r] if options.rows else ["pixels", *ROWS]
     part, parts = (int(n) for n in options.part.split("/"))
     jobs = [(name, int(s)) for s in options.seeds.split(",") for name in wanted][part::parts]
     options.models.mkdir(parents=True, exist_ok=True)
