@@ -17,7 +17,7 @@ from toy import Toy, same_bits, toy_federation
 from toy_job import RECIPE, write_recipe
 
 import fedlens
-from fedlens import Lost, Message, Round, job, run, stack
+from fedlens import Lost, Message, Round, job, records, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.config import ConfigError
 from fedlens.data.source import Source
@@ -128,14 +128,14 @@ def test_weights_are_what_the_mean_used() -> None:
     def finished(scalars: Mapping[int, Mapping[str, float]], **noted: float) -> Round:
         return Round(0, 1.0, scalars, 2, [], 0, 0, {}, Message(scalars=noted))
 
-    assert job.shares(finished(mixed, mix=0.5)) == pytest.approx({0: 0.65, 1: 0.35})
-    assert job.shares(finished(plain)) == pytest.approx({0: 0.25, 1: 0.75})
-    assert job.shares(finished({0: {"loss": 1.0}})) == {}
+    assert records.shares(finished(mixed, mix=0.5)) == pytest.approx({0: 0.65, 1: 0.35})
+    assert records.shares(finished(plain)) == pytest.approx({0: 0.25, 1: 0.75})
+    assert records.shares(finished({0: {"loss": 1.0}})) == {}
 
 
 def test_who_got_lost_and_why_is_written_down() -> None:
     lost = [Lost(3, "took longer than 5 s"), Lost(4, "tree 'delta' holds NaN or Inf", refused=True)]
-    line = job.describe(Round(7, 1.5, {1: {"loss": 2.0, "examples": 5.0}}, 3, lost, 10, 20, {"psnr": float("inf")}, Message()))
+    line = records.describe(Round(7, 1.5, {1: {"loss": 2.0, "examples": 5.0}}, 3, lost, 10, 20, {"psnr": float("inf")}, Message()))
     assert (line["round"], line["asked"], line["heard"], line["refused"]) == (7, 3, 1, 1)
     assert line["lost"][0] == {"client": 3, "reason": "took longer than 5 s", "refused": False}
     assert line["metrics"] == {"psnr": None} and json.loads(json.dumps(line)) == line

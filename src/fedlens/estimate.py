@@ -13,9 +13,10 @@ from torch import Generator, Tensor
 from fedlens.client import Batch, Data
 from fedlens.engines.worker import threads
 from fedlens.federation import Federation
-from fedlens.job import Setup, memory_in_use
+from fedlens.job import Setup
 from fedlens.memory import Memory
 from fedlens.message import Message
+from fedlens.records import memory_in_use
 from fedlens.rounds import answer
 
 
