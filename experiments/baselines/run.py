@@ -92,7 +92,7 @@ def table(folder: Path, target: float) -> str:
     head = ["method", "seeds", "accuracy", "worst class", "worst client", f"rounds to {target:.0%}", "MB to it", "MB in all", "CPU s"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for method in METHODS:
-        cells = [json.loads(p.read_text()) for p in sorted(folder.glob(f"{slug(method)}-[0-9]*.json"))]
+        cells = [json.loads(p.read_text()) for p in sorted(folder.glob(f"{slug(method)}-[0-9].json"))]
         if not cells:
             continue
 
