@@ -62,16 +62,26 @@ COLOURS = ((214, 69, 65), (46, 134, 193), (39, 174, 96), (243, 156, 18), (142, 6
 
 
 def scatter(points: Tensor, groups: Tensor, labels: Sequence[str], side: int = 480) -> Tensor:
-    """A picture (3, side, side): one colour per group, the labels in the corner."""
+    """A picture (3, side, side): one colour per group, the labels above."""
     import numpy as np
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw, ImageFont
 
-    canvas = Image.new("RGB", (side, side), "white")
-    pen = ImageDraw.Draw(canvas)
-    low, span = points.amin(0), (points.amax(0) - points.amin(0)).max().clamp_min(1e-9)
-    spots = ((points - low) / span * (side - 40) + 20).tolist()
+    fine, top = 2 * side, 72  # drawn twice as large, so that dots come out round
+    canvas = Image.new("RGB", (fine, fine), "white")
+    pen, font = ImageDraw.Draw(canvas), ImageFont.load_default(26)
+
+    def dot(x: float, y: float, group: int) -> None:
+        pen.ellipse([x - 7, y - 7, x + 7, y + 7], fill=COLOURS[group % len(COLOURS)])
+
+    low, high = points.amin(0), points.amax(0)
+    scale = (torch.tensor([fine - 48, fine - top - 48]) / (high - low).clamp_min(1e-9)).min()
+    spots = ((points - (low + high) / 2) * scale + torch.tensor([fine / 2, (fine + top) / 2])).tolist()
     for (x, y), group in zip(spots, groups.tolist(), strict=True):
-        pen.ellipse([x - 3, y - 3, x + 3, y + 3], fill=COLOURS[group % len(COLOURS)])
+        dot(x, y, group)
+    at = 24.0
     for k, label in enumerate(labels):
-        pen.text((6, 4 + 12 * k), label, fill=COLOURS[k % len(COLOURS)])
-    return torch.from_numpy(np.asarray(canvas).copy()).permute(2, 0, 1).float() / 255
+        dot(at, 36, k)
+        pen.text((at + 16, 36), label, fill="#333333", font=font, anchor="lm")
+        at += 56 + pen.textlength(label, font=font)
+    small = canvas.resize((side, side), Image.Resampling.LANCZOS)
+    return torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1).float() / 255
