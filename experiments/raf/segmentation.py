@@ -75,7 +75,7 @@ def figures(count: int, first: int, size: tuple[int, int]) -> Tensors:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seeds", default="0,1,2")
     options = parser.parse_args()
     torch.set_num_threads(1)
