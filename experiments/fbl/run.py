@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 import tomllib
 from dataclasses import replace
@@ -30,7 +31,10 @@ from fedlens.engines.simulator import Simulator
 from fedlens.generators.generator import store
 from fedlens.job import Setup, prepare
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from blocks import fill  # noqa: E402
+
 RECIPE = HERE.parents[1] / "src" / "fedlens" / "recipes" / "fbl.toml"
 PUBLIC_EPOCHS = 20
 
@@ -247,10 +251,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     where = parser.parse_args()
     if where.table:
-        print(found := table(where.out))
-        readme = HERE / "README.md"
-        before, rest = readme.read_text().split("<!-- table -->\n")
-        readme.write_text(f"{before}<!-- table -->\n{found}\n<!-- end -->{rest.split('<!-- end -->')[1]}")
+        print(table(where.out))
+        fill(HERE / "README.md", {"table": lambda: table(where.out)})
         return
     torch.set_num_threads(1)
     began, longest = time.perf_counter(), 0.0

@@ -1,19 +1,21 @@
 """From results/*.json to the tables of README.md: python experiments/feddeblur/run.py --table
 
-README.md holds prose and, between <!-- name --> and <!-- /name -->, blocks that are written here. No result is typed by hand; the paper's
-numbers are. A cell that was not run says so.
+The paper's numbers are typed here, ours are not. A cell that was not run says so.
 """
 
 from __future__ import annotations
 
 import json
-import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from blocks import fill  # noqa: E402
+
 METHODS = ("FedDeblur", "CenDeblur", "FedAvgDeblur", "LocDeblur")
 SETTINGS = ("n10", "n5", "n3", "motion", "synthesis")
 # Tables 1, 2 and 5 of the paper: PSNR and SSIM in the order of METHODS.
@@ -298,21 +300,10 @@ BLOCKS: dict[str, Callable[[], str]] = {
 }  # fmt: skip
 
 
-def render(text: str) -> str:
-    """The text with every block written anew."""
-
-    def block(found: re.Match[str]) -> str:
-        name = found.group(1)
-        return f"<!-- {name} -->\n{BLOCKS[name]()}\n<!-- /{name} -->"
-
-    return re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- /\1 -->", block, text, flags=re.DOTALL)
-
-
 def write() -> None:
     surfaces()
     oscillation()
-    readme = HERE / "README.md"
-    readme.write_text(render(readme.read_text()))
+    fill(HERE / "README.md", BLOCKS)
 
 
 def surfaces() -> None:

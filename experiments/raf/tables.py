@@ -1,9 +1,9 @@
 """Cells to tables: PCK@0.2 by row and resolution beside the paper's Table II, and what distillation changes, with paired intervals.
 
-python experiments/raf/tables.py [lspet|stick]
+python experiments/raf/tables.py
 
 The interval is a percentile bootstrap over people (10,000 draws): a drawn person counts with both models, and with all seeds of both.
-Prints Markdown.
+Writes the blocks of README.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from blocks import fill  # noqa: E402
+
 ROWS = {"fedavg": "Base (FedAvg)", "fedprox": "Base (FedProx)", "raf-fedavg": "RAF (FedAvg)", "raf-fedprox": "RAF (FedProx)"}
 SIZES = ("32x24", "48x36", "64x48", "80x60", "96x72", "128x96")
 PAPER = {
@@ -51,27 +54,50 @@ def interval(raf: tuple[Array, Array], base: tuple[Array, Array], draws: int = 1
     return float(rate(raf, whole) - rate(base, whole)), float(low), float(high)
 
 
-def main() -> None:
-    cells = read(HERE / "cells", sys.argv[1] if len(sys.argv) > 1 else "lspet")
-    rows = [r for r in ROWS if any(row == r for row, _ in cells)]
-    print("| ours, PCK@0.2 (mean over seeds) | seeds | " + " | ".join(SIZES) + " |\n|---" * 1 + "|---" * (len(SIZES) + 1) + "|")
-    for row in rows:
+def header(*names: str) -> str:
+    return "| " + " | ".join(names) + " |\n" + "|---" * len(names) + "|"
+
+
+def line(name: str, values: Any, form: str = "{:.1f}") -> str:
+    return f"| {name} | " + " | ".join(form.format(v) for v in values) + " |"
+
+
+def ours(data: str) -> str:
+    cells = read(HERE / "cells", data)
+    lines = [header("ours, PCK@0.2", "seeds", *SIZES)]
+    for row, name in ROWS.items():
         seeds = sorted(s for r, s in cells if r == row)
-        values = [np.mean([cells[row, s]["pck"][size] for s in seeds]) for size in SIZES]
-        print(f"| {ROWS[row]} | {len(seeds)} | " + " | ".join(f"{v:.1f}" for v in values) + " |")
-    print("\n| paper, PCKh@0.5 at 4 x the size | " + " | ".join(SIZES) + " |\n|---" + "|---" * len(SIZES) + "|")
-    for row, values in PAPER.items():
-        print(f"| {ROWS[row]} | " + " | ".join(f"{v:.1f}" for v in values) + " |")
-    print("\n| RAF minus base (95 % interval) | " + " | ".join(SIZES) + " |\n|---" + "|---" * len(SIZES) + "|")
+        if seeds:
+            means = [np.mean([cells[row, s]["pck"][size] for s in seeds]) for size in SIZES]
+            lines.append(line(f"{name} | {len(seeds)}", means))
+    lines += ["", header("RAF minus base (95 % interval)", "seeds", *SIZES)]
     for base in ("fedavg", "fedprox"):
         raf = f"raf-{base}"
         seeds = sorted({s for r, s in cells if r == base} & {s for r, s in cells if r == raf})
         if seeds:
             gaps = [interval(people(cells, raf, seeds, size), people(cells, base, seeds, size)) for size in SIZES]
-            print(f"| {base}, seeds {seeds} | " + " | ".join(f"{d:+.1f} ({low:+.1f} .. {high:+.1f})" for d, low, high in gaps) + " |")
-        told = [np.array(PAPER[raf]) - np.array(PAPER[base])]
-        print(f"| {base}, paper | " + " | ".join(f"{d:+.1f}" for d in told[0]) + " |")
+            shown = [f"{d:+.1f} ({low:+.1f} .. {high:+.1f})" for d, low, high in gaps]
+            lines.append(line(f"under {ROWS[base][6:-1]} | {len(seeds)}", shown, "{}"))
+    return "\n".join(lines)
 
+
+def paper() -> str:
+    lines = [header("paper, PCKh@0.5 on MPII", "128x96", "192x144", "256x192", "320x240", "384x288", "512x384")]
+    lines += [line(ROWS[row], values) for row, values in PAPER.items()]
+    gaps = {base: np.array(PAPER[f"raf-{base}"]) - np.array(PAPER[base]) for base in ("fedavg", "fedprox")}
+    return "\n".join(lines + [line(f"RAF minus base under {ROWS[base][6:-1]}", gap, "{:+.1f}") for base, gap in gaps.items()])
+
+
+def segmentation() -> str:
+    found = json.loads((HERE / "results" / "segmentation.json").read_text())["mean"]
+    names = {"plain": "FedAvg", "raf": "RAF (FedAvg)"}
+    lines = [header("IoU of the figure, %, mean of three seeds", *found["plain"])]
+    lines += [line(names[k], found[k].values()) for k in names]
+    gap = [found["raf"][size] - found["plain"][size] for size in found["plain"]]
+    return "\n".join([*lines, line("RAF minus base", gap, "{:+.1f}")])
+
+
+BLOCKS = {"lspet": lambda: ours("lspet"), "stick": lambda: ours("stick"), "paper": paper, "segmentation": segmentation}
 
 if __name__ == "__main__":
-    main()
+    fill(HERE / "README.md", BLOCKS)
