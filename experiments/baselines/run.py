@@ -117,8 +117,21 @@ def slug(method: str) -> str:
     return "".join(c if c.isalnum() or c == "." else "-" for c in method.lower().replace(", ", "-"))
 
 
+def overhead() -> str:
+    """What `benchmarks/overhead.py` printed (kept in results/overhead.json), in units of FedAvg's round and of the model."""
+    found = json.loads((HERE / "results" / "overhead.json").read_text())["methods"]
+    model = found["FedAvg"]["bytes_down_per_client"]
+    head = ["method", "seconds a round", "down", "up", "a client keeps", "the server keeps", "peak memory, MB more"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    sizes = ("bytes_down_per_client", "bytes_up_per_client", "client_memory_bytes", "server_state_bytes")
+    for name, f in found.items():
+        row = [f"{f['ratio']:.2f}", *(f"{f[key] / model:.3g} P" if f[key] else "-" for key in sizes), f"{f['peak_over_fedavg'] / 1e6:.0f}"]
+        lines.append(f"| {name} | " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
 TARGETS = {"cifar10-0.1": 0.3, "cifar10-0.5": 0.35, "tiny-imagenet-20": 0.15}  # accuracies that many methods reach, not all
-BLOCKS = {name: (lambda n=name: table(HERE / "cells" / n, TARGETS[n])) for name in TARGETS}
+BLOCKS = {name: (lambda n=name: table(HERE / "cells" / n, TARGETS[n])) for name in TARGETS} | {"overhead": overhead}
 
 
 def main() -> None:
