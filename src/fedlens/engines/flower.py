@@ -52,7 +52,12 @@ _FAILURES = {
 def server_app(main: Callable[[Grid, Mapping[str, Any]], None]) -> ServerApp:
     """The ServerApp around a function of a grid and the run's config."""
     app = ServerApp()
-    app.main()(lambda grid, context: main(grid, dict(context.run_config)))
+
+    def begin(grid: Grid, context: Context) -> None:
+        return_at_once()
+        main(grid, dict(context.run_config))
+
+    app.main()(begin)
     return app
 
 
@@ -117,7 +122,6 @@ class Flower:
         return range(self.clients)
 
     def exchange(self, message: Message, ids: Sequence[int], heard: Mapping[int, int]) -> Iterator[Message | Lost | Nodes]:
-        return_at_once()
         self._assemble()
         began = time.monotonic()
         door = Worker(self.algorithm, Federation([]), Memory())  # checks and folds what comes in, as every engine does
