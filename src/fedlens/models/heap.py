@@ -39,7 +39,8 @@ def _glibc() -> Any:
 
 @cache
 def _others() -> int:
-    """What is resident besides the heap, code above all; as it is when first asked."""
+    """What is resident besides the heap, code above all; as it is when first asked, once what lies in gaps by then is given back."""
+    _glibc().malloc_trim(0)
     return max(0, _resident() - _used())
 
 
