@@ -143,7 +143,7 @@ def test_the_resident_worker_answers_as_the_site_itself_does(tmp_path: Path) -> 
     from fedlens.engines import flower_client
     from fedlens.engines.site import serve
 
-    path = tmp_path / "s"
+    path, asked = tmp_path / "s", message("scaffold", 0)  # made here: hidden random state is one for all threads of a process
     threading.Thread(target=serve, args=(path,), daemon=True).start()
     while not path.exists():
         time.sleep(0.01)
@@ -154,11 +154,11 @@ def test_the_resident_worker_answers_as_the_site_itself_does(tmp_path: Path) -> 
     header = {"kind": "train", "facts": told, "node": node, "run": run_config}
     with socket.socket(socket.AF_UNIX) as rude:
         rude.connect(str(path))
-        flower_client.send(rude, header, pack(message("scaffold", 0)))
+        flower_client.send(rude, header, pack(asked))
     for _ in range(2):
-        facts, pieces = flower_client.resident(str(path))(header, pack(message("scaffold", 0)))
+        facts, pieces = flower_client.resident(str(path))(header, pack(asked))
         assert facts == {"client": 1}
-        assert same_bits(unpack(pieces), respond(site(tmp_path / "x", id=1), message("scaffold", 0), "j", NEVER))
+        assert same_bits(unpack(pieces), respond(site(tmp_path / "x", id=1), asked, "j", NEVER))
 
 
 def test_two_sites_and_a_server_are_a_federation(tmp_path: Path) -> None:
