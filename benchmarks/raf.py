@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from fedlens import Batch, stack
+from fedlens import Batch, heap, stack
 from fedlens.algorithms import FedAvg
 from fedlens.client import Output
 from fedlens.data.pose import StickFigures
-from fedlens.engines.worker import keep_freed_memory
 from fedlens.layers import MultiResolution
 from fedlens.tasks.pose import Pose
 
@@ -64,7 +63,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()  # as in every worker process
+    heap.keep()  # as in every worker process
     found = [measure(network, options.repeats, options.batch) for network in ("vit-tiny", "vit-small")]
     holds = all(f["ratio"] <= 2 for f in found)
     print(json.dumps({"benchmark": "raf", "claim": "ratio <= 2", "levels": SIZES, "holds": holds, "cells": found}))

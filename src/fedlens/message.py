@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -98,7 +99,7 @@ class Message:
         header, arrays, _ = self._layout()
         piece = bytearray()
         start = memoryview(len(header).to_bytes(8, "little") + header)
-        for part in (start, *map(_bytes_of, arrays)):
+        for part in chain([start], map(_bytes_of, arrays)):
             for low in range(0, len(part), size):
                 piece += part[low : low + size]
                 if len(piece) >= size:

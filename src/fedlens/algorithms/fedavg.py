@@ -343,7 +343,9 @@ class TrainingLayer(Layer):
 
     @property
     def fedavg(self) -> FedAvg:
-        return self.under(self.inner)
+        base = self.inner.base  # `check` has seen to it
+        assert isinstance(base, FedAvg)
+        return base
 
     @property
     def head(self) -> nn.Linear:

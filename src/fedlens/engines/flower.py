@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import fedlens
+from fedlens import heap
 from fedlens.algorithm import Algorithm
 from fedlens.engines.site import MakeSite, SiteError, handle, pack, unpack
-from fedlens.engines.worker import Log, Worker, return_at_once
+from fedlens.engines.worker import Log, Worker
 from fedlens.federation import Federation
 from fedlens.memory import NEVER, Memory
 from fedlens.message import BadMessage, Message
@@ -54,7 +55,7 @@ def server_app(main: Callable[[Grid, Mapping[str, Any]], None]) -> ServerApp:
     app = ServerApp()
 
     def begin(grid: Grid, context: Context) -> None:
-        return_at_once()
+        heap.return_at_once()
         main(grid, dict(context.run_config))
 
     app.main()(begin)

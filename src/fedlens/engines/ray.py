@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedlens import heap
 from fedlens.algorithm import Algorithm
 from fedlens.engines.crew import Crew, Desk, Gone, Hand, Job
-from fedlens.engines.worker import Log, Worker, keep_freed_memory
+from fedlens.engines.worker import Log, Worker
 from fedlens.federation import Federation
 from fedlens.memory import Memory
 from fedlens.message import Message
@@ -207,7 +208,7 @@ class _Actor:
     def __init__(self, setup: Any) -> None:
         algorithm, holdings, held_out, folder, budget, n = setup
         torch.set_num_threads(n)
-        keep_freed_memory()
+        heap.keep()
         if algorithm.trains:
             importlib.import_module("torch._dynamo")  # the first optimiser would load it, at the cost of a client's time
         self.desk = Desk(Worker(algorithm, Federation(holdings, held_out), Memory(folder, budget, durable=True)))

@@ -27,9 +27,10 @@ from typing import IO, Any
 
 import torch
 
+from fedlens import heap
 from fedlens.algorithm import Algorithm
 from fedlens.engines.crew import IDLE, Crew, Desk, Gone, Hand, Job
-from fedlens.engines.worker import Log, Worker, keep_freed_memory, return_freed_memory, threads
+from fedlens.engines.worker import Log, Worker, threads
 from fedlens.federation import Federation
 from fedlens.memory import NEVER, Memory
 from fedlens.message import Message
@@ -230,7 +231,7 @@ def _serve(
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     torch.set_num_threads(n)
-    keep_freed_memory()
+    heap.keep()
     inbox, outbox = Shared(scratch / "inbox"), Shared(outbox_path)
     desk = Desk(Worker(algorithm, federation, Memory(folder, budget, durable=True)), map_clock(clock_path))
     while True:
@@ -248,7 +249,7 @@ def _serve(
 def _hand_in(desk: Desk, outbox: Shared) -> dict[str, Any]:
     """For a moment the sums lie here and in the outbox: what training has freed makes room for them."""
     payload, index = desk.finish()
-    return_freed_memory()
+    heap.give_back()
     return {"size": outbox.write(payload), **index}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -79,27 +78,6 @@ def unpack(payload: Message, told: Mapping[str, Any], results: MutableMapping[in
         assert isinstance(old, Message)
         results[position] = replace(old, trees={n: payload.trees[f"{position}:{n}"] for n in names}, weights=weights)
     return nodes
-
-
-def keep_freed_memory() -> None:
-    """Let malloc keep what training frees. By default glibc returns large blocks to the kernel at every step and faults them in again
-    at the next: 2,000 page faults and a tenth of the time of a step for 1.6 M parameters (docs/LOG.md). For worker processes."""
-    with contextlib.suppress(OSError, AttributeError):
-        for option, value in ((-3, 1 << 30), (-1, (1 << 31) - 1), (-2, 1 << 26)):  # mmap threshold, trim threshold, top pad
-            ctypes.CDLL(None).mallopt(option, value)
-
-
-def return_freed_memory() -> None:
-    """The opposite, for a moment in which something else needs the room."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def return_at_once() -> None:
-    """Blocks of a megabyte and more go back to the kernel when they are freed, for processes through which large messages pass: glibc
-    begins so, but learns from the first one freed to keep them."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(-3, 1 << 20)  # a threshold that is set no longer moves
 
 
 @contextlib.contextmanager

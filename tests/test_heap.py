@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlens.models import heap
+from fedlens import heap
 
 
 def resident() -> int:
