@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable
 
 import torch
+from measure import best
 from torch import Tensor
 
 from fedlens.layers.high_frequency import high_frequency_loss
@@ -32,17 +32,6 @@ def ptwt_loss(prediction: Tensor, target: Tensor, eps: float = 1e-9) -> Tensor:
 
     gap = details(prediction) - details(target)
     return (gap * gap + eps).sqrt().mean()
-
-
-def best(jobs: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for turn in range(repeats + 2):
-        for name, job in jobs.items():
-            began = time.process_time()
-            job()
-            if turn > 1:
-                times[name].append(time.process_time() - began)
-    return {name: min(t) for name, t in times.items()}
 
 
 def main() -> None:

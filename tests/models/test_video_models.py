@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlens.models.video import SplitNet, backbone, load_backbone, map_shape, own
+from fedlens.models.video import SplitNet, VideoBackbone, backbone, load_backbone, map_shape, own
 from fedlens.tasks.ctp import CtP
 from fedlens.tasks.speed import Speed
 from fedlens.tasks.vcop import VCOP
@@ -45,6 +45,24 @@ def test_the_map_is_what_the_network_makes_of_a_clip() -> None:
     assert map_shape(plain, 8, 32) == (64, 1, 2, 2)
     assert map_shape(wide, 8, 32) == (64, 1, 4, 4)
     wide.load_state_dict(plain.state_dict())
+
+
+@pytest.mark.parametrize("name", ["r3d10s", "r3d10"])
+def test_channels_last_changes_the_order_in_memory_and_nothing_else(name: str) -> None:
+    """Features and gradients are those of the same modules called one after the other on an ordinary tensor, up to rounding."""
+    body = backbone(name).eval()
+    assert isinstance(body, VideoBackbone)
+    x = torch.rand(2, 3, 8, 32, 32)
+    plain = nn.Sequential(body.stem, body.layer1, body.layer2, body.layer3, body.layer4)
+    out, gradients = [], []
+    for features in (body.forward_features(x), plain((x - body.mean) / body.std)):
+        body.zero_grad()
+        features.square().mean().backward()
+        out.append(features.detach())
+        gradients.append([p.grad.clone() for p in body.parameters() if p.grad is not None])
+    torch.testing.assert_close(out[0], out[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-5)
+    assert all(g.is_contiguous() for g in gradients[0])  # what travels keeps its order
 
 
 class Own(nn.Module):
