@@ -23,7 +23,9 @@ def load(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("path", ["feddeblur/tables.py", "raf/tables.py", "baselines/run.py"])
+@pytest.mark.parametrize(
+    "path", ["feddeblur/tables.py", "raf/tables.py", "baselines/run.py", "fbl/run.py", "fedvsr/run.py", "fedvssl/run.py"]
+)
 def test_no_result_in_the_readme_is_typed_by_hand(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = load(path, monkeypatch).BLOCKS
     text = ((EXPERIMENTS / path).parent / "README.md").read_text()

@@ -2,7 +2,7 @@
 
     python experiments/fedvsr/run.py --data ../shared/data --minutes 20 [--seeds 0,1,2] [--rows FedAvg,FedVSR] [--workers 2]
     python experiments/fedvsr/run.py --rows FedAvg,FedVSR --seeds 0 lr=0.0005          the same with another setting
-    python experiments/fedvsr/run.py --table                     prints the tables of README.md from the finished cells
+    python experiments/fedvsr/run.py --table                     writes the tables of README.md from the finished cells
 
 A cell is one algorithm on one split with one seed; finished ones are kept as JSON under cells/ and are not run again. Seed 0 of every row
 comes first. No cell is begun after the budget is used up. Cells run beside each other, each on one thread, so that their bits do not depend
@@ -16,8 +16,11 @@ import json
 import multiprocessing
 import os
 import statistics
+import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,10 @@ from fedlens.models.vsr import Bicubic
 from fedlens.rounds import Round, run
 from fedlens.tasks.super_resolution import SuperResolution
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from blocks import fill  # noqa: E402
+
 CELLS = HERE / "cells"
 SPLITS = {"groups": "more heterogeneous", "pooled": "less heterogeneous"}
 ROWS: dict[str, list[Layer]] = {
@@ -112,8 +118,7 @@ def main() -> None:
     parse.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=f"other than usual: {', '.join(SETTING)}")
     options = parse.parse_args()
     if options.table:
-        folders = [f for f in sorted(CELLS.iterdir()) if f.is_dir()]
-        print(table(), *(f"\n### {f.name}\n{table(f)}" for f in folders))
+        fill(HERE / "README.md", BLOCKS)
         return
     other = {k: float(v) for k, _, v in (text.partition("=") for text in options.settings)}
     if unknown := sorted(other.keys() - SETTING.keys()):
@@ -157,31 +162,56 @@ SHOWN = {
 }
 
 
-def table(folder: Path = CELLS) -> str:
-    """Markdown: mean and spread over the finished seeds, and of the gap to FedAvg seed by seed, since all rows share their seeds."""
-    cells = [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
-    out = []
-    for split, name in SPLITS.items():
-        found = {(c["row"], c["seed"]): c["metrics"] for c in cells if c["split"] == split or c["row"] == "bicubic"}
-        columns = [n for n, _ in SHOWN.values()]
-        out += [f"\n**{name}** (`split={split}`)\n", f"| | {' | '.join(columns)} | seeds |", "|---" * (len(SHOWN) + 2) + "|"]
-        gaps = ["", "| minus FedAvg, seed by seed | " + " | ".join(columns) + " |", "|---" * (len(SHOWN) + 1) + "|"]
-        for row in ["bicubic", *ROWS]:
-            seeds = [s for r, s in found if r == row]
-            if seeds:
-                values = [told([found[row, s][key] for s in seeds], digits) for key, (_, digits) in SHOWN.items()]
-                out.append(f"| {row} | {' | '.join(values)} | {len(seeds)} |")
-            shared = [s for s in seeds if ("FedAvg", s) in found]
-            if shared and row not in ("bicubic", "FedAvg"):
-                pairs = [[found[row, s][key] - found["FedAvg", s][key] for s in shared] for key in SHOWN]
-                gaps.append(f"| {row} | {' | '.join(told(g, d, '+') for g, (_, d) in zip(pairs, SHOWN.values(), strict=True))} |")
-        out += gaps
-    return "\n".join(out)
+def cells(folder: Path = CELLS) -> dict[tuple[str, str, int], dict[str, float]]:
+    """(row, split, seed) -> metrics. Bicubic knows no split."""
+    found = [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
+    return {(c["row"], s, c["seed"]): c["metrics"] for c in found for s in (SPLITS if c["row"] == "bicubic" else [c["split"]])}
+
+
+def table(split: str) -> str:
+    """Markdown: mean and spread over the finished seeds."""
+    found = cells()
+    lines = [f"| | {' | '.join(n for n, _ in SHOWN.values())} | seeds |", "|---" * (len(SHOWN) + 2) + "|"]
+    for row in ["bicubic", *ROWS]:
+        seeds = [s for r, own, s in found if (r, own) == (row, split)]
+        if seeds:
+            values = [told([found[row, split, s][key] for s in seeds], digits) for key, (_, digits) in SHOWN.items()]
+            lines.append(f"| {row} | {' | '.join(values)} | {len(seeds)} |")
+    return "\n".join(lines)
+
+
+def gaps(split: str) -> str:
+    """Markdown: the gap to FedAvg seed by seed, since all rows share their seeds."""
+    found = cells()
+    lines = [f"| minus FedAvg | {' | '.join(n for n, _ in SHOWN.values())} | seeds |", "|---" * (len(SHOWN) + 2) + "|"]
+    for row in [r for r in ROWS if r != "FedAvg"]:
+        shared = [s for r, own, s in found if (r, own) == (row, split) and ("FedAvg", split, s) in found]
+        if shared:
+            pairs = {key: [found[row, split, s][key] - found["FedAvg", split, s][key] for s in shared] for key in SHOWN}
+            lines.append(f"| {row} | {' | '.join(told(pairs[key], d, '+') for key, (_, d) in SHOWN.items())} | {len(shared)} |")
+    return "\n".join(lines)
+
+
+def others(split: str = "groups") -> str:
+    """Markdown: the rows that were run with another setting, seed 0, under the usual one."""
+    folders = [f for f in sorted(CELLS.iterdir()) if f.is_dir()]
+    lines = [f"| setting | | {' | '.join(n for n, _ in SHOWN.values())} |", "|---" * (len(SHOWN) + 2) + "|"]
+    known = {r for f in folders for r, _, _ in cells(f)} - {"bicubic"}
+    for folder in [CELLS, *folders]:
+        found = cells(folder)
+        for row in [r for r in ROWS if r in known and (r, split, 0) in found]:
+            values = [told([found[row, split, 0][key]], digits) for key, (_, digits) in SHOWN.items()]
+            lines.append(f"| {folder.name if folder != CELLS else 'usual'} | {row} | {' | '.join(values)} |")
+    return "\n".join(lines)
 
 
 def told(numbers: list[float], digits: int, sign: str = "") -> str:
     spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
     return f"{statistics.mean(numbers):{sign}.{digits}f}{spread}"
+
+
+BLOCKS: dict[str, Callable[[], str]] = {f"{kind.__name__}-{split}": partial(kind, split) for split in SPLITS for kind in (table, gaps)}
+BLOCKS["others"] = others
 
 
 if __name__ == "__main__":

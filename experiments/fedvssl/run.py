@@ -1,7 +1,8 @@
 """FedVSSL on real video at the size of a CPU: pretrain on JHMDB-21 without labels, then retrieval, a linear probe and fine-tuning.
 
     python experiments/fedvssl/run.py --data ../shared/data --minutes 20 [--seeds 0,1] [--rows "CtP FedAvg;CtP FedU"] [--part 0/2]
-    python experiments/fedvssl/run.py --table                     prints the tables of README.md from the finished cells
+    python experiments/fedvssl/run.py --rows "CtP central, equal" size=32 side=41      the same with other settings
+    python experiments/fedvssl/run.py --table                     writes the tables of README.md from the finished cells
 
 A cell is one row with one seed: a pretext task, an algorithm and a split. Finished ones are kept as JSON under cells/ and are not run
 again. Seed 0 of every row comes first, and --finetune adds fine-tuning to finished cells. No cell is begun after the budget is used up.
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -38,10 +41,13 @@ from fedlens.tasks.speed import Speed
 from fedlens.tasks.vcop import VCOP
 from fedlens.tasks.video_ssl import VideoSSL, clip_batches, embed
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from blocks import fill  # noqa: E402
+
 CELLS = HERE / "cells"
 SETTING: dict[str, Any] = {
-    "backbone": "r3d10s", "frames": 8, "size": 32, "side": 41, "clips": 4, "clients": 20, "cohort": 5, "rounds": 40, "batch": 8,
+    "backbone": "r3d10s", "frames": 8, "size": 56, "side": 72, "clips": 4, "clients": 20, "cohort": 5, "rounds": 40, "batch": 8,
     "optimizer": "adam", "lr": 0.003, "weight_decay": 1e-4, "clip": 40.0, "full": 30, "equal": 10,
     "ctp": {"stride": 3, "speed": 8.0, "growth": 0.01}, "vcop": {"gap": 2}, "speed": {"strides": (-2, -1, 0, 1, 2)},
     "finetune": {"epochs": 8, "lr": 0.002, "batch": 16, "stride": 2},
@@ -159,8 +165,6 @@ def linear(train: Tensor, y: Tensor, test: Tensor, y_test: Tensor, decay: float 
 
 def supervised(weights: dict[str, Tensor], federation: Federation, seed: int, epochs: int) -> tuple[Any, float]:
     """Trained with labels from these backbone weights: the network, and its accuracy on the test videos."""
-    from safetensors.torch import save_file
-
     plan = SETTING["finetune"]
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "model.safetensors"
@@ -217,7 +221,7 @@ def cell(name: str, seed: int, data: Path, cache: str, models: Path) -> dict[str
         if name == "labels":
             net, told["accuracy"] = supervised(net.state_dict(), everything, seed, SETTING["equal"])
         trained = time.process_time()
-        torch.save(net.state_dict(), models / f"{file_name(name, seed)}.pt")
+        save_file({n: t.contiguous() for n, t in net.state_dict().items()}, models / f"{file_name(name, seed)}.safetensors")
         metrics = downstream(net, search)
     seconds = {"pretrain": round(trained - began, 1), "downstream": round(time.process_time() - trained, 1)}
     return {"row": name, "seed": seed, "metrics": metrics, **told, "cpu_seconds": seconds, "setting": SETTING}
@@ -225,7 +229,7 @@ def cell(name: str, seed: int, data: Path, cache: str, models: Path) -> dict[str
 
 def tuned(found: dict[str, Any], data: Path, cache: str, models: Path) -> dict[str, Any]:
     """The same cell with fine-tuning."""
-    weights = torch.load(models / f"{file_name(found['row'], found['seed'])}.pt", weights_only=True)
+    weights = load_file(models / f"{file_name(found['row'], found['seed'])}.safetensors")
     began = time.process_time()
     everything = source(data, "iid", cache).federation(1, found["seed"])
     _, accuracy = supervised(weights, everything, found["seed"], SETTING["finetune"]["epochs"])
@@ -248,19 +252,25 @@ def main() -> None:
     parse.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "fedlens-fedvssl", help="folder for pretrained weights")
     parse.add_argument("--finetune", action="store_true", help="fine-tune the backbones of finished cells")
     parse.add_argument("--table", action="store_true")
+    parse.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="size and side, in pixels, other than usual")
     options = parse.parse_args()
     if options.table:
-        print(table())
+        fill(HERE / "README.md", BLOCKS)
         return
+    other = {k: int(v) for k, _, v in (text.partition("=") for text in options.settings)}
+    if unknown := sorted(other.keys() - {"size", "side"}):
+        parse.error(f"there is no setting {unknown[0]!r}")
+    SETTING.update(other)
+    folder = CELLS / "-".join(f"{k}={v}" for k, v in sorted(other.items()))
     torch.set_num_threads(1)
-    CELLS.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * options.minutes
     wanted = [r for r in options.rows.split(";") if r] if options.rows else ["pixels", *ROWS]
     part, parts = (int(n) for n in options.part.split("/"))
     jobs = [(name, int(s)) for s in options.seeds.split(",") for name in wanted][part::parts]
     options.models.mkdir(parents=True, exist_ok=True)
     for name, seed in jobs:
-        path = CELLS / f"{file_name(name, seed)}.json"
+        path = folder / f"{file_name(name, seed)}.json"
         found = json.loads(path.read_text()) if path.exists() else None
         done = found is not None and ("finetune" in found["metrics"] or not options.finetune or name in ("pixels", "labels"))
         if done or (options.finetune and found is None):
@@ -278,10 +288,10 @@ SHOWN = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "re
          "probe": "probe", "finetune": "fine-tune"}  # fmt: skip
 
 
-def table() -> str:
+def table(folder: Path = CELLS) -> str:
     """Markdown, in percent: mean over the finished seeds, with the spread where there is more than one."""
-    cells = [json.loads(p.read_text()) for p in sorted(CELLS.glob("*.json"))]
-    out = [f"| | {' | '.join(SHOWN.values())} | last loss | seeds |", "|---" * (len(SHOWN) + 3) + "|"]
+    cells = [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
+    out = [f"| | {' | '.join(SHOWN.values())} | loss, last 10 rounds | seeds |", "|---" * (len(SHOWN) + 3) + "|"]
     for row in ["pixels", *ROWS]:
         mine = [c for c in cells if c["row"] == row]
         if not mine:
@@ -291,10 +301,13 @@ def table() -> str:
             numbers = [100 * c["metrics"][key] for c in mine if key in c["metrics"]]
             spread = f" ± {statistics.stdev(numbers):.1f}" if len(numbers) > 1 else ""
             values.append(f"{statistics.mean(numbers):.1f}{spread}" if numbers else "-")
-        losses = [c["loss"][-1] for c in mine if c.get("loss")]
+        losses = [statistics.mean(c["loss"][-10:]) for c in mine if c.get("loss")]
         values.append(f"{statistics.mean(losses):.3f}" if losses else "-")
         out.append(f"| {row} | {' | '.join(values)} | {len(mine)} |")
     return "\n".join(out)
+
+
+BLOCKS = {"table": table, "table32": lambda: table(CELLS / "side=41-size=32")}
 
 
 if __name__ == "__main__":
