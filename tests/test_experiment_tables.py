@@ -19,6 +19,7 @@ def load(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.replace("/", "_").removesuffix(".py"), file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # where dataclasses look up their own module
     spec.loader.exec_module(module)
     return module
 
