@@ -47,12 +47,12 @@ from blocks import fill  # noqa: E402
 
 CELLS = HERE / "cells"
 SETTING: dict[str, Any] = {
-    "backbone": "r3d10s", "frames": 8, "size": 56, "side": 72, "clips": 4, "clients": 20, "cohort": 5, "rounds": 40, "batch": 8,
-    "optimizer": "adam", "lr": 0.003, "weight_decay": 1e-4, "clip": 40.0, "full": 30, "equal": 10,
+    "backbone": "r3d10s", "frames": 8, "size": 56, "side": 72, "clips": 4, "clients": 10, "cohort": 3, "rounds": 40, "epochs": 2,
+    "batch": 8, "optimizer": "adam", "lr": 0.001, "weight_decay": 1e-4, "clip": 40.0, "full": 48, "equal": 24,
     "ctp": {"stride": 3, "speed": 8.0, "growth": 0.01}, "vcop": {"gap": 2}, "speed": {"strides": (-2, -1, 0, 1, 2)},
     "finetune": {"epochs": 8, "lr": 0.002, "batch": 16, "stride": 2},
 }  # fmt: skip
-LOOKS = (1, 3, 10, 20)  # epochs after which the long centralised run is tested, to see whether more would help
+LOOKS = (3, 6, 12, 24)  # epochs after which the long centralised run is tested, to see whether more would help
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def pretrain(row: Row, federation: Federation, seed: int) -> tuple[Any, dict[str
     """The network, and what training was like."""
     task = pretext(row.pretext)
     common = {k: SETTING[k] for k in ("lr", "optimizer", "weight_decay", "batch", "clip")}
-    base = FedAvg(task, seed=seed, **common)
+    base = FedAvg(task, seed=seed, epochs=1 if row.epochs else SETTING["epochs"], **common)
     algorithm = stack(base, *row.layers)
     told: dict[str, Any] = {"loss": [], "bytes_up": 0, "distances": []}
     if row.pretext is None:
