@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from toy_job import RECIPE, Slow, ToySource, write_recipe
 
-from fedlens import StackError, config
+from fedlens import StackError, config, values
 from fedlens.algorithms.fedavg import FedAvg
 from fedlens.algorithms.recipes import NAMED, named
 from fedlens.config import Config, ConfigError, Settings
@@ -228,5 +228,5 @@ def test_every_constructor_can_be_looked_into() -> None:
             except ConfigError:
                 continue  # exported for Python, not for recipes
             for p in config.parameters(cls).values():
-                config._adapter(p.hint)
-                assert config.wording(p.hint)
+                values._adapter(p.hint)
+                assert values.wording(p.hint)

@@ -8,13 +8,9 @@ the path but the last may be left out as long as one place only is meant (`FedPr
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import functools
 import importlib
 import inspect
-import json
-import math
 import sys
 import tomllib
 import types
@@ -22,7 +18,10 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Union
+from typing import TYPE_CHECKING, Any, Union
+
+from fedlens.values import NONE, Written, convert, nearest, section, toml
+from fedlens.values import ConfigError as ConfigError
 
 if TYPE_CHECKING:
     from fedlens.algorithm import Algorithm
@@ -36,11 +35,6 @@ PACKAGES = {
     "algorithm": ("algorithms", "layers"),
     "any": ("models", "generators", "layers", "algorithms", "data", "tasks", "metrics"),
 }
-NONE = ("none", "null")  # TOML has no such word, so these strings stand for it wherever an argument may be None
-
-
-class ConfigError(ValueError):
-    """A recipe or an override that cannot be meant; the message is one sentence for the user."""
 
 
 class UnknownKey(ConfigError):
@@ -112,7 +106,7 @@ class Part:
         for p in known.values():
             if p.default is inspect.Parameter.empty and p.name not in self.given:
                 raise ConfigError(f"{self.where} ({self.name}) needs {p.name!r}: add {self.where}.{p.name}=...")
-        return replace(self, given={k: convert(v, known[k].hint, f"{self.where}.{k}") for k, v in self.given.items()})
+        return replace(self, given={k: _checked(v, known[k].hint, f"{self.where}.{k}") for k, v in self.given.items()})
 
     def resolved(self) -> dict[str, Any]:
         """Every argument, given or by default."""
@@ -127,6 +121,10 @@ class Part:
             if isinstance(e, ConfigError):
                 raise
             raise ConfigError(f"{self.where} ({self.name}): {e}") from e
+
+
+def _checked(value: Any, hint: Any, where: str) -> Any:
+    return value.checked() if isinstance(value, Part) else convert(value, hint, where)
 
 
 @dataclass(frozen=True)
@@ -173,10 +171,10 @@ class Config:
 
     def to_toml(self) -> str:
         tables = self.tables()
-        pieces = [f"about = {_toml(tables['about'])}\n"] if "about" in tables else []
+        pieces = [f"about = {toml(tables['about'])}\n"] if "about" in tables else []
         for key in ("task", "data", "federation"):
-            pieces.append(_section(f"[{key}]", tables[key]))
-        pieces += [_section("[[algorithm]]", part) for part in tables["algorithm"]]
+            pieces.append(section(f"[{key}]", tables[key]))
+        pieces += [section("[[algorithm]]", part) for part in tables["algorithm"]]
         return "\n".join(pieces)
 
     def difference(self, other: Mapping[str, Any], free: Iterable[str] = ()) -> str | None:
@@ -271,18 +269,6 @@ def split(overrides: Sequence[str] | Mapping[str, Any]) -> list[tuple[str, Any]]
             raise ConfigError(f"{text!r} is not an override: write key=value, such as rounds=6")
         pairs.append((key.strip(), Written(value.strip())))
     return pairs
-
-
-class Written(str):
-    """A value as typed on the command line: what it is depends on the argument it is for."""
-
-    def guesses(self) -> Iterator[Any]:
-        try:
-            yield tomllib.loads(f"value = {self}")["value"]
-        except tomllib.TOMLDecodeError:
-            with contextlib.suppress(ValueError):
-                yield float(self)
-        yield str(self)
 
 
 # -- classes ---------------------------------------------------------------------------------------------------------------------------
@@ -503,74 +489,6 @@ def _put(part: Part, route: tuple[str, ...], value: Any) -> Part:
     return part.with_value(key, value)
 
 
-# -- types -----------------------------------------------------------------------------------------------------------------------------
-
-
-def convert(value: Any, hint: Any, where: str) -> Any:
-    """The value as the annotation wants it, or a sentence. Strict, but a whole number is a number and a list a tuple."""
-    import pydantic
-
-    if isinstance(value, Part):
-        return value.checked()
-    if hint is Any and not isinstance(value, Written):
-        return value
-    adapter = _adapter(hint)
-    first = None
-    for guess in value.guesses() if isinstance(value, Written) else [value]:
-        first = guess if first is None else first
-        try:
-            return adapter.validate_json(json.dumps(guess, default=str), strict=True)
-        except pydantic.ValidationError:
-            if isinstance(guess, str) and guess.lower() in NONE and type(None) in typing.get_args(hint):
-                return None
-        if inspect.isclass(hint) and not isinstance(guess, (str, int, float, list, dict)) and isinstance(guess, hint):
-            return guess
-    choice = ""
-    if typing.get_origin(hint) is Literal and isinstance(first, str):
-        choice = nearest(first, [str(a) for a in typing.get_args(hint)])
-    raise ConfigError(f"{where} must be {wording(hint)}, not {_toml(first)}{choice}")
-
-
-@functools.cache
-def _adapter(hint: Any) -> Any:
-    import pydantic
-
-    try:
-        return pydantic.TypeAdapter(hint)
-    except pydantic.errors.PydanticSchemaGenerationError:  # a class of ours: only an instance will do
-        return pydantic.TypeAdapter(hint, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
-
-
-def wording(hint: Any) -> str:
-    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none", Path: "a path"}
-    if hint in plain:
-        return plain[hint]
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return f"one of {', '.join(map(str, arguments))}"
-    if origin in (Union, types.UnionType):
-        return " or ".join(wording(a) for a in arguments)
-    if origin is tuple and arguments and arguments[-1] is not Ellipsis:
-        return f"a list of {len(arguments)} ({', '.join(wording(a) for a in arguments)})"
-    if origin is typing.Annotated:
-        return wording(arguments[0])
-    if origin is not None and issubclass(origin, Mapping):
-        return "a table"
-    if origin is not None:
-        return "a list" + (f", each {wording(arguments[0])}" if arguments else "")
-    return f"a {getattr(hint, '__name__', hint)}"
-
-
-def nearest(word: str, choices: Iterable[str], prefix: str = "") -> str:
-    """ "; did you mean ...?" where something is close, otherwise what there is, if that is short."""
-    options = list(dict.fromkeys(choices))
-    lowered = {o.lower(): o for o in options}
-    close = difflib.get_close_matches(word.lower(), list(lowered), n=1, cutoff=0.55)
-    if close:
-        return f": did you mean {prefix}{lowered[close[0]]}?"
-    return f" (there is {', '.join(sorted(options))})" if 0 < len(options) <= 16 else ""
-
-
 def _example(kind: str) -> str:
     return {"task": '"Classification"', "data": '"Synthetic"', "algorithm": '"FedAvg"'}.get(kind, '"..."')
 
@@ -602,26 +520,6 @@ def _writable(value: Any) -> bool:
     return isinstance(value, (str, int, float, bool, Path))
 
 
-def _section(header: str, table: Mapping[str, Any]) -> str:
-    return "\n".join([header, *(f"{_key(k)} = {_toml(v)}" for k, v in table.items())]) + "\n"
-
-
-def _key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else str(value)
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_toml(v) for v in value)}]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
-    return str(value) if isinstance(value, int) else json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def _flat(tables: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     items = tables.items() if isinstance(tables, Mapping) else enumerate(tables)
     if isinstance(tables, list):
@@ -633,4 +531,4 @@ def _flat(tables: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         if isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(v, Mapping) for v in value)):
             yield from _flat(value, f"{name}.")
         else:
-            yield name, _toml(value)
+            yield name, toml(value)

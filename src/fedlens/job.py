@@ -50,6 +50,7 @@ from fedlens.records import Curves, Peak, describe, describe_federation, version
 from fedlens.rounds import Engine, Progress, Round, run
 from fedlens.tasks.task import LearningTask, Task
 from fedlens.tree import Tree
+from fedlens.values import nearest
 
 ENGINES = ("simulator", "ray", "flower")
 OWN = (
@@ -181,7 +182,7 @@ def make_engine(name: str | MakeEngine, setup: Setup, folder: Path, log: Any) ->
             setup.algorithm, setup.federation, workers=s.workers, threads=s.threads, timeout=s.timeout, folder=folder / "memory", log=log
         )
     if name not in ENGINES:
-        raise ConfigError(f"there is no engine {name!r}{recipes.nearest(name, ENGINES)}")
+        raise ConfigError(f"there is no engine {name!r}{nearest(name, ENGINES)}")
     try:
         module = importlib.import_module(f"fedlens.engines.{name}")
     except ImportError as e:

@@ -21,6 +21,7 @@ from rich.table import Table
 from fedlens import config as recipes
 from fedlens.config import Config, ConfigError
 from fedlens.job import ENGINES, Setup, Watch, prepare, rehearse
+from fedlens.values import nearest
 
 if TYPE_CHECKING:
     from fedlens.compare import Cell
@@ -240,7 +241,7 @@ def ending(summary: Mapping[str, Any]) -> list[str]:
 def dry_run(config: Config, engine: str, spinner: Any = None) -> None:
     """What would be done, with estimates from a little of it."""
     if engine not in ENGINES:
-        raise ConfigError(f"there is no engine {engine!r}{recipes.nearest(engine, ENGINES)}")
+        raise ConfigError(f"there is no engine {engine!r}{nearest(engine, ENGINES)}")
     from fedlens.estimate import estimate
 
     setup, out = prepare(config), console()
@@ -296,7 +297,7 @@ def catalogue(kind: str) -> None:
         return
     match = next((k for k in KINDS if k.rstrip("s") == kind.lower().rstrip("s")), None)
     if match is None:
-        raise ConfigError(f"there is no list of {kind!r}{recipes.nearest(kind, KINDS)}")
+        raise ConfigError(f"there is no list of {kind!r}{nearest(kind, KINDS)}")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style=f"bold {ACCENT}", no_wrap=True)
     table.add_column(overflow="fold")
@@ -469,7 +470,7 @@ def apply(folder: Path, source: Path, target: Path, options: Sequence[str]) -> N
     chosen: dict[str, Any] = {}
     for key, value in recipes.split(options):
         if key not in known and not open_ended:
-            raise ConfigError(f"{type(task).__name__} has no option {key!r}{recipes.nearest(key, known)}")
+            raise ConfigError(f"{type(task).__name__} has no option {key!r}{nearest(key, known)}")
         chosen[key] = next(value.guesses())
     console().print(task.apply(folder, source, target, **chosen), markup=False, soft_wrap=True)
 
