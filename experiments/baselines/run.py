@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from fedlens.job import prepare
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from blocks import fill  # noqa: E402
+from cells import compute  # noqa: E402
 
 # name -> (layers, overrides of the recipe)
 METHODS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
@@ -165,25 +167,14 @@ def main() -> None:
         fill(HERE / "README.md", BLOCKS)
         return
     torch.set_num_threads(1)
-    folder.mkdir(parents=True, exist_ok=True)
     overrides = {k: json.loads(v) for k, v in (pair.split("=", 1) for pair in options.set)}
     methods = options.methods.split(";") if options.methods else list(METHODS)
-    began, longest = time.perf_counter(), 0.0
-    for seed in (int(s) for s in options.seeds.split(",")):
-        for method in methods:
-            path = folder / f"{slug(method)}-{seed}.json"
-            if path.exists():
-                continue
-            if time.perf_counter() - began + longest > 60 * options.budget:
-                print(f"budget spent before {path.stem}")
-                return
-            start = time.perf_counter()
-            done = cell(HERE / f"{options.recipe}.toml", method, seed, overrides)
-            longest = max(longest, time.perf_counter() - start)
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps(done))
-            part.replace(path)
-            print(f"{path.stem}: {100 * done['accuracy']:.1f} %, {done['cpu_seconds']:.0f} s CPU, {done['seconds']:.0f} s", flush=True)
+    jobs = [
+        (folder / f"{slug(method)}-{seed}.json", partial(cell, HERE / f"{options.recipe}.toml", method, seed, overrides))
+        for seed in (int(s) for s in options.seeds.split(","))
+        for method in methods
+    ]
+    compute(jobs, options.budget, lambda c: f"{100 * c['accuracy']:.1f} %, {c['cpu_seconds']:.0f} s CPU, {c['seconds']:.0f} s")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import sys
 import time
 import tomllib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from fedlens.job import Setup, prepare
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from blocks import fill  # noqa: E402
+from cells import compute  # noqa: E402
 
 RECIPE = HERE.parents[1] / "src" / "fedlens" / "recipes" / "fbl.toml"
 PUBLIC_EPOCHS = 20
@@ -184,11 +186,12 @@ def cell(row: str, split: str, seed: int, where: argparse.Namespace) -> dict[str
         where.work.mkdir(parents=True, exist_ok=True)
         save_file(dict(state.trees["model"]), _weights(where, split, seed))
     final = curve[-1]
-    return {
+    done = {
         "row": row, "split": split, "seed": seed, "settings": setup.config.tables(), "accuracy": final["accuracy"],
         "worst_class": final.get("accuracy_worst_class"), "cost": cost, "seconds": time.perf_counter() - began,
         "cpu_seconds": time.process_time() - worked, "curve": curve, "torch": torch.__version__,
     }  # fmt: skip
+    return anonymous(done, where)
 
 
 def anonymous(done: dict[str, Any], where: argparse.Namespace) -> dict[str, Any]:
@@ -255,26 +258,17 @@ def main() -> None:
         fill(HERE / "README.md", BLOCKS)
         return
     torch.set_num_threads(1)
-    began, longest = time.perf_counter(), 0.0
-    for seed in (int(s) for s in where.seeds.split(",")):
-        for row in where.rows.split(";") if where.rows else list(ROWS):
-            path = where.out / where.split / f"{slug(row)}-{seed}.json"
-            if path.exists():
-                continue
-            if time.perf_counter() - began + longest > 60 * where.minutes:
-                print(f"budget spent before {path.stem}")
-                return
-            start = time.perf_counter()
-            done = cell(row, where.split, seed, where)
-            longest = max(longest, time.perf_counter() - start)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps(anonymous(done, where)))
-            part.replace(path)
-            made = f", {done['cost']['generated']:.0f} made in {done['cost']['generating']:.0f} s" if done["cost"]["generated"] else ""
-            print(
-                f"{path.stem}: {100 * done['accuracy']:.1f} %, {done['cpu_seconds']:.0f} s CPU, {done['seconds']:.0f} s{made}", flush=True
-            )
+    jobs = [
+        (where.out / where.split / f"{slug(row)}-{seed}.json", partial(cell, row, where.split, seed, where))
+        for seed in (int(s) for s in where.seeds.split(","))
+        for row in (where.rows.split(";") if where.rows else list(ROWS))
+    ]
+    compute(jobs, where.minutes, told)
+
+
+def told(done: dict[str, Any]) -> str:
+    made = f", {done['cost']['generated']:.0f} made in {done['cost']['generating']:.0f} s" if done["cost"]["generated"] else ""
+    return f"{100 * done['accuracy']:.1f} %, {done['cpu_seconds']:.0f} s CPU, {done['seconds']:.0f} s{made}"
 
 
 BLOCKS = {"table": lambda: table(HERE / "cells")}
