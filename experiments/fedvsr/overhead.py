@@ -4,8 +4,8 @@
 
 Made-up clips, the light network, the local work of four clients and one server step over their replies, the methods taking turns; the best
 of the repeats counts. Time is processor time, so that waiting for a core does not count. Memory is the peak of a process of its own that
-does the same once. Prints a table in per cent of FedAvg and ends with one JSON object. Energy is read from the kernel's RAPL counters; most
-virtual machines have none.
+does the same once. Energy is read from the kernel's RAPL counters; most virtual machines have none. Ends with one JSON object, also kept
+in results/overhead.json, of which `run.py --table` makes the README's table in per cent of FedAvg.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ METHODS: dict[str, list[Layer]] = {
     "FedSR": [FedSR()],
     "FedMedian": [Median()],
 }
+RESULT = Path(__file__).resolve().parent / "results" / "overhead.json"
 RAPL = Path("/sys/class/powercap/intel-rapl:0/energy_uj")
 
 
@@ -75,10 +76,31 @@ def one(algorithm: Algorithm, federation: Any) -> dict[str, float | None]:
     return {"train_s": seconds, "merge_s": merging, "energy_j": energy, "bytes_up": float(up), "bytes_down": float(down)}
 
 
+def own_peak() -> int:
+    """In kB. Not getrusage's figure where there is a better one: that starts at the size of the parent."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+
+
 def peak(name: str) -> float:
     """Peak resident size, in kB, of a process that runs this method once."""
     done = subprocess.run([sys.executable, __file__, "--memory", name], stdout=subprocess.PIPE, text=True, check=True)
     return float(done.stdout)
+
+
+def table() -> str:
+    """Markdown, in per cent of FedAvg."""
+    found = json.loads(RESULT.read_text())
+    lines = ["| | training time | aggregation time | memory | bytes up | bytes down | energy |", "|---|---|---|---|---|---|---|"]
+    for name, row in found.items():
+        cells = []
+        for key in ("train_s", "merge_s", "memory_kb", "bytes_up", "bytes_down", "energy_j"):
+            value, zero = row[key], found["FedAvg"][key]
+            cells.append("not readable" if value is None or not zero else f"{100 * (value / zero - 1):+.1f} %")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -92,7 +114,7 @@ def main() -> None:
     made = {n: stack(FedAvg(task, lr=1e-3, optimizer="adam", batch=4), *layers) for n, layers in METHODS.items()}
     if options.memory:
         one(made[options.memory], federation)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        print(own_peak())
         return
     best: dict[str, dict[str, float | None]] = {}
     for turn in range(options.repeats + 1):
@@ -104,14 +126,9 @@ def main() -> None:
                 best[name] = {k: v if v is None or best[name][k] is None else min(v, best[name][k] or v) for k, v in found.items()}
     for name, row in best.items():
         row["memory_kb"] = min(peak(name) for _ in range(3))
-    base = best["FedAvg"]
-    print("| | training time | aggregation time | memory | bytes up | bytes down | energy |\n|---|---|---|---|---|---|---|")
-    for name, row in best.items():
-        cells = []
-        for key in ("train_s", "merge_s", "memory_kb", "bytes_up", "bytes_down", "energy_j"):
-            value, zero = row[key], base[key]
-            cells.append("not readable" if value is None or not zero else f"{100 * (value / zero - 1):+.1f} %")
-        print(f"| {name} | {' | '.join(cells)} |")
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(best, indent=1))
+    print(table())
     print(json.dumps(best))
 
 

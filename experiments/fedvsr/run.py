@@ -36,7 +36,8 @@ from fedlens.rounds import Round, run
 from fedlens.tasks.super_resolution import SuperResolution
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+import overhead  # noqa: E402
 from blocks import fill  # noqa: E402
 
 CELLS = HERE / "cells"
@@ -171,37 +172,37 @@ def cells(folder: Path = CELLS) -> dict[tuple[str, str, int], dict[str, float]]:
 def table(split: str) -> str:
     """Markdown: mean and spread over the finished seeds."""
     found = cells()
-    lines = [f"| | {' | '.join(n for n, _ in SHOWN.values())} | seeds |", "|---" * (len(SHOWN) + 2) + "|"]
-    for row in ["bicubic", *ROWS]:
-        seeds = [s for r, own, s in found if (r, own) == (row, split)]
-        if seeds:
-            values = [told([found[row, split, s][key] for s in seeds], digits) for key, (_, digits) in SHOWN.items()]
-            lines.append(f"| {row} | {' | '.join(values)} | {len(seeds)} |")
-    return "\n".join(lines)
+    return markdown("", {row: [m for (r, own, _), m in found.items() if (r, own) == (row, split)] for row in ["bicubic", *ROWS]})
 
 
 def gaps(split: str) -> str:
     """Markdown: the gap to FedAvg seed by seed, since all rows share their seeds."""
     found = cells()
-    lines = [f"| minus FedAvg | {' | '.join(n for n, _ in SHOWN.values())} | seeds |", "|---" * (len(SHOWN) + 2) + "|"]
-    for row in [r for r in ROWS if r != "FedAvg"]:
-        shared = [s for r, own, s in found if (r, own) == (row, split) and ("FedAvg", split, s) in found]
-        if shared:
-            pairs = {key: [found[row, split, s][key] - found["FedAvg", split, s][key] for s in shared] for key in SHOWN}
-            lines.append(f"| {row} | {' | '.join(told(pairs[key], d, '+') for key, (_, d) in SHOWN.items())} | {len(shared)} |")
-    return "\n".join(lines)
+    plain = {seed: m for (row, own, seed), m in found.items() if (row, own) == ("FedAvg", split)}
+    rows: dict[str, list[dict[str, float]]] = {row: [] for row in ROWS if row != "FedAvg"}
+    for (row, own, seed), metrics in found.items():
+        if row in rows and own == split and seed in plain:
+            rows[row].append({key: metrics[key] - plain[seed][key] for key in SHOWN})
+    return markdown("minus FedAvg", rows, "+")
 
 
 def others(split: str = "groups") -> str:
-    """Markdown: the rows that were run with another setting, seed 0, under the usual one."""
+    """Markdown: the rows that were run with another setting, under the usual ones."""
     folders = [f for f in sorted(CELLS.iterdir()) if f.is_dir()]
-    lines = [f"| setting | | {' | '.join(n for n, _ in SHOWN.values())} |", "|---" * (len(SHOWN) + 2) + "|"]
-    known = {r for f in folders for r, _, _ in cells(f)} - {"bicubic"}
+    known = {row for f in folders for row, _, _ in cells(f)} - {"bicubic"}
+    rows = {}
     for folder in [CELLS, *folders]:
-        found = cells(folder)
-        for row in [r for r in ROWS if r in known and (r, split, 0) in found]:
-            values = [told([found[row, split, 0][key]], digits) for key, (_, digits) in SHOWN.items()]
-            lines.append(f"| {folder.name if folder != CELLS else 'usual'} | {row} | {' | '.join(values)} |")
+        found, name = cells(folder), "usual" if folder == CELLS else folder.name
+        rows |= {f"{name}: {row}": [m for (r, own, _), m in found.items() if (r, own) == (row, split)] for row in ROWS if row in known}
+    return markdown("", rows)
+
+
+def markdown(corner: str, rows: dict[str, list[dict[str, float]]], sign: str = "") -> str:
+    lines = [f"| {corner} | {' | '.join(n for n, _ in SHOWN.values())} | seeds |", "|---" * (len(SHOWN) + 2) + "|"]
+    for name, found in rows.items():
+        if found:
+            values = [told([m[key] for m in found], digits, sign) for key, (_, digits) in SHOWN.items()]
+            lines.append(f"| {name} | {' | '.join(values)} | {len(found)} |")
     return "\n".join(lines)
 
 
@@ -211,7 +212,7 @@ def told(numbers: list[float], digits: int, sign: str = "") -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {f"{kind.__name__}-{split}": partial(kind, split) for split in SPLITS for kind in (table, gaps)}
-BLOCKS["others"] = others
+BLOCKS |= {"others": others, "overhead": overhead.table}
 
 
 if __name__ == "__main__":

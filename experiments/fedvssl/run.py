@@ -42,7 +42,8 @@ from fedlens.tasks.vcop import VCOP
 from fedlens.tasks.video_ssl import VideoSSL, clip_batches, embed
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+import wire  # noqa: E402
 from blocks import fill  # noqa: E402
 
 CELLS = HERE / "cells"
@@ -307,7 +308,7 @@ def table(folder: Path = CELLS) -> str:
     return "\n".join(out)
 
 
-BLOCKS = {"table": table, "table32": lambda: table(CELLS / "side=41-size=32")}
+BLOCKS = {"table": table, "table32": lambda: table(CELLS / "side=41-size=32"), "bytes": wire.table}
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """What BackboneOnly saves on the wire, for the three heads on R3D-18: bytes of real messages, down and up, of one client's round.
 
-    python experiments/fedvssl/bytes.py
+    python experiments/fedvssl/wire.py
 
 One client trains one step on one made-up video, through the engine that carries bytes; the lengths are those of the byte strings, headers
-included. Ends by printing one JSON object.
+included. Ends by printing one JSON object, also kept in results/bytes.json, of which `run.py --table` makes the README's table.
 """
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,17 @@ from fedlens.tasks.ctp import CtP
 from fedlens.tasks.speed import Speed
 from fedlens.tasks.vcop import VCOP
 from fedlens.tasks.video_ssl import VideoSSL
+
+RESULT = Path(__file__).resolve().parent / "results" / "bytes.json"
+
+
+def table() -> str:
+    """Markdown."""
+    lines = ["| head | whole model down | up | backbone down | up | saved |", "|---|---:|---:|---:|---:|---:|"]
+    for name, found in json.loads(RESULT.read_text()).items():
+        numbers = " | ".join(f"{n:,}" for n in (*found["full"], *found["backbone"]))
+        lines.append(f"| {name} | {numbers} | {found['saved_percent']:.2f} % |")
+    return "\n".join(lines)
 
 
 def measure(task: VideoSSL, private: bool) -> tuple[int, int]:
@@ -42,6 +54,8 @@ def main() -> None:
         saved = 100 * (1 - sum(backbone) / sum(whole))
         out[type(task).__name__] = {"full": whole, "backbone": backbone, "saved_percent": round(saved, 2)}
         print(type(task).__name__, out[type(task).__name__], flush=True)
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(out, indent=1))
     print(json.dumps(out))
 
 
