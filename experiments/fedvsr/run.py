@@ -175,15 +175,28 @@ def table(split: str) -> str:
     return markdown("", {row: [m for (r, own, _), m in found.items() if (r, own) == (row, split)] for row in ["bicubic", *ROWS]})
 
 
+def apart(row: str, base: str, split: str, folder: Path = CELLS, from_folder: Path = CELLS) -> list[dict[str, float]]:
+    """The gap between two rows, seed by seed, since all rows share their seeds."""
+    here, there = cells(folder), cells(from_folder)
+    shared = [s for r, own, s in here if (r, own) == (row, split) and (base, split, s) in there]
+    return [{key: here[row, split, s][key] - there[base, split, s][key] for key in SHOWN} for s in shared]
+
+
 def gaps(split: str) -> str:
-    """Markdown: the gap to FedAvg seed by seed, since all rows share their seeds."""
-    found = cells()
-    plain = {seed: m for (row, own, seed), m in found.items() if (row, own) == ("FedAvg", split)}
-    rows: dict[str, list[dict[str, float]]] = {row: [] for row in ROWS if row != "FedAvg"}
-    for (row, own, seed), metrics in found.items():
-        if row in rows and own == split and seed in plain:
-            rows[row].append({key: metrics[key] - plain[seed][key] for key in SHOWN})
-    return markdown("minus FedAvg", rows, "+")
+    """Markdown: the gap to FedAvg."""
+    return markdown("minus FedAvg", {row: apart(row, "FedAvg", split) for row in ROWS if row != "FedAvg"}, "+")
+
+
+def batches(split: str = "groups") -> str:
+    """Markdown: what batches of 1 do, and what comes of comparing one method's 1 with another's 4, as the public scripts do."""
+    one = CELLS / "batch=1"
+    rows = {
+        "FedVSR minus FedAvg, both batches of 4": apart("FedVSR", "FedAvg", split),
+        "FedVSR minus FedAvg, both batches of 1": apart("FedVSR", "FedAvg", split, one, one),
+        "FedAvg: batches of 1 minus batches of 4": apart("FedAvg", "FedAvg", split, one),
+        "FedVSR with 1 minus FedAvg with 4": apart("FedVSR", "FedAvg", split, one),
+    }
+    return markdown("gap", rows, "+")
 
 
 def others(split: str = "groups") -> str:
@@ -212,7 +225,7 @@ def told(numbers: list[float], digits: int, sign: str = "") -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {f"{kind.__name__}-{split}": partial(kind, split) for split in SPLITS for kind in (table, gaps)}
-BLOCKS |= {"others": others, "overhead": overhead.table}
+BLOCKS |= {"batches": batches, "others": others, "overhead": overhead.table}
 
 
 if __name__ == "__main__":
