@@ -5,7 +5,8 @@
     python experiments/fedvssl/run.py --table                     writes the tables of README.md from the finished cells
 
 A cell is one row with one seed: a pretext task, an algorithm and a split. Finished ones are kept as JSON under cells/ and are not run
-again. Seed 0 of every row comes first, and --finetune adds fine-tuning to finished cells. No cell is begun after the budget is used up.
+again. Seed 0 of every row comes first. --finetune adds fine-tuning, also to finished cells (whose weights, if they are gone, are trained
+again). No cell is begun after the budget is used up.
 --part 0/2 and --part 1/2 share the cells between two processes.
 """
 
@@ -251,7 +252,7 @@ def main() -> None:
     parse.add_argument("--part", default="0/1")
     parse.add_argument("--cache", default=str(Path(tempfile.gettempdir()) / "fedlens-jhmdb21"), help="folder for decoded frames, 160 MB")
     parse.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "fedlens-fedvssl", help="folder for pretrained weights")
-    parse.add_argument("--finetune", action="store_true", help="fine-tune the backbones of finished cells")
+    parse.add_argument("--finetune", action="store_true", help="fine-tune every pretrained backbone too")
     parse.add_argument("--table", action="store_true")
     parse.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="size and side, in pixels, other than usual")
     options = parse.parse_args()
@@ -273,14 +274,16 @@ def main() -> None:
     for name, seed in jobs:
         path = folder / f"{file_name(name, seed)}.json"
         found = json.loads(path.read_text()) if path.exists() else None
-        done = found is not None and ("finetune" in found["metrics"] or not options.finetune or name in ("pixels", "labels"))
-        if done or (options.finetune and found is None):
+        tune = options.finetune and name not in ("pixels", "labels")
+        if found and ("finetune" in found["metrics"] or not tune):
             continue
         if time.monotonic() > end:
             print("the budget is used up")
             break
         places = options.data, options.cache, options.models
-        found = tuned(found, *places) if found else cell(name, seed, *places)
+        if not found or not (options.models / f"{file_name(name, seed)}.safetensors").exists():
+            found = cell(name, seed, *places)
+        found = tuned(found, *places) if tune else found
         path.write_text(json.dumps(found, indent=1))
         print(name, seed, found["cpu_seconds"], {k: round(v, 4) for k, v in found["metrics"].items()}, flush=True)
 
