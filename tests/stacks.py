@@ -81,6 +81,7 @@ STACKS: dict[str, Case] = {
     "fedvssl, distances": over(Distances(), BackboneOnly(), MixedWeights(0.0), MovingMean(2), lr=0.05, server_lr=0.7),
     "private heads with scaffold": over(BackboneOnly(), Scaffold()),
     "loss-aware": over(LossAware(tau=0.0)),
+    "loss-aware, by replies": over(LossAware(tau=0.0, by="replies")),
     "loss-aware, greedy": over(LossAware(greedy=True)),
     "median": over(Median()),
     "fedvsr": over(HighFrequency(), LossAware(tau=0.0), task=Denoise, on=CLIPS, optimizer="adam", lr=0.01),

@@ -11,10 +11,9 @@ from fedlens.client import Client, generator
 from fedlens.federation import Federation
 from fedlens.message import Message
 from fedlens.pictures import Picture
-from fedlens.replies import Replies
+from fedlens.replies import Needs, Replies
 from fedlens.tree import Tree
 
-Needs = Literal["sums", "replies"]
 Stage = Literal["learn", "share", "merge", "wire"]
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from torch import Tensor
 from fedlens.message import MEAN, Message
 from fedlens.tree import Tree, is_finite, mismatch
 
+Needs = Literal["sums", "replies"]  # what a server's half looks at
 CHUNK = 1 << 17  # elements joined at a time: small enough for the cache, large enough that calling torch costs little beside it
 
 
@@ -198,16 +200,23 @@ class Replies:
         if (tree, name) in self.sums:
             # Of its own: a worker's sums lie in a mapped file that the next round writes to.
             return {n: counted(t).clone() for n, t in self.sums[tree, name].tree.items()}
-        return self._folded(tree, [name])
+        return self._folded(tree, [self._weights(tree, name)])
 
-    def blend(self, tree: str, first: str, second: str, share: float) -> Tree:
-        """(1 - share) of one mean and share of another; single replies are read once for both, and an unused mean is not made."""
+    def blend(self, tree: str, first: str, second: str, share: float, needs: Needs = "sums") -> Tree:
+        """(1 - share) of one mean and share of another; single replies are read once for both, and an unused mean is not made.
+
+        An algorithm that `needs` replies gets them from every engine, so one mean with blended weights will do: half the work of two
+        means, in other last bits than those two have, which is why an algorithm that needs only sums cannot have it."""
         if share in (0, 1):
             return self.mean(tree, second if share else first)
         if (tree, first) in self.sums:
-            b = self.mean(tree, second)
-            return {n: torch.lerp(a, b[n], share) for n, a in self.mean(tree, first).items()}
-        return self._folded(tree, [first, second], share)
+            right = self.mean(tree, second)
+            return {n: torch.lerp(left, right[n], share) for n, left in self.mean(tree, first).items()}
+        a, b = self._weights(tree, first), self._weights(tree, second)
+        if needs == "sums":
+            return self._folded(tree, [a, b], share)
+        whole = self.weight(tree, first), self.weight(tree, second)
+        return self._folded(tree, [[(1 - share) * x / whole[0] + share * y / whole[1] for x, y in zip(a, b, strict=True)]])
 
     def _positions(self, tree: str) -> list[int]:
         return [p for p in sorted(self.singles) if tree in self.singles[p].trees]
@@ -218,10 +227,10 @@ class Replies:
             raise KeyError(f"no reply carries the tree {tree!r} with a weight {name!r}")
         return [w[name] for w in found]
 
-    def _folded(self, tree: str, names: Sequence[str], share: float = 0.0) -> Tree:
+    def _folded(self, tree: str, weights: Sequence[list[float]], share: float = 0.0) -> Tree:
         """The joins of `Fold`, one cache-sized chunk of all replies at a time, so that each is read once; two means are blended."""
         positions = self._positions(tree)
-        steps = [_steps(positions, self._weights(tree, name)) for name in names]
+        steps = [_steps(positions, of_replies) for of_replies in weights]
         trees = [self.singles[p].trees[tree] for p in positions]
         out: Tree = {}
         for key, first in trees[0].items():

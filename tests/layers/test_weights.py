@@ -34,6 +34,14 @@ def test_loss_aware_with_the_public_decay() -> None:
     assert sum(w) == pytest.approx(1)
 
 
+def test_loss_aware_by_replies_gives_the_same_weights() -> None:
+    """The numbers of the test above, from one mean with the final weights."""
+    w, m = weights_of(LossAware(tau=0.05, by="replies"), 100)
+    assert m == pytest.approx(0.075, abs=5e-4)
+    assert w == pytest.approx([0.260, 0.251, 0.246, 0.243], abs=5e-4)
+    assert stack(fedavg(4), LossAware(by="replies")).needs == "replies"
+
+
 def test_loss_aware_ends_uniform_with_the_public_decay() -> None:
     """In the last round the exponent is 0 and everybody counts alike."""
     w, m = weights_of(LossAware(tau=0.05), 1)

@@ -31,5 +31,5 @@ class MixedWeights(Layer):
         return reply.weigh("delta", loss=math.exp(-reply.scalars["loss"]), examples=reply.scalars["examples"])
 
     def server_step(self, state: Message, replies: Replies) -> Message:
-        merged = replies.blend("delta", "examples", "loss", self.alpha)
+        merged = replies.blend("delta", "examples", "loss", self.alpha, self.needs)
         return self.inner.server_step(state.note(mix=self.alpha), replies.put(delta=merged))
