@@ -11,7 +11,8 @@ from fedlens.client import Client, generator
 from fedlens.federation import Federation
 from fedlens.message import Message
 from fedlens.pictures import Picture
-from fedlens.replies import Needs, Replies
+from fedlens.replies import Needs as Needs
+from fedlens.replies import Replies
 from fedlens.tree import Tree
 
 Stage = Literal["learn", "share", "merge", "wire"]
