@@ -18,7 +18,7 @@ import torch
 from fedlens import Batch, heap, stack
 from fedlens.algorithms import FedAvg
 from fedlens.client import Output
-from fedlens.data.pose import StickFigures
+from fedlens.data.stick_figures import StickFigures
 from fedlens.layers import MultiResolution
 from fedlens.tasks.pose import Pose
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedlens.algorithms.fedavg import draw, train
-from fedlens.data.pose import StickFigures
+from fedlens.data.stick_figures import StickFigures
 from fedlens.data.tensors import Tensors
 from fedlens.metrics.embedding import scatter, tsne
 from fedlens.pictures import to_uint8

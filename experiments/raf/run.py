@@ -19,7 +19,8 @@ import torch
 from fedlens import Message, Progress, run, stack
 from fedlens.algorithm import Algorithm
 from fedlens.algorithms import FedAvg
-from fedlens.data.pose import Lspet, PoseSource, StickFigures
+from fedlens.data.pose import Lspet, PoseSource
+from fedlens.data.stick_figures import StickFigures
 from fedlens.engines.simulator import Simulator
 from fedlens.federation import Federation
 from fedlens.layers import FedProx, MultiResolution

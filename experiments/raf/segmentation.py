@@ -23,7 +23,8 @@ from torch.nn import functional as F
 
 from fedlens import Batch, Data, Federation, Output, run, stack
 from fedlens.algorithms import FedAvg
-from fedlens.data.pose import SKELETONS, StickFigures
+from fedlens.data.people import SKELETONS
+from fedlens.data.stick_figures import StickFigures
 from fedlens.data.tensors import Tensors
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import MultiResolution

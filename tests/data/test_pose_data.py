@@ -11,8 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fedlens.data.pose import SKELETONS, Augment, CocoPose, Lspet, Mpii, People, Person, StickFigures, fit, transform
+from fedlens.data.people import SKELETONS, Augment, People, Person, fit, transform
+from fedlens.data.pose import CocoPose, Lspet, Mpii
 from fedlens.data.source import DataError
+from fedlens.data.stick_figures import StickFigures
 
 
 def painted(size: tuple[int, int] = (120, 90)) -> Person:

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from fedlens import Output, StackError, run, stack
 from fedlens.algorithms import FedAvg
-from fedlens.data.pose import CocoPose, StickFigures
+from fedlens.data.pose import CocoPose
+from fedlens.data.stick_figures import StickFigures
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import MultiResolution
-from fedlens.tasks.pose import Pose, decode, draw_targets
+from fedlens.tasks.heatmaps import decode, draw_targets
+from fedlens.tasks.pose import Pose
 
 
 def test_targets_by_hand() -> None:
