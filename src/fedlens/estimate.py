@@ -19,6 +19,8 @@ from fedlens.message import Message
 from fedlens.records import memory_in_use
 from fedlens.rounds import answer
 
+SLOW = 2.0  # seconds: what takes longer is not done again to know it better
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -74,20 +76,23 @@ def estimate(setup: Setup) -> Estimate:
 
 
 def time_client(setup: Setup, message: Message) -> tuple[float, Message]:
-    """Seconds a client of mean size takes, and its reply. The first go warms up, the second counts."""
-    holdings = setup.federation.holdings
-    countable = all(isinstance(h, Data) for h in holdings)
-    if not countable:
+    """Seconds a client of mean size takes, and its reply. The first go warms up, the second counts, on more batches where
+    they are quick."""
+    holdings, base = setup.federation.holdings, setup.algorithm.base
+    if not all(isinstance(h, Data) for h in holdings):
         return _timed(setup, message, setup.federation, 0)
     mean = sum(len(h) for h in holdings) / len(holdings)
     typical = min(range(len(holdings)), key=lambda i: abs(len(holdings[i]) - mean))
-    few = min(len(holdings[typical]), 4 * int(getattr(setup.algorithm.base, "batch", 32)))
+    batch = int(getattr(base, "batch", 32))
+    few = min(len(holdings[typical]), batch)
     small: Any = {typical: Beginning(holdings[typical], few)}
-    seconds, reply = 0.0, Message()
-    for _ in range(2):
-        seconds, reply = _timed(setup, message, Federation(small, setup.federation.held_out), typical)
+    warm, _ = _timed(setup, message, Federation(small, setup.federation.held_out), typical)
+    if warm < SLOW:
+        few = min(len(holdings[typical]), 4 * batch)
+        small = {typical: Beginning(holdings[typical], few)}
+    seconds, reply = _timed(setup, message, Federation(small, setup.federation.held_out), typical)
     # A fixed number of local steps takes as long on little data as on much.
-    return seconds * (1 if getattr(setup.algorithm.base, "steps", None) else mean / max(1, few)), reply
+    return seconds * (1 if getattr(base, "steps", None) else mean / max(1, few)), reply
 
 
 def _timed(setup: Setup, message: Message, federation: Federation, id: int) -> tuple[float, Message]:
@@ -97,14 +102,18 @@ def _timed(setup: Setup, message: Message, federation: Federation, id: int) -> t
 
 
 def time_evaluation(setup: Setup, message: Message) -> float:
-    """Seconds to evaluate on the server's test set."""
+    """Seconds to evaluate on the server's test set: on a few examples, and on more where that was quick."""
     test = setup.federation.test
     if test is None:
         return 0.0
-    few, scale = test, 1.0
-    if isinstance(test, Data) and len(test) > 256:
-        few, scale = Beginning(test, 256), len(test) / 256
-    began = time.perf_counter()
-    with torch.no_grad():
-        setup.algorithm.evaluate(message.note(evaluate=1), few, {})
-    return (time.perf_counter() - began) * scale
+    seconds = 0.0
+    for few in (16, 256) if hasattr(test, "subset") else (len(test),):
+        part = test.subset(range(few)) if few < len(test) else test
+        began = time.perf_counter()
+        with torch.no_grad():
+            setup.algorithm.evaluate(message.note(evaluate=1), part, {})
+        spent = time.perf_counter() - began
+        seconds = spent * len(test) / max(1, len(part))
+        if part is test or spent > SLOW:
+            break
+    return seconds

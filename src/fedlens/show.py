@@ -254,7 +254,8 @@ def dry_run(config: Config, engine: str, spinner: Any = None) -> None:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()
-    spread = f", {min(sizes)} to {max(sizes)} examples each, {sum(sizes)} in all" if sizes else ""
+    each = f"{min(sizes)} to {max(sizes)}" if sizes and min(sizes) < max(sizes) else f"{max(sizes, default=0)}"
+    spread = f", {each} examples each, {sum(sizes)} in all" if sizes else ""
     rows = {
         "recipe": f"{config.name}  {config.about}".strip(),
         "task": call(config.task),
