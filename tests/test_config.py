@@ -16,6 +16,7 @@ from fedlens.algorithms.fedavg import FedAvg
 from fedlens.algorithms.recipes import NAMED, named
 from fedlens.config import Config, ConfigError, Settings
 from fedlens.layers import FedProx, Scaffold
+from fedlens.parts import find_class, names, parameters
 
 Read = Callable[..., Config]
 
@@ -196,7 +197,7 @@ def test_stacks_can_be_named_by_their_parts(read: Read) -> None:
 
 
 def test_every_named_stack_can_be_built(read: Read) -> None:
-    known = {n.lower() for n in config.names("algorithm")}
+    known = {n.lower() for n in names("algorithm")}
     for name, known_as in NAMED.items():
         parts = [t["name"] for t in known_as.tables()]
         if not {p.lower() for p in parts} <= known or parts[0] != "FedAvg":
@@ -212,7 +213,7 @@ def test_every_named_stack_can_be_built(read: Read) -> None:
 
 
 def test_every_shipped_recipe_can_be_read() -> None:
-    tasks = {n.lower() for n in config.names("task")}
+    tasks = {n.lower() for n in names("task")}
     for name, path in config.shipped_recipes().items():
         if tomllib.loads(path.read_text())["task"]["name"].lower() in tasks:
             made = config.read(name)
@@ -222,11 +223,11 @@ def test_every_shipped_recipe_can_be_read() -> None:
 def test_every_constructor_can_be_looked_into() -> None:
     """Annotations must be resolvable and have words: this is what recipes are checked against."""
     for kind in ("task", "data", "algorithm"):
-        for name in config.names(kind):
+        for name in names(kind):
             try:
-                cls = config.find_class(kind, name, kind)
+                cls = find_class(kind, name, kind)
             except ConfigError:
                 continue  # exported for Python, not for recipes
-            for p in config.parameters(cls).values():
+            for p in parameters(cls).values():
                 values._adapter(p.hint)
                 assert values.wording(p.hint)

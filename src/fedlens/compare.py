@@ -17,8 +17,9 @@ from typing import Any
 from fedlens import config as recipes
 from fedlens import job, report
 from fedlens.checkpoint import write
-from fedlens.config import Config, ConfigError, UnknownKey
+from fedlens.config import Config, ConfigError
 from fedlens.federation import Federation
+from fedlens.overrides import UnknownKey, split
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def cells(
 ) -> list[Cell]:  # fmt: skip
     """All of them, checked: seed by seed, so that a comparison stopped half-way compares something. An override has to fit one
     algorithm at least and leaves alone the others."""
-    pairs = recipes.split(overrides)
+    pairs = split(overrides)
     unused: dict[str, UnknownKey] = {}
     fitting: dict[str, dict[str, Any]] = {}
     for name in algorithms:

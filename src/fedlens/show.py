@@ -21,6 +21,8 @@ from rich.table import Table
 from fedlens import config as recipes
 from fedlens.config import Config, ConfigError
 from fedlens.job import ENGINES, Setup, Watch, prepare, rehearse
+from fedlens.overrides import split
+from fedlens.parts import Part, names, parameters
 from fedlens.values import nearest
 
 if TYPE_CHECKING:
@@ -275,8 +277,8 @@ def dry_run(config: Config, engine: str, spinner: Any = None) -> None:
     out.print("[dim]Nothing was run or written.[/]")
 
 
-def call(part: recipes.Part) -> str:
-    given = ", ".join(f"{k}={v.name if isinstance(v, recipes.Part) else v!r}" for k, v in part.given.items())
+def call(part: Part) -> str:
+    given = ", ".join(f"{k}={v.name if isinstance(v, Part) else v!r}" for k, v in part.given.items())
     return f"{part.name}({given})"
 
 
@@ -314,7 +316,7 @@ def rows_of(kind: str) -> dict[str, str]:
     if kind == "algorithms":
         from fedlens.algorithms.recipes import NAMED
 
-        known = {n.lower() for n in recipes.names("algorithm")}
+        known = {n.lower() for n in names("algorithm")}
         whole = {n: r for n, r in NAMED.items() if all(t["name"].lower() in known for t in r.tables())}
         return {n: f"{r.about}  ({' + '.join(t['name'] for t in r.tables())})" for n, r in whole.items()}
     if kind == "engines":
@@ -346,7 +348,7 @@ def about_export(package: str, name: str) -> str:
     text = first_sentence(module if named else own or module)
     if not isinstance(thing, type) or package in ("models", "metrics"):
         return text
-    keys = [f"{p.name}={p.default}" if p.default is not inspect.Parameter.empty else p.name for p in recipes.parameters(thing).values()]
+    keys = [f"{p.name}={p.default}" if p.default is not inspect.Parameter.empty else p.name for p in parameters(thing).values()]
     return f"{text}\n[{', '.join(keys)}]" if keys else text
 
 
@@ -469,7 +471,7 @@ def apply(folder: Path, source: Path, target: Path, options: Sequence[str]) -> N
     known = {n: p for n, p in inspect.signature(task.apply).parameters.items() if n not in ("folder", "source", "target")}
     open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())
     chosen: dict[str, Any] = {}
-    for key, value in recipes.split(options):
+    for key, value in split(options):
         if key not in known and not open_ended:
             raise ConfigError(f"{type(task).__name__} has no option {key!r}{nearest(key, known)}")
         chosen[key] = next(value.guesses())

@@ -37,6 +37,7 @@ from fedlens.config import Config, ConfigError
 from fedlens.data.source import DataError
 from fedlens.engines.site import Facts, Site, SiteError, alone
 from fedlens.federation import Federation
+from fedlens.parts import parameters
 
 PLACES = ("root", "folder", "file", "image")  # what data sources call the place their data lies in
 EXPOSED = (
@@ -151,7 +152,7 @@ def site_number(node: Facts) -> int:
 
 def over(config: Config, place: str) -> Config:
     """The same recipe over the data that lies here."""
-    known = recipes.parameters(config.data.cls)
+    known = parameters(config.data.cls)
     key = next((k for k in PLACES if k in known), None)
     if key is None:
         raise ConfigError(f"{config.data.name} reads no files, so it cannot take data from {place}: leave --data out")

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlens import config as recipes
 from fedlens.algorithm import Layer
 from fedlens.compare import Cell, cells, read_summary
 from fedlens.config import Config, ConfigError
+from fedlens.overrides import split
 
 SEED = 0
 TRIALS = 6
@@ -38,7 +38,7 @@ def tune(
     """The best of `trials` settings of one algorithm, as overrides. `finish` runs a cell that is not finished."""
     if trials < 3:
         raise ConfigError(f"tuning takes at least 3 trials, not {trials}")
-    given = dict(recipes.split(overrides))
+    given = dict(split(overrides))
     base, own = parameters(cells(recipe, [name], [SEED], given, folder)[0].config)
     done: list[Trial] = []
 

@@ -84,7 +84,7 @@ class SmallDiffusion(ImageGenerator):
         return folder
 
     def _task(self) -> Any:
-        from fedlens.config import make_part
+        from fedlens.parts import make_part
         from fedlens.tasks.generation import Generation
 
         table = tomllib.loads((self._folder() / "config.toml").read_text())["task"]
