@@ -26,6 +26,7 @@ from fedlens.engines.simulator import Simulator
 from fedlens.job import Interrupted, Outcome, Watch
 from fedlens.layers import Scaffold
 from fedlens.pictures import Picture
+from fedlens.runs import claim, free_folder, newest_folder
 
 
 @pytest.fixture
@@ -238,16 +239,16 @@ def test_fresh_removes_the_old_run_and_nothing_else(recipe: Path, tmp_path: Path
 
 
 def test_one_job_a_folder(recipe: Path, tmp_path: Path) -> None:
-    with job.claim(tmp_path / "run"), pytest.raises(ConfigError, match="another job is running in"):
+    with claim(tmp_path / "run"), pytest.raises(ConfigError, match="another job is running in"):
         go(recipe, tmp_path / "run")
 
 
 def test_folders_are_numbered(tmp_path: Path) -> None:
-    assert job.free_folder("demo", tmp_path) == tmp_path / "demo" == job.newest_folder("demo", tmp_path)
+    assert free_folder("demo", tmp_path) == tmp_path / "demo" == newest_folder("demo", tmp_path)
     for name in ("demo", "demo-2"):
         (tmp_path / name / "checkpoint").mkdir(parents=True)
-    assert job.free_folder("demo", tmp_path) == tmp_path / "demo-3"
-    assert job.newest_folder("demo", tmp_path) == tmp_path / "demo-2"
+    assert free_folder("demo", tmp_path) == tmp_path / "demo-3"
+    assert newest_folder("demo", tmp_path) == tmp_path / "demo-2"
 
 
 def test_a_job_runs_in_any_thread(recipe: Path, tmp_path: Path) -> None:

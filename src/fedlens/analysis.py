@@ -28,6 +28,7 @@ from fedlens.client import Batch, Data, generator
 from fedlens.memory import NEVER, read_record
 from fedlens.models.weights import read_weights
 from fedlens.pictures import Picture
+from fedlens.runs import read_records
 from fedlens.tree import Tree
 
 Loss = Callable[[Mapping[str, Tensor]], float]
@@ -211,7 +212,7 @@ def target(folders: Sequence[Path], names: Sequence[str], value: float, metric: 
     out: dict[str, Any] = {}
     curves: dict[str, tuple[list[float], list[float]]] = {}
     for folder, name in zip(folders, names, strict=True):
-        records = job.read_records(folder / "metrics.jsonl")
+        records = read_records(folder / "metrics.jsonl")
         measured = [r for r in records if r["metrics"]]
         if not measured:
             raise ValueError(f"{folder} has no metrics over its rounds: run it with evaluate_every")

@@ -280,13 +280,13 @@ def load(recipe: str, overrides: Sequence[str] | None, algorithm: str | None = N
 
 
 def default_folder(recipe: str, config: Config, resume: bool, fresh: bool) -> Path:
-    from fedlens import job
+    from fedlens.runs import free_folder, newest_folder
 
     if Path(recipe).is_dir():  # a run folder stands for itself
         return Path(recipe)
     if resume:
-        return job.newest_folder(config.name)
-    return Path("runs") / config.name if fresh else job.free_folder(config.name)
+        return newest_folder(config.name)
+    return Path("runs") / config.name if fresh else free_folder(config.name)
 
 
 # -- how it ends ------------------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from fedlens.checkpoint import write
 from fedlens.config import Config, ConfigError
 from fedlens.federation import Federation
 from fedlens.overrides import UnknownKey, split
+from fedlens.runs import FREE, clear, holds_run, read_records
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,10 @@ def cells(
 
 def is_finished(cell: Cell) -> bool:
     """Refuses a folder that was made with other settings: its numbers do not belong in this table."""
-    if not job.holds_run(cell.folder) or not (cell.folder / "config.toml").is_file():
+    if not holds_run(cell.folder) or not (cell.folder / "config.toml").is_file():
         return False
     before = tomllib.loads((cell.folder / "config.toml").read_text())
-    free = [k for k in job.FREE if k != "federation.rounds"]
+    free = [k for k in FREE if k != "federation.rounds"]
     if change := cell.config.difference(before, free):
         raise ConfigError(f"{cell.folder} was run with other settings ({change}): give another --out, or start over with --fresh")
     summary = read_summary(cell.folder)
@@ -102,7 +103,7 @@ def finish(todo: Sequence[Cell], *, engine: str = "simulator", fresh: bool = Fal
     """Run what is not finished."""
     if fresh:
         for cell in todo:
-            job.clear(cell.folder)
+            clear(cell.folder)
     finished = {id(cell): is_finished(cell) for cell in todo}
     shared: tuple[str, Federation] | None = None
     for cell in todo:
@@ -111,7 +112,7 @@ def finish(todo: Sequence[Cell], *, engine: str = "simulator", fresh: bool = Fal
         key = json.dumps([cell.config.tables()["data"], cell.config.settings.clients, cell.seed], default=str)
         if shared is None or shared[0] != key:
             shared = key, job.load_federation(cell.config)
-        resume = job.holds_run(cell.folder) and (cell.folder / "config.toml").is_file()
+        resume = holds_run(cell.folder) and (cell.folder / "config.toml").is_file()
         setup = job.prepare(cell.config, shared[1])
         job.start(cell.config, cell.folder, engine=engine, resume=resume, watch=watch(cell), setup=setup)
 
@@ -130,7 +131,7 @@ def summarise(done: Sequence[Cell], target: float | None = None) -> dict[str, An
             "seconds": spread([s["seconds"] for s in summaries]),
             "bytes_up": spread([s["bytes_up"] for s in summaries]),
             "lost": sum(s["asked"] - s["heard"] for s in summaries),
-            "curves": curves(records := [job.read_records(c.folder / "metrics.jsonl") for c in mine]),
+            "curves": curves(records := [read_records(c.folder / "metrics.jsonl") for c in mine]),
             "chosen": dict(mine[0].chosen),
         }
         if target is not None and order:

@@ -1,34 +1,20 @@
 """A job: a config becomes a federation, an algorithm and an engine, runs, and leaves a run folder.
 
-The run folder is the contract between all tools:
-
-    config.toml          everything resolved; `fedlens run FOLDER --resume` needs nothing else
-    federation.json      who holds what
-    metrics.jsonl        one object a round, numbered from 0
-    summary.json         final metrics, seconds, peak memory, bytes, versions, seed, device; written last
-    model.safetensors    or whatever the task saves
-    pictures/            what the task has to show
-    checkpoint/          see checkpoint.py
-    tensorboard/         the same curves as metrics.jsonl
-    report.html
+What is in the folder, and who may write there: `runs.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import importlib.metadata
 import json
 import math
 import os
 import shlex
 import shutil
-import signal
-import threading
 import time
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,19 +34,15 @@ from fedlens.message import Message
 from fedlens.pictures import save_pictures
 from fedlens.records import Curves, Peak, describe, describe_federation, versions
 from fedlens.rounds import Engine, Progress, Round, run
+from fedlens.runs import claim, clear, free_folder, holds_run, put_in_place, same_run, trim
+from fedlens.stopping import stoppable, undisturbed
 from fedlens.tasks.task import LearningTask, Task
 from fedlens.tree import Tree
 from fedlens.values import nearest
 
 ENGINES = ("simulator", "ray", "flower")
-OWN = (
-    "config.toml", "federation.json", "metrics.jsonl", "summary.json", "model.safetensors", "restored.png", "report.html",
-    "pictures", "checkpoint", "tensorboard", "memory", "analysis", "flower.json", ".part",
-)  # fmt: skip
 LOOKING = 0.05  # pictures of a run under way may take this share of its time, and none in its first seconds
 PATIENCE = 10.0
-# What may change when a run goes on: none of these alters what a round computes.
-FREE = tuple(f"federation.{k}" for k in ("rounds", "workers", "timeout", "checkpoint_every", "evaluate_every", "personal"))
 
 
 @dataclass(frozen=True)
@@ -202,7 +184,7 @@ def start(
         if fresh:
             clear(folder)
         if resume:
-            _same_run(config, folder)
+            same_run(config, folder)
         elif holds_run(folder):
             raise ConfigError(
                 f"{folder} already holds a run: --resume goes on with it, --fresh starts over, --out DIR puts the new one elsewhere"
@@ -234,7 +216,7 @@ class _Job:
             # Also where there is no checkpoint: a run that was killed before its first one left memories of rounds that will be run again.
             self.engine.restore(memories)
             self.safe = Progress(progress.state, progress.done, dict(progress.heard))
-            self.records = _trim(self.folder / "metrics.jsonl", progress.done)
+            self.records = trim(self.folder / "metrics.jsonl", progress.done)
             self.curves = Curves(self.folder / "tensorboard", progress.done)
             self.watch.begin(self.setup, self.folder, progress.done)
             try:
@@ -283,7 +265,7 @@ class _Job:
 
     def _finish(self) -> Outcome:
         state, folder = self.safe.state, self.folder
-        _put_in_place(folder, lambda part: self.setup.task.save(state, part))
+        put_in_place(folder, lambda part: self.setup.task.save(state, part))
         self._draw(state)
         summary = self._summarise(interrupted=False)
         shutil.rmtree(folder / "memory", ignore_errors=True)
@@ -361,144 +343,3 @@ def write_report(folder: Path, watch: Watch) -> None:
         if isinstance(e, OSError):
             raise
         watch.log(f"report.html could not be written: {type(e).__name__}: {e}")
-
-
-# -- the folder --------------------------------------------------------------------------------------------------------------------------
-
-
-def holds_run(folder: Path) -> bool:
-    return any((folder / name).exists() for name in ("metrics.jsonl", "checkpoint", "summary.json"))
-
-
-def free_folder(name: str, root: Path = Path("runs")) -> Path:
-    """runs/NAME, or runs/NAME-2 and so on where that is taken."""
-    folder, k = root / name, 1
-    while holds_run(folder):
-        k += 1
-        folder = root / f"{name}-{k}"
-    return folder
-
-
-def newest_folder(name: str, root: Path = Path("runs")) -> Path:
-    """The last one that `free_folder` gave out."""
-    folder, k = root / name, 1
-    while holds_run(root / f"{name}-{k + 1}"):
-        k += 1
-        folder = root / f"{name}-{k}"
-    return folder
-
-
-def clear(folder: Path) -> None:
-    """Remove what a run writes, and nothing else that may lie there."""
-    for name in OWN:
-        path = folder / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def claim(folder: Path) -> Iterator[None]:
-    """One job a folder: two would write over each other."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as e:
-        raise ConfigError(f"{folder} is a file, not a folder") from e
-    with (folder / ".lock").open("w") as lock:
-        for _ in range(20):  # workers of a job that was just killed hold on for a moment
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            time.sleep(0.1)
-        else:
-            raise ConfigError(f"another job is running in {folder}")
-        yield
-
-
-def _same_run(config: Config, folder: Path) -> None:
-    if not (folder / "config.toml").is_file():
-        raise ConfigError(f"there is no run in {folder} to resume")
-    try:
-        before = tomllib.loads((folder / "config.toml").read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{folder / 'config.toml'} is damaged: {e}") from e
-    if change := config.difference(before, FREE):
-        raise ConfigError(f"{folder} was run with other settings ({change}): resume it as it was, or start over with --fresh")
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl that are whole: the last one may have been cut off."""
-    records = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("round"), int):
-            records.append(record)
-    return records
-
-
-def _trim(path: Path, done: int) -> list[dict[str, Any]]:
-    """Rounds behind the checkpoint will be run again: their lines go."""
-    records = [r for r in read_records(path) if r["round"] < done]
-    write(path, "".join(json.dumps(r) + "\n" for r in records).encode())
-    return records
-
-
-def _put_in_place(folder: Path, save: Any) -> None:
-    """Let a task write its files beside, then move each into place whole."""
-    part = folder / ".part"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
-        save(part)
-        for path in sorted(part.iterdir()):
-            target = folder / path.name
-            if path.is_dir() and target.is_dir():
-                shutil.rmtree(target)
-            elif path.is_file() and (folder / "config.toml").exists():
-                shutil.copymode(folder / "config.toml", path)  # safetensors lets nobody else read what it writes
-            os.replace(path, target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-# -- Ctrl-C ------------------------------------------------------------------------------------------------------------------------------
-
-STOPS = (signal.SIGINT, signal.SIGTERM)
-
-
-@contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """A polite kill is handled like Ctrl-C: save, say how to resume."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with _handling(stop):
-        yield
-
-
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ctrl-C waits until the files are whole."""
-    waiting: list[int] = []
-    with _handling(lambda number, _: waiting.append(number)):
-        yield
-    if waiting:
-        raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def _handling(handler: Any) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in STOPS}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

@@ -18,6 +18,7 @@ from fedlens import config as recipes
 from fedlens.checkpoint import Checkpoint
 from fedlens.data.folders import ImageFolder
 from fedlens.engines.loopback import Loopback
+from fedlens.runs import read_records
 
 pytest.importorskip("flwr")
 from flwr.app import Context, Error, Message, RecordDict
@@ -202,7 +203,7 @@ def test_a_full_disk_at_a_site_is_that_sites_alone(tmp_path: Path) -> None:
     (tmp_path / "1" / "j").mkdir(parents=True)
     (tmp_path / "1" / "j" / f"1.part{os.getpid()}").symlink_to("/dev/full")
     sites.main(Grid(tmp_path, "", run=facts), facts)
-    lines = job.read_records(tmp_path / "real" / "metrics.jsonl")
+    lines = read_records(tmp_path / "real" / "metrics.jsonl")
     assert [line["heard"] for line in lines] == [2, 3]
     why = f"this site cannot write its memory to {tmp_path / '1'}: No space left on device"
     assert [(x["client"], x["reason"]) for x in lines[0]["lost"]] == [(1, why)]
@@ -226,7 +227,7 @@ def test_recipes_end_in_the_simulators_bits_also_when_resumed(tmp_path: Path, na
                  "patience": 5.0, "least": 3, "forgive": False}  # fmt: skip
         sites.main(Grid(tmp_path, "", run=facts), facts)
     found = Checkpoint(tmp_path / "real" / "checkpoint").load()
-    lines = [job.read_records(folder / "metrics.jsonl") for folder in (tmp_path / "real", wanted.folder)]
+    lines = [read_records(folder / "metrics.jsonl") for folder in (tmp_path / "real", wanted.folder)]
     assert found and same_bits(found[0].state, wanted.state)
     for a, b in zip(*lines, strict=True):
         assert {k: v for k, v in a.items() if k not in ("seconds", "metrics")} == {
