@@ -13,6 +13,7 @@ from fedlens import config as recipes
 from fedlens import keys, sites
 from fedlens.cli import invoke
 from fedlens.config import ConfigError
+from fedlens.data.source import DataError
 
 STUDY = """
 [task]
@@ -91,6 +92,24 @@ def test_join_looks_before_it_leaps(capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "join", "127.0.0.1:1", *here, *study, "--client", "2")
     assert "this site is client 2, but the recipe has 2 (0 to 1)" in said
     assert not Path("sites").exists()
+
+
+def test_a_site_decides_whether_it_generates(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The recipe is everybody's; --generate is this site's own word, and it reaches the layer."""
+    for name in ("benign", "malignant"):
+        Path("scans", name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(Path("scans", name, "0.png"))
+    balance = '[[algorithm]]\nname = "Balance"\n[algorithm.generator]\nname = "ReadyImages"\nroot = "nowhere"\n'
+    Path("study.toml").write_text(STUDY.replace("[data]", "size = 8\n[data]") + balance)
+    node = {"client": 0, "folder": str(tmp_path / "site"), "data": "scans", "recipe": "study.toml"}
+    site = sites.make_site({**node, "generate": "no"}, {})
+    assert site.algorithm.role(site.algorithm.init(), 0) == "no"  # type: ignore[attr-defined]
+    with pytest.raises(DataError, match="no folder of images for ReadyImages"):  # who generates needs what it generates from
+        sites.make_site({**node, "generate": "constrained"}, {})
+    for file in ("site-0", "ca.crt"):
+        Path(file).touch()
+    said = refused(capsys, "join", "127.0.0.1:9", "--key", "site-0", "--ca", "ca.crt", "--generate", "perhaps")
+    assert "--generate says one of constrained, unconstrained, no, not perhaps" in said
 
 
 def test_run_on_flower_needs_a_superlink(capsys: pytest.CaptureFixture[str]) -> None:

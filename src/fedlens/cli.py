@@ -11,6 +11,7 @@ import importlib.util
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -293,6 +294,8 @@ def default_folder(recipe: str, config: Config, resume: bool, fresh: bool) -> Pa
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
+    ours, others = "fedlens: {}\n", warnings.formatwarning
+    warnings.formatwarning = lambda text, kind, *a, **k: ours.format(text) if kind is UserWarning else others(text, kind, *a, **k)
     sys.exit(invoke(argv))
 
 

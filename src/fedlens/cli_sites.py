@@ -110,6 +110,14 @@ def join(
     folder: Annotated[
         Path | None, typer.Option("--folder", help="Where this site keeps its memory. [dim]default: sites/KEY[/]", show_default=False)
     ] = None,
+    generate: Annotated[
+        str,
+        typer.Option(
+            "--generate",
+            help="With FBL: constrained, unconstrained or no, as this machine can. [dim]default: a draw by the recipe's shares[/]",
+            show_default=False,
+        ),
+    ] = "",
     patience: Annotated[float, typer.Option("--patience", help="Seconds to keep trying at the beginning.")] = 60.0,
 ) -> None:
     """Take part: a SuperNode for this site, and a worker that keeps its data loaded.
@@ -118,6 +126,7 @@ def join(
     """
     from fedlens import config as recipes
     from fedlens import sites
+    from fedlens.layers.balance import ROLES
 
     sites.split_address(address)
     for path, what in ((key, "private key"), (ca, "CA certificate")):
@@ -128,8 +137,11 @@ def join(
         raise click.UsageError(f"there is no data at {data}")
     if recipe is not None:
         recipe = str(recipes.find_recipe(recipe).absolute())
+    if generate and generate not in ROLES:
+        raise click.UsageError(f"--generate says one of {', '.join(ROLES)}, not {generate}")
     home = (folder or Path("sites") / key.name).absolute()
-    facts = {"client": number, "folder": str(home), "data": str(data.absolute()) if data else "", "recipe": recipe or ""}
+    place = str(data.absolute()) if data else ""
+    facts = {"client": number, "folder": str(home), "data": place, "recipe": recipe or "", "generate": generate}
     if recipe is not None:
         say(f"client {number} has {sites.make_site(facts, {}).examples} examples")
     home.mkdir(parents=True, exist_ok=True)

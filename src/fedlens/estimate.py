@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
+from fedlens.algorithm import Algorithm
+from fedlens.algorithms.fedavg import FedAvg
 from fedlens.client import Batch, Data
 from fedlens.engines.worker import threads
 from fedlens.federation import Federation
@@ -19,12 +23,14 @@ from fedlens.message import Message
 from fedlens.records import memory_in_use
 from fedlens.rounds import answer
 
-SLOW = 2.0  # seconds: what takes longer is not done again to know it better
+FEW = 4  # batches that the client works on
+SLOW = 2.0  # seconds: what takes longer is not done on more to know it better
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """seconds and bytes for the whole run; `client_seconds` for one client of mean size; memory for all processes together."""
+    """seconds and bytes for the whole run; `client_seconds` for one client of mean size; memory for all processes together. left_out: what
+    the figures do not count."""
 
     seconds: float
     client_seconds: float
@@ -33,6 +39,7 @@ class Estimate:
     bytes_up: int
     parameters: int
     workers: int
+    left_out: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ def estimate(setup: Setup) -> Estimate:
     with threads(s.threads):
         before = memory_in_use()
         state = algorithm.init().note(round=0, rounds=s.rounds, seed=s.seed, population=len(federation))
-        message = algorithm.broadcast(state).note(round=0, rounds=s.rounds, seed=s.seed, population=len(federation), cohort=cohort)
+        message = algorithm.broadcast(state).note(**state.scalars, cohort=cohort, rehearsal=1)
         seconds, reply = time_client(setup, message)
         growth = max(0, memory_in_use() - before)
         evaluation = time_evaluation(setup, message)
@@ -72,6 +79,7 @@ def estimate(setup: Setup) -> Estimate:
         bytes_up=reply.count_bytes() * cohort * s.rounds,
         parameters=sum(t.numel() for t in message.trees.get("model", {}).values()),
         workers=workers,
+        left_out=", without the time to generate images" if reply.scalars.get("made") else "",
     )
 
 
@@ -86,13 +94,29 @@ def time_client(setup: Setup, message: Message) -> tuple[float, Message]:
     batch = int(getattr(base, "batch", 32))
     few = min(len(holdings[typical]), batch)
     small: Any = {typical: Beginning(holdings[typical], few)}
-    warm, _ = _timed(setup, message, Federation(small, setup.federation.held_out), typical)
-    if warm < SLOW:
-        few = min(len(holdings[typical]), 4 * batch)
-        small = {typical: Beginning(holdings[typical], few)}
-    seconds, reply = _timed(setup, message, Federation(small, setup.federation.held_out), typical)
+    with shortened(setup.algorithm) as times:
+        warm, _ = _timed(setup, message, Federation(small, setup.federation.held_out), typical)
+        if warm < SLOW:
+            few = min(len(holdings[typical]), FEW * batch)
+            small = {typical: Beginning(holdings[typical], few)}
+        seconds, reply = _timed(setup, message, Federation(small, setup.federation.held_out), typical)
     # A fixed number of local steps takes as long on little data as on much.
-    return seconds * (1 if getattr(base, "steps", None) else mean / max(1, few)), reply
+    return seconds * times * (1 if getattr(base, "steps", None) else mean / max(1, few)), reply
+
+
+@contextmanager
+def shortened(algorithm: Algorithm) -> Iterator[float]:
+    """Inside, local training is one epoch or a few steps; gives what it really is a multiple of."""
+    base = algorithm.base
+    if not isinstance(base, FedAvg):
+        yield 1.0
+        return
+    epochs, steps = base.epochs, base.steps
+    base.epochs, base.steps = 1, min(steps, FEW) if steps else None
+    try:
+        yield steps / min(steps, FEW) if steps else float(epochs)
+    finally:
+        base.epochs, base.steps = epochs, steps
 
 
 def _timed(setup: Setup, message: Message, federation: Federation, id: int) -> tuple[float, Message]:

@@ -267,7 +267,7 @@ def dry_run(config: Config, engine: str, spinner: Any = None) -> None:
         "rounds": f"{s.rounds}, {s.cohort or 'all'} clients in each",
         "engine": f"{engine}, {found.workers} worker{'s' if found.workers > 1 else ''}, {setup.device}",
         "model": f"{found.parameters:,} numbers" if found.parameters else "none",
-        "time": f"about {duration(found.seconds)} ({found.client_seconds:.2g} s a client)",
+        "time": f"about {duration(found.seconds)} ({short(found.client_seconds)} a client){found.left_out}",
         "memory": f"about {size(found.memory)}",
         "traffic": f"{size(found.bytes_down)} down, {size(found.bytes_up)} up",
     }
@@ -328,6 +328,8 @@ def rows_of(kind: str) -> dict[str, str]:
 
 def exported(package: str) -> list[str]:
     found = list(importlib.import_module(f"fedlens.{package}").__all__)
+    if package == "generators":
+        found.remove("ImageGenerator")  # the interface of the others
     if package != "data":
         return found
     from fedlens.data.source import Source
@@ -499,6 +501,10 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def short(seconds: float) -> str:
+    return duration(seconds) if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def few(words: Sequence[str], most: int = 8) -> str:

@@ -139,7 +139,8 @@ def make_site(node: Facts, run: Facts) -> Site:
         raise SiteError(f"this site is client {id}, but the recipe has {parts} (0 to {parts - 1})")
     part = 0 if own else id
     here = alone(id, federation.holdings[part], federation.held_out_of(part))
-    algorithm = config.build_algorithm(task).given(federation.facts)
+    # What it decides for itself, and no recipe for it: see layers/balance.py.
+    algorithm = config.build_algorithm(task).given({**federation.facts, "generate": node.get("generate", "")})
     return Site(id, algorithm, here, Path(str(node["folder"])), agreed, s.threads, tuple(federation.facts.get("classes", ())))
 
 

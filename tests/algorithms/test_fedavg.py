@@ -16,6 +16,7 @@ from fedlens.data.tensors import Tensors
 from fedlens.engines.loopback import Loopback
 from fedlens.layers import Scaffold
 from fedlens.replies import gather
+from fedlens.tasks.deblurring import Deblurring
 from fedlens.tasks.task import LearningTask
 
 
@@ -219,3 +220,8 @@ def test_patterns_that_make_no_sense() -> None:
     fedavg = FedAvg(Two(), freeze=("*",))
     with pytest.raises(ValueError, match="everything is frozen"):
         fedavg.client_step(fedavg.broadcast(fedavg.init()), client(points((1, 0))))
+
+
+def test_a_task_without_a_network() -> None:
+    with pytest.raises(ValueError, match="FedAvg trains a network, but the task Deblurring has none"):
+        FedAvg(Deblurring())  # type: ignore[arg-type]

@@ -80,8 +80,10 @@ def test_folders_that_do_not_fit(public: Path, kind: type[Gaussians] | type[Read
         kind(str(public)).told(["x", "y", "z"], (3, 8, 8))
     with pytest.raises(DataError, match=f"{name} .* images of 16x16 with 3 channels, but the clients' are 8x8 with 3 channels"):
         kind(str(public), size=16).told(["cat", "dog"], (3, 8, 8))
-    with pytest.raises(DataError, match="no folder of images"):
+    with pytest.raises(DataError, match=r"no folder of images for .*nowhere$"):
         kind(str(public / "nowhere")).told(["cat"], (3, 8, 8))
+    with pytest.raises(DataError, match=f"say where the folder of images for {name} is: generator.root"):
+        kind().told(["cat"], (3, 8, 8))
     (public / "empty").mkdir()
     with pytest.raises(DataError, match="has no image for class 'empty'"):
         kind(str(public)).told(["cat", "empty"], (3, 8, 8))
@@ -110,13 +112,11 @@ def test_other_files_other_images(public: Path, tmp_path: Path) -> None:
 
 
 def test_prompts(tmp_path: Path) -> None:
-    told = StableDiffusion("x", "a photo of a {}, seen from the side").told(["sea_lion", "dog"], (3, 8, 8))
-    assert isinstance(told, StableDiffusion)
+    told = StableDiffusion("x", "a photo of a {}, seen from the side", classes=("sea_lion", "dog"))
     assert told.texts() == ["a photo of a sea lion, seen from the side", "a photo of a dog, seen from the side"]
     file = tmp_path / "prompts.toml"
     file.write_text('cat = "a cat on a sofa"\ndog = "a dog in the snow"\n')
-    told = StableDiffusion("x", prompts=str(file)).told(["dog", "cat"])
-    assert isinstance(told, StableDiffusion) and told.texts() == ["a dog in the snow", "a cat on a sofa"]
+    assert StableDiffusion("x", prompts=str(file), classes=("dog", "cat")).texts() == ["a dog in the snow", "a cat on a sofa"]
     (tmp_path / "prompts.json").write_text(json.dumps({"cat": "a cat", "dog": ""}))
     for name, classes, why in (
         ("prompts.toml", ["dog", "frog"], "has no prompt for class 'frog'"),

@@ -86,9 +86,22 @@ def test_four_bits(pipeline: Path) -> None:
 
 def test_no_such_pipeline(tmp_path: Path) -> None:
     pytest.importorskip("diffusers")
+    """One that is not there is refused before any client starts, one that is only half there when it is used."""
     (tmp_path / "nothing").mkdir()
+    with pytest.raises(DataError, match=r"needs a saved pipeline of diffusers, and the folder .*nothing has no model_index.json"):
+        StableDiffusion(str(tmp_path / "nothing")).told(["cat"])
+    with pytest.raises(DataError, match="no/such/place is neither a folder here nor found on the hub: "):
+        StableDiffusion("/no/such/place").told(["cat"])
+    (tmp_path / "nothing" / "model_index.json").write_text(
+        '{"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2DModel"]}'
+    )
     with pytest.raises(DataError, match="could not be loaded"):
         StableDiffusion(str(tmp_path / "nothing")).told(["cat"]).generate(0, 1, generator(0))
+
+
+def test_loading_says_nothing(pipeline: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    StableDiffusion(str(pipeline)).told(["cat"], (3, 8, 8))._loaded()  # type: ignore[attr-defined]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_packing_by_hand() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -256,6 +257,24 @@ def test_a_shift_moves_against_its_gradient(pace: float) -> None:
     assert not memory[ALIGN]["shift"][:2].any()  # nothing was generated for these
 
 
+def test_the_mean_gradient_sees_the_shifts() -> None:
+    """SCAFFOLD's option I asks for the gradient of what is trained. A head alone, z = x + P for generated samples: dL/dW = (p - e_c) z^T,
+    summed here sample by sample."""
+    held, shift = data(6, 3, 0), torch.randn(3, 6, generator=RNG().manual_seed(5))
+    layer = stacked(drop=0.0)
+    message, kept, x = message_of(layer), torch.arange(6), Blobs().generate(2, 3, RNG().manual_seed(1))
+    mixed, memory = Balanced.of(held, kept, {2: x}), {ALIGN: {"shift": shift}}
+    adapted = client_of(mixed, memory=memory).adapt(ALIGN, Shifts(3, 6, 0.0, RNG()))  # type: ignore[arg-type]
+    found = layer.fedavg.gradient(message, adapted)["head.weight"]
+    model = Plain()
+    model.load_state_dict(dict(message.trees["model"]))
+    with torch.no_grad():
+        z = torch.cat([model.features(held.columns["x"][:6]), model.features(x) + shift[2]])
+        p = model.head(z).softmax(1)
+        p[torch.arange(9), torch.tensor([0] * 6 + [2] * 3)] -= 1
+    assert torch.allclose(found, p.T @ z / 9, atol=1e-6)
+
+
 def test_drop_leaves_out_exactly_its_share() -> None:
     """zeta B = 1/32 * 64 = 2 of the generated samples, never a real one; in a batch of 16 it rounds to 1, in one of 15 to 0."""
     for size, made, expected in ((64, 40, 38), (64, 1, 0), (16, 9, 8), (15, 9, 9)):
@@ -323,14 +342,39 @@ def test_an_unconstrained_client_fills_to_its_largest_class() -> None:
     assert reply.scalars["examples"] == 18 and reply.scalars["made"] == 9
 
 
-def test_a_site_may_say_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, message = stacked(), message_of(stacked())
-    for said, examples in (("unconstrained", 18), ("no", 9), ("constrained", 9)):
-        monkeypatch.setenv("FEDLENS_GENERATE", said)
-        assert layer.client_step(message, client_of(data(6, 3, 0))).scalars["examples"] == examples
-    monkeypatch.setenv("FEDLENS_GENERATE", "perhaps")
-    with pytest.raises(ValueError, match="FEDLENS_GENERATE is 'perhaps': it has to be one of constrained, unconstrained, no"):
-        layer.client_step(message, client_of(data(6, 3, 0)))
+def test_a_site_may_say_for_itself() -> None:
+    """Whatever the shares of the recipe are; "" leaves it to the draw, which here makes everybody weak."""
+    layer = stacked(weak=1.0)
+    message = message_of(layer)
+    for said, examples, made in (("unconstrained", 18, 9), ("no", 9, 0), ("constrained", 9, 3), ("", 9, 0)):
+        reply = layer.given({"generate": said}).client_step(message, client_of(data(6, 3, 0)))
+        assert (reply.scalars["examples"], reply.scalars["made"]) == (examples, made)
+    with pytest.raises(StackError, match="a site generates as one of constrained, unconstrained, no, not as 'perhaps'"):
+        layer.given({"generate": "perhaps"})
+
+
+@dataclass
+class Absent(Blobs):
+    def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
+        raise DataError("there is no such generator here")
+
+
+def test_who_does_not_generate_needs_no_generator() -> None:
+    facts = {"classes": ["a", "b", "c"], "shape": [8]}
+    layer = stack(FedAvg(PlainTask()), Balance(Absent(), cache=""))
+    layer.given({**facts, "generate": "no"})
+    with pytest.raises(DataError, match="no such generator here"):
+        layer.given(facts)
+
+
+def test_a_dry_run_makes_nothing(tmp_path: Path) -> None:
+    """As many samples as in earnest, none of them from the generator, and no file."""
+    counting = Counting()
+    layer = stack(FedAvg(PlainTask(), batch=8), Balance(counting, cache=str(tmp_path)))
+    assert isinstance(layer, Balance)
+    reply = layer.client_step(message_of(layer).note(rehearsal=1), client_of(data(6, 3, 0)))
+    assert (reply.scalars["examples"], reply.scalars["made"], reply.scalars["generated"]) == (9, 3, 0)
+    assert not counting._calls and not list(tmp_path.iterdir())
 
 
 # -- the cache --------------------------------------------------------------------------------------------------------------------------
@@ -416,9 +460,14 @@ def test_empty_client_and_labels_out_of_range() -> None:
 
 def test_a_balance_point_of_zero_is_announced() -> None:
     with pytest.warns(
-        UserWarning, match=r"1 clients hold fewer images than there are classes \(client 1: 2 for 3\), so their balance point"
+        UserWarning, match=r"clients with fewer images than there are classes: 1 \(client 1: 2 for 3\); their balance point would be 0"
     ):
         stacked().given({"labels": [[3, 3, 0], [2, 0, 0]], "classes": ["a", "b", "c"]})
+
+
+def test_a_head_for_more_classes_than_there_are() -> None:
+    with pytest.raises(StackError, match=r"Balance fills 3 classes, but the data has 2: set task\.classes=2"):
+        stacked().given({"classes": ["a", "b"]})
 
 
 class Headless(LearningTask):

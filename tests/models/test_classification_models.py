@@ -51,6 +51,22 @@ def test_timm_by_name() -> None:
     assert model(torch.rand(2, 3, 32, 32)).shape == (2, 7) and model.training
 
 
+def test_a_transformer_is_told_the_size() -> None:
+    """Made for 224 x 224; at 32 x 32 it has 2 x 2 patches of 16 and one position more for the class."""
+    pytest.importorskip("timm")
+    model = classifier("timm:vit_tiny_patch16_224", 7)
+    assert model(torch.rand(2, 3, 32, 32)).shape == (2, 7)
+    assert model.body[1].pos_embed.shape[1] == 5  # type: ignore[index,union-attr]
+
+
+def test_timm_networks_that_are_not_there_or_do_not_fit() -> None:
+    pytest.importorskip("timm")
+    with pytest.raises(ValueError, match="timm has no network 'resnet9'"):
+        classifier("timm:resnet9", 10)
+    with pytest.raises(ValueError, match=r"timm:inception_v3 does not work on 3 x 16 x 16 images: .*Kernel size"):
+        classifier("timm:inception_v3", 10, size=16)
+
+
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown classification model 'resnet9': choose one of cnn, niid, resnet8, resnet18 or timm:NAME"):
         classifier("resnet9", 10)

@@ -23,7 +23,7 @@ from fedlens.algorithm import Algorithm, Layer, StackError
 from fedlens.client import Batch, Client, Data, generator, seeded
 from fedlens.message import Message
 from fedlens.replies import Replies
-from fedlens.tasks.task import LearningTask
+from fedlens.tasks.task import Adapt, LearningTask
 from fedlens.tree import Tree
 
 
@@ -129,6 +129,8 @@ class FedAvg(Algorithm):
     trains: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.task, LearningTask):
+            raise ValueError(f"FedAvg trains a network, but the task {type(self.task).__name__} has none")
         if bad := [pattern for pattern, factor in self.lr_factors if not factor > 0]:
             raise ValueError(f"the learning-rate factor of {bad[0]!r} must be above 0: to hold weights still, use freeze")
 
@@ -226,16 +228,17 @@ class FedAvg(Algorithm):
         """Mean gradient of the local objective (loss and terms, no pulls) at the received model, over all local data."""
         model = self.load(message.trees["model"]).train()
         total = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
+        adapt = _chain(self._adapters(client)) if client.adapters else None
         with self.thawed(model, message):
             named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-            self._add_gradients(model, named, client, total)
+            self._add_gradients(model, named, client, adapt, total)
         return tree.map_tree(lambda t: t.to("cpu"), total)
 
-    def _add_gradients(self, model: nn.Module, named: Mapping[str, nn.Parameter], client: Client, total: Tree) -> None:
+    def _add_gradients(self, model: nn.Module, named: Mapping[str, nn.Parameter], client: Client, adapt: Adapt | None, total: Tree) -> None:
         for low in range(0, len(client.data), self.batch):
             index = torch.arange(low, min(low + self.batch, len(client.data)))
             batch = self._place(client.data.batch(index))
-            output = self.task.forward(model, batch)
+            output = self.task.forward(model, batch, adapt)
             loss = self.task.loss(output, batch) + sum(term(model, batch, output) for term in client.terms)
             share = len(index) / len(client.data)
             for (n, _), g in zip(named.items(), torch.autograd.grad(loss, list(named.values()), allow_unused=True), strict=True):
@@ -363,7 +366,7 @@ def lr_factor(schedule: str, number: int, rounds: int, step_every: int, decay: f
     return 1.0
 
 
-def _chain(adapters: list[nn.Module]) -> Callable[[Tensor, Batch], Tensor]:
+def _chain(adapters: list[nn.Module]) -> Adapt:
     def adapt(features: Tensor, batch: Batch) -> Tensor:
         for module in adapters:
             features = module(features, batch)

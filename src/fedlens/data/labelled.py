@@ -183,15 +183,16 @@ def degrade(images: Tensor, kind: Skew, strength: float, rng: Generator) -> Tens
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 
 
-def find(root: str, what: str) -> Path:
-    """A folder or file as given, or under the data folder (FEDLENS_DATA, else ../shared/data)."""
+def find(root: str, what: str, key: str = "data.root or data.file") -> Path:
+    """A folder or file as given, or under the data folder (FEDLENS_DATA, else ../shared/data). key: what the user has to set."""
     if not root:
-        raise DataError(f"say where the {what} is: data.root or data.file")
-    places = [Path(root).expanduser(), Path(os.environ.get("FEDLENS_DATA", "../shared/data")) / root]
+        raise DataError(f"say where the {what} is: {key}")
+    given = Path(root).expanduser()
+    places = [given] if given.is_absolute() else [given, Path(os.environ.get("FEDLENS_DATA", "../shared/data")) / root]
     for place in places:
         if place.exists():
             return place
-    raise DataError(f"no {what} at {places[0]}, nor at {places[1]}")
+    raise DataError(f"no {what} at {', nor at '.join(map(str, places))}")
 
 
 def load_image(path: Path, size: int | None, mode: str = "RGB") -> Tensor:

@@ -77,7 +77,7 @@ def draw(mean: Tensor, directions: Tensor, n: int, rng: Generator) -> Tensor:
 
 def folders_of(root: str, classes: Sequence[str], what: str) -> tuple[Path, ...]:
     """The class folders in the order of the classes; all of them, by name, where no classes are given."""
-    there = class_folders(find(root, f"folder of images for {what}"))
+    there = class_folders(find(root, f"folder of images for {what}", "generator.root"))
     if not there:
         raise DataError(f"{what} found no class folders in {root}")
     chosen = tuple(there[k] for k in match(classes, [p.name for p in there], f"{what} ({root})")) if classes else tuple(there)

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +24,7 @@ from fedlens.generators.generator import ImageGenerator, check_label, describe, 
 from fedlens.models.diffusion import load_diffusers
 
 GROUP = 64  # weights that share a scale
+INDEX = "model_index.json"  # of a saved pipeline
 
 
 @dataclass
@@ -57,6 +60,7 @@ class StableDiffusion(ImageGenerator):
             raise DataError(f"StableDiffusion was told to make images of {size}x{size}, but the clients' are {describe(shape)}")
         told = replace(self, classes=tuple(classes), size=size, _channels=shape[0] if shape else 3)
         told.texts()
+        told._find()
         return told
 
     def texts(self) -> list[str]:
@@ -95,11 +99,29 @@ class StableDiffusion(ImageGenerator):
             self._pipeline = self._load()
         return self._pipeline
 
+    def _find(self) -> None:
+        """That there is such a pipeline is found out before any client starts; nothing is downloaded."""
+        load_diffusers()
+        from huggingface_hub import model_info, try_to_load_from_cache
+
+        folder, needs = Path(self.model).expanduser(), "StableDiffusion needs a saved pipeline of diffusers"
+        if folder.is_dir():
+            if not (folder / INDEX).is_file():
+                raise DataError(f"{needs}, and the folder {self.model} has no {INDEX}")
+            return
+        try:
+            if not isinstance(try_to_load_from_cache(self.model, INDEX), str):
+                model_info(self.model, timeout=10)
+        except Exception as e:  # no such name, no network, no permission: the hub's library has a kind for each, of three families
+            why = (str(e).strip().splitlines() or [type(e).__name__])[0]
+            raise DataError(f"{needs}, and {self.model} is neither a folder here nor found on the hub: {why}") from None
+
     def _load(self) -> Any:
         diffusers = load_diffusers()
         kind = torch.float16 if self.bits == 16 else torch.float32
         try:
-            pipeline = diffusers.DiffusionPipeline.from_pretrained(str(Path(self.model).expanduser()), torch_dtype=kind)
+            with quiet():
+                pipeline = diffusers.DiffusionPipeline.from_pretrained(str(Path(self.model).expanduser()), torch_dtype=kind)
         except (OSError, ValueError) as e:
             why = str(e).strip().splitlines()[0]
             raise DataError(f"the pipeline {self.model} could not be loaded: {why}") from None
@@ -115,6 +137,27 @@ class StableDiffusion(ImageGenerator):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pipeline": None}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the bars, advice and warnings of diffusers and transformers about each other; what goes wrong is an exception anyway."""
+    import diffusers
+    import transformers
+
+    libraries = [diffusers.utils.logging, transformers.utils.logging]
+    before = [library.get_verbosity() for library in libraries]
+    for library in libraries:
+        library.set_verbosity_error()
+        library.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for library, level in zip(libraries, before, strict=True):
+            library.set_verbosity(level)
+            library.enable_progress_bar()
 
 
 def read_prompts(file: str) -> Mapping[str, str]:

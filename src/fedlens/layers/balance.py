@@ -16,7 +16,7 @@ Readings where the paper is silent, and deviations:
 - Dropped samples are drawn among the generated ones of a batch: on real ones dropping would do nothing.
 - Generated samples are not augmented, real ones are, as in the paper. What a client generated it keeps on its disk (`cache`).
 - Clients decide for themselves. In a simulation, a draw by seed gives the exact shares `unconstrained` and `weak` (too weak to generate:
-  plain training on what they have); at a real site the environment variable FEDLENS_GENERATE says constrained, unconstrained or no.
+  plain training on what they have); a real site says what it is when it joins (`fedlens join --generate`).
 - The shifts learn as fast as the model (as in DBE, where they come from). At learning rates far above the paper's 1e-3 they then take
   over what the features should learn: a large shift makes a generated sample easy whatever it shows. `pace` slows them down.
 - The paper's optimiser says momentum 1e-4, probably a slip for 0.9. That, and the uniform mean of Algorithm 1, are FedAvg's to set.
@@ -24,7 +24,6 @@ Readings where the paper is silent, and deviations:
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +68,7 @@ class Balance(TrainingLayer):
     weak: float = 0.0
     cache: str = "auto"
     _classes: tuple[str, ...] = field(default=(), init=False, repr=False)
+    _role: Role | None = field(default=None, init=False, repr=False)
     whole: ClassVar[bool] = True
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"replay": (0.0, 0.3, 0.7)}
 
@@ -91,17 +91,25 @@ class Balance(TrainingLayer):
             )
 
     def given(self, facts: Mapping[str, Any]) -> Algorithm:
-        """Binds the generator to the classes. What it cannot make is refused here, before any client starts."""
+        """Binds the generator to the classes. What it cannot make is refused here, before any client starts. At a site, "generate" is what
+        it decided to be; one that does not generate needs nothing of what the generator needs."""
         told = super().given(facts)
         assert isinstance(told, Balance)
-        if names := tuple(facts.get("classes", ())):
-            told._classes = names
-            told.generator = self.generator.told(names, facts.get("shape", ()))
-        small = [(i, sum(held)) for i, held in enumerate(facts.get("labels", ())) if 0 < sum(held) < len(held)]
-        if small and self.weak < 1:
+        if said := facts.get("generate"):
+            if said not in ROLES:
+                raise StackError(f"a site generates as one of {', '.join(ROLES)}, not as {said!r}")
+            told._role = said
+        told._classes = names = tuple(facts.get("classes", ()))
+        nobody = told._role == "no" or (told._role is None and self.weak == 1)
+        if not names or nobody:
+            return told
+        if len(names) < (wanted := self.head.out_features):
+            raise StackError(f"Balance fills {wanted} classes, but the data has {len(names)}: set task.classes={len(names)}")
+        told.generator = self.generator.told(names, facts.get("shape", ()))
+        if small := [(i, sum(held)) for i, held in enumerate(facts.get("labels", ())) if 0 < sum(held) < len(held)]:
             warnings.warn(
-                f"{len(small)} clients hold fewer images than there are classes (client {small[0][0]}: {small[0][1]} for {len(names)}), so "
-                "their balance point would be 0: it is 1, and they fill only as many classes as they have images",
+                f"clients with fewer images than there are classes: {len(small)} (client {small[0][0]}: {small[0][1]} for {len(names)}); "
+                "their balance point would be 0, so it is 1, and they fill only as many classes as they have images",
                 stacklevel=2,
             )
         return told
@@ -114,8 +122,7 @@ class Balance(TrainingLayer):
             return self.inner.client_step(message, client).note(made=0.0, generated=0.0, generating=0.0)
         plan, kept = self._balance(message, client, role)
         began = time.perf_counter()
-        shape = client.data.batch(torch.arange(1))["x"].shape[1:]
-        made, fresh = store(self.cache).images(self.generator, plan.wanted, shape, int(message.scalars.get("seed", 0)), client.id)
+        made, fresh = self._fill(message, client.id, client.data, plan)
         spent = time.perf_counter() - began if fresh else 0.0
         data = Balanced.of(client.data, kept, made)
         inside = client.holding(data)
@@ -126,11 +133,8 @@ class Balance(TrainingLayer):
 
     def role(self, message: Message, client: int) -> Role:
         """What a client decides to be."""
-        said = os.environ.get("FEDLENS_GENERATE", "")
-        if said:
-            if said not in ROLES:
-                raise ValueError(f"FEDLENS_GENERATE is {said!r}: it has to be one of {', '.join(ROLES)}")
-            return next(r for r in ROLES if r == said)
+        if self._role is not None:
+            return self._role
         everyone = max(int(message.scalars.get("population", 1)), client + 1)
         order = torch.randperm(everyone, generator=generator(int(message.scalars.get("seed", 0)), 0xFB1))
         place = int(order[client])
@@ -187,6 +191,13 @@ class Balance(TrainingLayer):
                 found.append(F.cross_entropy(base.task.forward(model, batch).prediction.float(), batch["y"], reduction="none").cpu())
         return torch.cat(found)
 
+    def _fill(self, message: Message, client: int, data: Data, plan: Plan) -> tuple[dict[int, Tensor], int]:
+        """What a client lacks, and how many of these images had to be made just now. A dry run takes gray ones and leaves no trace."""
+        shape = data.batch(torch.arange(1))["x"].shape[1:]
+        if message.scalars.get("rehearsal"):
+            return {label: torch.full((n, *shape), 0.5) for label, n in plan.wanted.items()}, 0
+        return store(self.cache).images(self.generator, plan.wanted, shape, int(message.scalars.get("seed", 0)), client)
+
     def _shifts(self, message: Message, client: Client) -> Shifts:
         rng = generator(int(message.scalars.get("seed", 0)), message.round, client.id, 0xFB3)
         return Shifts(self.head.out_features, self.head.in_features, self.drop, rng, self.pace)
@@ -205,8 +216,7 @@ class Balance(TrainingLayer):
         if role == "no" or not len(data):
             return {}
         plan, _ = self._plan(state, client, labels_of(data, self.head.out_features), role)
-        shape = data.batch(torch.arange(1))["x"].shape[1:]
-        return store(self.cache).images(self.generator, plan.wanted, shape, int(state.scalars.get("seed", 0)), client)[0]
+        return self._fill(state, client, data, plan)[0]
 
 
 @dataclass(frozen=True)

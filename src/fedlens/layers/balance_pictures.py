@@ -23,7 +23,7 @@ COLOURS = 10  # classes in the projection
 
 
 def show(layer: Balance, state: Message, federation: Federation, memory: Callable[[int], Mapping[str, Tree]]) -> Sequence[Picture]:
-    """Of the client that generates most among those that remember shifts; of the one that generates most where none does."""
+    """Of the client that holds most, and so has the highest balance point, among those that remember shifts; among all where none does."""
     from fedlens.layers.balance import ALIGN
 
     reference = federation.test
@@ -116,6 +116,7 @@ def draw(real: Mapping[int, Tensor], panels: Sequence[tuple[str, Mapping[int, Te
 
     all_points = torch.cat([everything, *(z for _, made in panels for z in made.values())])
     x, y = flat(all_points)
+    edge = [(v.min() - 0.04 * (v.max() - v.min()), v.max() + 0.04 * (v.max() - v.min())) for v in (x, y)]
     pictures = []
     for _, made in panels:
         figure, ax = plt.subplots(figsize=(5.4, 4.2), layout="constrained")
@@ -124,7 +125,7 @@ def draw(real: Mapping[int, Tensor], panels: Sequence[tuple[str, Mapping[int, Te
             ax.plot(*flat(made[label]), "x", color=f"C{k}", alpha=0.6, markersize=4)
             ax.plot(*flat(real[label].mean(0, keepdim=True)), "o", color=f"C{k}", markersize=9, markeredgecolor="black", label=names[label])
             ax.plot(*flat(made[label].mean(0, keepdim=True)), "X", color=f"C{k}", markersize=9, markeredgecolor="black")
-        ax.set(xticks=[], yticks=[], xlim=(x.min(), x.max()), ylim=(y.min(), y.max()))
+        ax.set(xticks=[], yticks=[], xlim=edge[0], ylim=edge[1])
         ax.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
         figure.canvas.draw()
         width, height = figure.canvas.get_width_height()

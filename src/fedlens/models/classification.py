@@ -137,13 +137,18 @@ def _timm(name: str, classes: int, channels: int, size: int, first: nn.Module) -
         import timm
     except ImportError:
         raise ValueError('timm networks need timm: pip install "fedlens[models]"') from None
-    try:
-        net: Any = timm.create_model(name, pretrained=False, num_classes=0, in_chans=channels)
-        with torch.no_grad():  # some networks widen behind what they call their features: look
-            width = net.eval()(torch.zeros(1, channels, size, size)).shape[1]
-    except (RuntimeError, AssertionError) as e:
-        raise ValueError(f"timm:{name} does not work on {channels} x {size} x {size} images: {e}") from None
-    return Classifier(nn.Sequential(first, net.train()), int(width), classes)
+    if not timm.is_model(name):
+        raise ValueError(f"timm has no network {name!r}")
+    why = ""
+    for more in ({}, {"img_size": size}):  # transformers are made for one size of image and can be told another
+        try:
+            net: Any = timm.create_model(name, pretrained=False, num_classes=0, in_chans=channels, **more)
+            with torch.no_grad():  # some networks widen behind what they call their features: look
+                width = net.eval()(torch.zeros(1, channels, size, size)).shape[1]
+            return Classifier(nn.Sequential(first, net.train()), int(width), classes)
+        except (RuntimeError, AssertionError, TypeError) as e:
+            why = why or str(e)
+    raise ValueError(f"timm:{name} does not work on {channels} x {size} x {size} images: {why}")
 
 
 NETWORKS: dict[str, Callable[[nn.Module, int, int, int, Stem, Norm], Classifier]] = {
