@@ -248,6 +248,8 @@ def apply(
         raise click.UsageError(f"{folder} is not a run folder: it has no config.toml")
     if not source.exists():
         raise click.UsageError(f"there is no {source}")
+    if target.resolve() == source.resolve():
+        raise click.UsageError(f"the result would take the place of {source}: give it another name")
     show.apply(folder, source, target, options or [])
 
 

@@ -73,6 +73,7 @@ def test_groups_by_clip_folder_and_label_file(tmp_path: Path) -> None:
     base = {"frames": 3, "crop": 16, "scale": 4}
     federation = Clips(str(flat), split="groups", **base).federation(3, 0)
     assert federation.facts["clips"] == [["a"], ["b"], ["c"]] and federation.facts["windows"] == [3, 3, 3]
+    assert federation.facts["notes"][0].startswith("the sides of 3 clips (a, ...) cannot be divided by the scale 4")  # 34x50
     batch = federation.holdings[2].batch(torch.arange(3))
     assert batch["x"].shape == (3, 3, 3, 4, 4) and batch["y"].shape == (3, 3, 3, 16, 16)
     assert float(batch["y"].min()) >= 40 / 255 and float(batch["y"].max()) < 60 / 255
@@ -81,6 +82,10 @@ def test_groups_by_clip_folder_and_label_file(tmp_path: Path) -> None:
     (tmp_path / "labels.json").write_text(json.dumps({"a": "x", "b": "y", "c": "x"}))
     labelled = Clips(str(flat), split="groups", labels=str(tmp_path / "labels.json"), **base).federation(2, 0)
     assert labelled.facts["clips"] == [["a", "c"], ["b"]]
+    # By number: b is number 1 also where a is left out, and then tested on.
+    (tmp_path / "numbers.json").write_text(json.dumps({"0": "x", "1": "y", "2": "z"}))
+    numbered = Clips(str(flat), split="groups", labels=str(tmp_path / "numbers.json"), leave_out="a", **base).federation(2, 0)
+    assert numbered.facts["groups"] == [["y"], ["z"]] and [numbered.test.name(i) for i in range(len(numbered.test))] == ["a"]
     with pytest.raises(DataError, match="3 groups of clips for 4 clients"):
         Clips(str(flat), split="groups", **base).federation(4, 0)
 
@@ -91,6 +96,7 @@ def test_pooled_deals_every_piece_once(tmp_path: Path) -> None:
     federation = source.federation(4, seed=1)
     pieces = [(p.clip, p.box) for h in federation.holdings for p in h.pieces]
     assert len(pieces) == len(set(pieces)) == 12 and federation.facts["windows"] == [3, 3, 3, 3]
+    assert "notes" not in federation.facts  # 40x48 is divisible by 4
     again, other = source.federation(4, seed=1), source.federation(4, seed=2)
     assert again.facts == federation.facts != other.facts
     with pytest.raises(DataError, match="12 pieces of video cannot be dealt to 13 clients"):
@@ -130,6 +136,10 @@ def test_bad_input(tmp_path: Path) -> None:
         Clips(str(tmp_path / "nowhere")).federation(1, 0)
     with pytest.raises(DataError, match="environment variable in it is not set"):
         Clips("$FEDLENS_NO_SUCH_VARIABLE/x").federation(1, 0)
+    for text, sentence in [("[1]", r"is not an object \{clip name or number: group\}"), ("{", "is not JSON")]:
+        (tmp_path / "labels.json").write_text(text)
+        with pytest.raises(DataError, match=sentence):
+            Clips(str(root), frames=5, crop=16, labels=str(tmp_path / "labels.json")).federation(1, 0)
     low = make_clips(tmp_path / "low", ["a"], size=(9, 12))
     with pytest.raises(DataError, match="low-resolution frames have 12x9 pixels, 12x8 were expected at x4"):
         Clips(str(root), test=str(root), test_low=str(low), frames=5, crop=16).federation(1, 0)

@@ -60,6 +60,8 @@ def test_temporal_gap_sees_flicker_only() -> None:
 def test_too_small_for_ssim() -> None:
     with pytest.raises(ValueError, match="at least 11x11"):
         frame_ssim(torch.zeros(1, 3, 8, 20), torch.zeros(1, 3, 8, 20))
+    with pytest.raises(ValueError, match="border of 4 pixels leaves nothing of frames of 20x8"):
+        frame_psnr(torch.zeros(1, 3, 8, 20), torch.zeros(1, 3, 8, 20), border=4)
 
 
 def test_lpips_of_the_published_example(data_pack: Path) -> None:

@@ -14,7 +14,7 @@ crops shrink alike, so that all clients see as much of a scene. (The paper's sta
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -205,11 +205,14 @@ class Cut:
             mine = [share[k] for k in sorted(order[kept:])]
             holdings.append(Windows(own, mine, self.frames, self.scale, crop, self.repeat))
             held.append(Windows(own, [share[k] for k in sorted(order[:kept])], self.frames, self.scale, crop))
-        facts = {
+        facts: dict[str, Any] = {
             "clips": [sorted({clips[p.clip].name for p in share}) for share in shares],
             "groups": [sorted({groups[p.clip] for p in share}) for share in shares],
             "windows": [len(share) for share in shares],
         }
+        if uneven := [c.name for c in clips if any(n % self.scale for n in c.size)]:
+            rest = "the last rows and columns beyond a multiple of it are not used"
+            facts["notes"] = [f"the sides of {len(uneven)} clips ({uneven[0]}, ...) cannot be divided by the scale {self.scale}: {rest}"]
         if len(smaller) > 1:
             facts["resolutions"] = [f"{self.crop // by // self.scale}x{self.crop // by // self.scale}" for by in sides]
         out: Sequence[Data | None] = held if self.held_out else ()
@@ -279,13 +282,13 @@ class Clips(Source):
         root = located(self.folder)
         paths = self._listed(root) if self.list_file else find_clips(root)
         out = left_out(self.leave_out, root, paths)
-        train = [p for p in paths if p.name not in out and p.stem not in out]
-        if not train:
+        kept = {k: p for k, p in enumerate(paths) if p.name not in out and p.stem not in out}
+        if not kept:
             raise DataError(f"nothing in {root} is left to train on")
-        train = train[: self.clips]
-        groups = self._groups(train, root)
-        clips = open_all(train, cache)
-        return self.cut.federation(clips, groups, self._test(cache, [p for p in paths if p.name in out]), clients, seed)
+        train = dict(list(kept.items())[: self.clips])
+        clips = open_all(list(train.values()), cache)
+        test = self._test(cache, [p for k, p in enumerate(paths) if k not in kept])
+        return self.cut.federation(clips, self._groups(train, root), test, clients, seed)
 
     def _listed(self, root: Path) -> list[Path]:
         text = located(str(self.list_file)).read_text().split("\n")
@@ -294,10 +297,12 @@ class Clips(Source):
             raise DataError(f"{self.list_file} names {missing[0]}, which is not there ({len(missing)} are missing)")
         return paths
 
-    def _groups(self, paths: Sequence[Path], root: Path) -> list[str]:
+    def _groups(self, numbered: Mapping[int, Path], root: Path) -> list[str]:
+        """Numbers are those of all clips that were found or listed, also where some are left out."""
+        paths = list(numbered.values())
         if self.labels:
-            table = json.loads(located(self.labels).read_text())
-            found = [table.get(p.name, table.get(p.stem, table.get(str(k)))) for k, p in enumerate(paths)]
+            table = read_labels(located(self.labels))
+            found = [table.get(p.name, table.get(p.stem, table.get(str(k)))) for k, p in numbered.items()]
             if None in found:
                 raise DataError(f"{self.labels} has no label for clip {paths[found.index(None)].name}")
             return [str(g) for g in found]
@@ -342,6 +347,16 @@ def check_pairs(clips: Sequence[Frames], low: Sequence[Frames], scale: int) -> N
             raise DataError(
                 f"clip {a.name}: low-resolution frames have {b.size[1]}x{b.size[0]} pixels, {want[1]}x{want[0]} were expected at x{scale}"
             )
+
+
+def read_labels(file: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(file.read_text())
+    except ValueError as e:
+        raise DataError(f"{file} is not JSON: {e}") from None
+    if not isinstance(table, dict):
+        raise DataError(f"{file} is not an object {{clip name or number: group}}")
+    return table
 
 
 def left_out(how: str, root: Path, paths: Sequence[Path]) -> set[str]:

@@ -7,6 +7,7 @@ decoded, up to a number of bytes, or on disk as raw frames from which a crop rea
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 from abc import ABC, abstractmethod
@@ -25,7 +26,10 @@ from fedlens.data.source import DataError
 
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"}
 VIDEOS = {".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg", ".y4m"}
+WRITTEN = (".mp4", ".mkv", ".mov", ".m4v", ".avi")  # what H.264 goes into
 SPARE = 2  # frames that may be missing at the end of a file
+BT709 = 1  # ffmpeg's number for the colours of HD
+LATE = 0.5  # seconds that a file without a count of frames may end before its header says
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
@@ -109,6 +113,8 @@ def _picture(file: Path) -> np.ndarray[Any, Any]:
 
     try:
         with Image.open(file) as picture:
+            if picture.mode.startswith("I"):  # 16-bit grey: Pillow would cut everything above 255 off
+                return np.repeat((np.asarray(picture) >> 8).astype(np.uint8)[..., None], 3, 2)
             return np.asarray(picture.convert("RGB"))
     except (UnidentifiedImageError, OSError) as e:
         raise DataError(f"{file} cannot be read as a picture: {e}") from e
@@ -124,8 +130,9 @@ def load_av() -> Any:
 
 class FileFrames(Frames):
     """A video file, by PyAV. Which frames there are is read from the packets, without decoding; reading on where the last read ended
-    costs no seek. The open file belongs to a process: a copy that is sent elsewhere opens its own. side: frames are shrunk to this short
-    side as they are decoded. threads: AUTO lets the decoder have several, NONE keeps it in the caller's."""
+    costs no seek. The open file belongs to a process: a copy that is sent elsewhere opens its own. Frames of a telephone held upright are
+    turned as a player would. side: frames are shrunk to this short side as they are decoded. threads: AUTO lets the decoder have several,
+    NONE keeps it in the caller's."""
 
     block = 16
 
@@ -138,18 +145,23 @@ class FileFrames(Frames):
                 if not container.streams.video:
                     raise DataError(f"{path} has no video stream")
                 stream = container.streams.video[0]
-                promised = stream.frames
-                self.size = reduced((stream.codec_context.height, stream.codec_context.width), side)
+                promised, seconds = stream.frames, (container.duration or 0) / 1e6
+                self.turns = quarter_turns(av, path) if "mov" in container.format.name else 0
+                self.whole = reduced((stream.codec_context.height, stream.codec_context.width), side)  # as it comes from the decoder
+                self.size = self.whole[::-1] if self.turns % 2 else self.whole
                 self.rate = Fraction(stream.average_rate) if stream.average_rate else None
+                aspect = stream.sample_aspect_ratio or Fraction(1)
+                self.aspect, self.base = 1 / aspect if self.turns % 2 else aspect, stream.time_base
                 self.counted = container.format.name == "avi"  # its time stamps say nothing about the order of frames
-                packets = [p for p in container.demux(stream) if p.size and not p.is_discard]
+                times, lasted = stamps(container, stream)
         except (av.FFmpegError, OSError) as e:
             raise DataError(f"{path} cannot be read as a video ({e}); it may be truncated") from e
-        times = [p.pts if p.pts is not None else p.dts for p in packets]
         if not times or any(t is None for t in times):
             raise DataError(f"{path} has no frames with a time stamp")
         if promised and len(times) < promised - 1:
             raise DataError(f"{path} is truncated: its header promises {promised} frames, {len(times)} are there")
+        if not promised and lasted < seconds - LATE:
+            raise DataError(f"{path} is truncated: its header promises {seconds:.1f} seconds, {lasted:.1f} are there")
         self.times: list[int] = sorted(times)
 
     @property
@@ -167,8 +179,8 @@ class FileFrames(Frames):
         shape = av.video.reformatter.VideoReformatter()  # one for all: a frame's own would be set up anew for every frame
         try:
             for frame in self._from(low, high - low):
-                height, width = self.size
-                out[got] = shape.reformat(frame, width, height, "rgb24", interpolation="AREA").to_ndarray()
+                height, width = self.whole
+                out[got] = np.rot90(shape.reformat(frame, width, height, "rgb24", interpolation="AREA").to_ndarray(), self.turns)
                 got += 1
         except av.FFmpegError as e:
             raise DataError(f"{self.path} cannot be decoded after frame {low + got} ({e}); it may be truncated") from e
@@ -212,6 +224,24 @@ class FileFrames(Frames):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": None}
+
+
+def stamps(container: Any, stream: Any) -> tuple[list[Any], float]:
+    """When each frame is shown, and how many seconds there are in all streams. Packets are let go at once: together they are the file."""
+    times, end = [], 0.0
+    for packet in container.demux():
+        if packet.pts is not None:
+            end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
+        if packet.stream.index == stream.index and packet.size and not packet.is_discard:
+            times.append(packet.pts if packet.pts is not None else packet.dts)
+    return times, end - (container.start_time or 0) / 1e6
+
+
+def quarter_turns(av: Any, path: Path) -> int:
+    """How often a player turns the frames to the left. That is told with the frames, so one is decoded."""
+    with av.open(str(path), metadata_errors="ignore") as container:
+        first = next(container.decode(container.streams.video[0]), None)
+        return round(first.rotation / 90) % 4 if first is not None else 0
 
 
 def reduced(size: tuple[int, int], side: int | None) -> tuple[int, int]:
@@ -334,13 +364,14 @@ Write = Callable[[Tensor], None]  # takes uint8 (n, 3, H, W)
 def writer(target: Path, like: Frames, size: tuple[int, int], quality: int = 16) -> Iterator[Write]:
     """A video file (H.264, with the sound of `like` if that is a file) where the target has a video suffix, else a folder of PNGs. A file
     appears under its name only when it is complete."""
-    if target.suffix.lower() in PICTURES and len(like) == 1:
+    suffix = target.suffix.lower()
+    if suffix in PICTURES and len(like) == 1:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield lambda part: _save_picture(part[0], target)
         return
-    if target.suffix.lower() not in VIDEOS:
-        if target.exists() and not target.is_dir():
-            raise DataError(f"{target} is a file; give a folder, or a name that ends in {', '.join(sorted(VIDEOS))}")
+    if suffix in PICTURES or suffix in VIDEOS - {*WRITTEN} or (suffix not in VIDEOS and target.exists() and not target.is_dir()):
+        raise DataError(f"{len(like)} frames cannot become {target}: give a folder, or a name that ends in {', '.join(WRITTEN)}")
+    if suffix not in VIDEOS:
         yield _folder_writer(target, like)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -375,18 +406,35 @@ def _save_picture(frame: Tensor, path: Path) -> None:
 def _file_writer(path: Path, like: Frames, size: tuple[int, int], quality: int) -> Iterator[Write]:
     av = load_av()
     height, width = size
+    film = like if isinstance(like, FileFrames) else None
     with av.open(str(path), "w") as out:
         stream = out.add_stream("libx264", rate=like.rate or Fraction(25))
         # 4:2:0 needs even sides; x3 of an odd clip has odd ones and keeps full chroma instead.
         stream.pix_fmt = "yuv420p" if height % 2 == 0 and width % 2 == 0 else "yuv444p"
         stream.height, stream.width = height, width
         stream.options = {"crf": str(quality), "preset": "medium"}
-        sound = _Sound(out, like.path) if isinstance(like, FileFrames) and like.sound else None
+        stream.codec_context.colorspace = BT709  # written down: players guess it from the size, and the size has changed
+        if film:
+            stream.codec_context.sample_aspect_ratio = film.aspect
+        # Every frame at its own time, because telephones film at an uneven pace; an AVI has no times.
+        timed = film if film and not film.counted and path.suffix.lower() != ".avi" else None
+        if timed:
+            stream.codec_context.time_base = timed.base
+        sound = _Sound(out, film.path) if film and film.sound else None
+        shape = av.video.reformatter.VideoReformatter()
+        done = 0
 
         def write(part: Tensor) -> None:
+            nonlocal done
             for frame in part:
                 picture = av.VideoFrame.from_ndarray(frame.permute(1, 2, 0).contiguous().numpy(), format="rgb24")
+                picture = shape.reformat(picture, format=stream.pix_fmt, dst_colorspace="ITU709")
+                if timed:
+                    picture.pts, picture.time_base = timed.times[done], timed.base
                 out.mux(stream.encode(picture))
+                done += 1
+            if sound and timed:
+                sound.copy(out, float(timed.times[done - 1] * timed.base))
 
         try:
             yield write
@@ -403,14 +451,21 @@ class _Sound:
 
     def __init__(self, out: Any, path: Path) -> None:
         self.source = load_av().open(str(path), metadata_errors="ignore")
-        self.track = self.source.streams.audio[0]
-        self.copied = out.add_stream_from_template(self.track)
+        track = self.source.streams.audio[0]
+        try:
+            self.copied = out.add_stream_from_template(track)
+        except ValueError as e:
+            self.close()
+            raise DataError(f"{track.codec_context.name} sound of {path} cannot go into this kind of file: end the name in .mkv") from e
+        self.packets = (p for p in self.source.demux(track) if p.dts is not None)
+        self.next = next(self.packets, None)
 
-    def copy(self, out: Any) -> None:
-        for packet in self.source.demux(self.track):
-            if packet.dts is not None:
-                packet.stream = self.copied
-                out.mux(packet)
+    def copy(self, out: Any, until: float = math.inf) -> None:
+        """Up to this second, so that in the file sound lies beside its pictures."""
+        while self.next is not None and float(self.next.dts * self.next.time_base) <= until:
+            self.next.stream = self.copied
+            out.mux(self.next)
+            self.next = next(self.packets, None)
 
     def close(self) -> None:
         self.source.close()

@@ -20,6 +20,9 @@ def levels(clip: Tensor, channel: Channel = "rgb", border: int = 0) -> Tensor:
     """(..., 3, H, W) in [0, 1] to the values that are compared: 0...255, rounded as an 8-bit file would be; luma is not rounded again."""
     x = (clip.detach().float().clamp(0, 1) * 255).round()
     if border:
+        h, w = x.shape[-2:]
+        if border < 0 or 2 * border >= min(h, w):
+            raise ValueError(f"a border of {border} pixels leaves nothing of frames of {w}x{h}")
         x = x[..., border:-border, border:-border]
     if channel == "y":
         weights = torch.tensor([65.481, 128.553, 24.966], device=x.device) / 255

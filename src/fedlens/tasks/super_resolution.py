@@ -163,8 +163,15 @@ class SuperResolution(LearningTask):
         known = {"quality", "device", "progress"}
         if unknown := sorted(options.keys() - known):
             raise ValueError(f"apply has no option {unknown[0]!r}: {', '.join(sorted(known))} are known")
-        model = load_weights(self.build(), folder / "model.safetensors").eval().to(options.get("device", "cpu"))
-        return upscale(model, open_frames(source), target, self.tiles, int(options.get("quality", 16)), options.get("progress", True))
+        quality, device = options.get("quality", 16), options.get("device", "cpu")
+        if quality not in range(52):
+            raise ValueError(f"quality is a whole number from 0 (best) to 51 (smallest file), not {quality}")
+        model = load_weights(self.build(), folder / "model.safetensors").eval()
+        try:
+            model.to(device)
+        except (RuntimeError, AssertionError) as e:
+            raise ValueError(f"device={device} cannot be used here: {str(e).splitlines()[0]}") from e
+        return upscale(model, open_frames(source), target, self.tiles, quality, options.get("progress", True))
 
 
 SHOWN = {"lpips": "lpips_loss", "temporal": "temporal_loss"}  # names that say that less is better
