@@ -179,6 +179,38 @@ def test_partition_prints_a_table_and_draws(fedlens_command: Callable[..., Said]
         assert image.width > 300 and len(set(image.convert("RGB").resize((60, 40)).getdata())) > 5
 
 
+def test_partition_shows_what_clients_cameras_do(fedlens_command: Callable[..., Said]) -> None:
+    """Three clients, blur up to 3: 0, 1.5 and 3. The picture grows by a row of images."""
+    given = ["partition", "classification", "data.images=60", "test_images=20", "clients=3"]
+    assert "look" not in fedlens_command(*given, "--out", "plain.png")[1]
+    code, out, _ = fedlens_command(*given, "skew=blur", "strongest=3", "--out", "blurred.png")
+    assert code == 0 and re.findall(r"blur [\d.]+", out) == ["blur 0", "blur 1.5", "blur 3"]
+    with Image.open("plain.png") as plain, Image.open("blurred.png") as blurred:
+        assert blurred.height > plain.height and blurred.width == plain.width
+
+
+def test_what_was_left_out_or_filled_up_is_said(fedlens_command: Callable[..., Said], tmp_path: Path) -> None:
+    for k, name in enumerate(("forest", "river")):
+        (tmp_path / "sat" / name).mkdir(parents=True)
+        for j in range(8):
+            Image.new("RGB", (16, 16), (90 * k, 10 * j, 0)).save(tmp_path / "sat" / name / f"{j}.png")
+    (tmp_path / "sat" / "river" / "broken.jpg").write_text("no image")
+    given = ["classification", "data.name=ImageFolder", "root=sat", "data.holdout=0", "clients=2", "partition=iid"]
+    left_out = "1 file could not be read and was left out: broken.jpg"
+    assert left_out in fedlens_command("partition", *given)[1]
+    small = ["model=niid", "task.size=16", "classes=2", "rounds=1", "--workers", "0"]
+    assert left_out in fedlens_command("run", *given, *small)[1]
+    out = fedlens_command("compare", *given, *small, "--algorithms", "fedavg,median")[1]
+    assert "2 runs" in out and out.count(left_out) == 1  # cells share their data
+
+
+def test_admissions_are_few() -> None:
+    """Of six notes four are shown and two counted."""
+    assert show.admissions({}) == [] and show.admissions({"skipped": [], "notes": ["a"]}) == ["a"]
+    lines = show.admissions({"skipped": ["x.png: cut off", "y.png: empty"], "notes": list("abcdef")})
+    assert lines == ["2 files could not be read and were left out: x.png: cut off, y.png: empty", *"abcd", "and 2 more such notes"]
+
+
 def test_compare_runs_what_is_missing_and_tabulates(fedlens_command: Callable[..., Said]) -> None:
     """An override for FedProx alone leaves FedAvg as it is. The mean and the spread are those of the cells' own summaries."""
     args = ["compare", "toy.toml", "--algorithms", "fedavg,fedprox", "--seeds", "0,1", "rounds=2", "mu=0.5", "--out", "both"]

@@ -39,13 +39,14 @@ def cells(
     """All of them, checked: seed by seed, so that a comparison stopped half-way compares something. An override has to fit one
     algorithm at least and leaves alone the others."""
     pairs = split(overrides)
+    classes = {key: value for key, value in pairs if key.lower() in ("task.name", "data.name")}  # they decide which other keys there are
     unused: dict[str, UnknownKey] = {}
     fitting: dict[str, dict[str, Any]] = {}
     for name in algorithms:
         fitting[name] = {}
         for key, value in pairs:
             try:
-                recipes.read(recipe, {key: value}, name)
+                recipes.read(recipe, {**classes, key: value}, name)
             except UnknownKey as e:
                 unused.setdefault(key, e)
             except ConfigError:  # wrong on its own, maybe right with the others

@@ -27,6 +27,7 @@ from fedlens.values import nearest
 
 if TYPE_CHECKING:
     from fedlens.compare import Cell
+    from fedlens.federation import Federation
 
 ACCENT = "cyan"
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -53,7 +54,7 @@ class Plain(Watch):
 
     def begin(self, setup: Setup, folder: Path, done: int) -> None:
         self.rounds, self.folder = setup.settings.rounds, folder
-        for line in headline(setup, folder, done):
+        for line in [*headline(setup, folder, done), *admissions(setup.federation.facts)]:
             self.print(line)
 
     def round(self, record: Mapping[str, Any]) -> None:
@@ -94,6 +95,8 @@ class Live(Watch):
         self.console.print(f"[bold {ACCENT}]{escape(first)}[/]", soft_wrap=True)
         for line in rest:
             self.console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
+        for line in admissions(setup.federation.facts):
+            self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
         self.first, self.rounds, self.began, self.folder = done, setup.settings.rounds, time.monotonic(), folder
         self.task = self.bar.add_task("", total=self.rounds, completed=done, facts="[dim]starting[/]", left="")
         self.bar.start()
@@ -128,13 +131,17 @@ class Live(Watch):
 
 
 class Cells(Live):
-    """A bar a cell, and a line when it is done."""
+    """A bar a cell, and a line when it is done. `told`: what was said about the data before, because cells share it."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, told: set[str]) -> None:
         super().__init__()
-        self.title = title
+        self.title, self.told = title, told
 
     def begin(self, setup: Setup, folder: Path, done: int) -> None:
+        for line in admissions(setup.federation.facts):
+            if line not in self.told:
+                self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
+        self.told.update(admissions(setup.federation.facts))
         self.first, self.rounds, self.began, self.folder = done, setup.settings.rounds, time.monotonic(), folder
         self.task = self.bar.add_task("", total=self.rounds, completed=done, facts=f"[dim]{escape(self.title)} starts[/]", left="")
         if self.console.is_terminal:
@@ -156,11 +163,11 @@ def tune(recipe: str, names: Sequence[str], given: Sequence[str], folder: Path, 
     from fedlens import compare as comparison
     from fedlens import tune as tuning
 
-    width, found = max(map(len, names)), {}
+    width, found, told = max(map(len, names)), {}, set[str]()
     for name in names:
 
         def finish(cell: Cell, name: str = name) -> None:
-            comparison.finish([cell], engine=engine, watch=lambda c: Cells(f"{name:<{width}}  {c.folder.parts[-3]}"))
+            comparison.finish([cell], engine=engine, watch=lambda c: Cells(f"{name:<{width}}  {c.folder.parts[-3]}", told))
 
         found[name] = tuning.tune(recipe, name, given, folder, finish, trials)
     return found
@@ -169,13 +176,13 @@ def tune(recipe: str, names: Sequence[str], given: Sequence[str], folder: Path, 
 def compare(todo: Sequence[Cell], folder: Path, engine: str, fresh: bool, target: float | None = None) -> None:
     from fedlens import compare as comparison
 
-    out, width = console(), max(len(c.algorithm) for c in todo)
+    out, width, told = console(), max(len(c.algorithm) for c in todo), set[str]()
     skipped = 0 if fresh else sum(comparison.is_finished(c) for c in todo)
     out.print(
         f"[bold {ACCENT}]{escape(todo[0].config.name)}[/]: {len(todo)} runs" + (f", {skipped} of them finished before" if skipped else "")
     )
     table = comparison.compare(
-        todo, folder, engine=engine, fresh=fresh, target=target, watch=lambda c: Cells(f"{c.algorithm:<{width}}  seed {c.seed}")
+        todo, folder, engine=engine, fresh=fresh, target=target, watch=lambda c: Cells(f"{c.algorithm:<{width}}  seed {c.seed}", told)
     )
     shown = comparison.columns(table)
     grid = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
@@ -204,6 +211,14 @@ def headline(setup: Setup, folder: Path, done: int) -> list[str]:
         f"{config.name}: {setup.stack}",
         f"{config.task.name} on {config.data.name}, {cohort}, {s.rounds} rounds, seed {s.seed}{again} → {folder}",
     ]
+
+
+def admissions(facts: Mapping[str, Any], most: int = 4) -> list[str]:
+    """What reading and splitting the data did that nobody asked for: files it left out, clients it had to fill up."""
+    skipped, notes = facts.get("skipped") or [], list(facts.get("notes") or [])
+    files = "1 file could not be read and was" if len(skipped) == 1 else f"{len(skipped)} files could not be read and were"
+    more = [f"and {len(notes) - most} more such notes"] if len(notes) > most else []
+    return [*([f"{files} left out: {few(skipped, most)}"] if skipped else []), *notes[:most], *more]
 
 
 def facts(record: Mapping[str, Any]) -> list[str]:
@@ -412,6 +427,9 @@ def partition(config: Config, picture: Path) -> None:
         table.add_column("classes", justify="right")
         table.add_column("largest", justify="right")
         table.add_column("labels", no_wrap=True)
+    look: Sequence[str] = federation.facts.get("look", ())
+    if look:
+        table.add_column("look", no_wrap=True)
     for i, n in enumerate(sizes):
         row = [str(i), str(n)]
         if held_out:
@@ -420,25 +438,32 @@ def partition(config: Config, picture: Path) -> None:
         if labels is not None:
             counts = list(labels[i])
             row += [str(sum(c > 0 for c in counts)), f"{100 * max(counts) / max(1, sum(counts)):.0f} %", bars(counts)]
+        row += [look[i]] if look else []
         table.add_row(*row)
     out = console()
     out.print(table)
     test = f", {len(federation.test)} to test on" if federation.test is not None and hasattr(federation.test, "__len__") else ""
     out.print(f"{len(sizes)} clients hold {sum(sizes)} examples ({min(sizes)} to {max(sizes)} each){test}")
-    draw_partition(sizes, labels, federation.facts.get("classes"), picture, config.name)
+    for line in admissions(federation.facts):
+        out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
+    draw_partition(federation, sizes, picture, config.name)
     out.print(f"Picture: {picture}", soft_wrap=True)
 
 
-def draw_partition(sizes: Sequence[int], labels: Sequence[Sequence[int]] | None, names: Any, picture: Path, title: str) -> None:
+def draw_partition(federation: Federation, sizes: Sequence[int], picture: Path, title: str) -> None:
+    """A bar a client, in the colours of its classes; below, where clients differ in how their images look, an image of each."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    labels, names, look = (federation.facts.get(key) for key in ("labels", "classes", "look"))
     counts = [list(row) for row in labels] if labels is not None else [[n] for n in sizes]
     classes = len(counts[0])
     words = [str(n) for n in names] if isinstance(names, Sequence) and len(names) == classes else [str(k) for k in range(classes)]
-    figure, axes = plt.subplots(figsize=(max(5.0, min(14.0, 1.5 + 0.28 * len(counts))), 3.8), layout="constrained")
+    figure = plt.figure(figsize=(max(5.0, min(14.0, 1.5 + 0.28 * len(counts))), 4.9 if look else 3.8), layout="constrained")
+    upper, lower = figure.subfigures(2, 1, height_ratios=(3.8, 1.1)) if look else (figure, None)
+    axes = upper.subplots()
     colours = plt.get_cmap("tab10" if classes <= 10 else "tab20" if classes <= 20 else "turbo", max(classes, 2))
     bottom = [0] * len(counts)
     for k in range(classes):
@@ -449,10 +474,24 @@ def draw_partition(sizes: Sequence[int], labels: Sequence[Sequence[int]] | None,
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)
     if labels is not None and classes <= 20:
-        figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+        upper.legend(loc="outside right upper", frameon=False, fontsize="small")
+    if lower is not None and look:
+        draw_looks(lower, federation, look)
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=130)
     plt.close(figure)
+
+
+def draw_looks(figure: Any, federation: Federation, look: Sequence[str], most: int = 8) -> None:
+    """The first image of some clients, from the first client to the last."""
+    import torch
+
+    shown = sorted({round(k * (len(look) - 1) / (most - 1)) for k in range(most)})
+    for axes, client in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        image = federation.holdings[client].batch(torch.tensor([0]))["x"][0].permute(1, 2, 0)
+        axes.imshow(image.expand(-1, -1, 3) if image.shape[2] == 1 else image, vmin=0, vmax=1)
+        axes.set_title(f"{client}: {look[client]}", fontsize="x-small")
+        axes.axis("off")
 
 
 # -- after a job ---------------------------------------------------------------------------------------------------------------------

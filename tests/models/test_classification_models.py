@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,14 +14,15 @@ from fedlens.models.classification import Normalise, classifier
     [
         ("cnn", {}, 1_626_442),  # (27 + 1) 32 + (288 + 1) 64 + (64 * 14 * 14 + 1) 128 + 129 * 10
         ("niid", {}, 62_006),  # (75 + 1) 6 + (150 + 1) 16 + 401 * 120 + 121 * 84 + 85 * 10
+        ("niid", {"projection": 256}, 92_626),  # without the head's 850: 61,156 + 85 * 84 + 85 * 256 + 257 * 10
         ("resnet8", {}, 78_042),
         ("resnet8", {"norm": "group"}, 78_042),
         ("resnet18", {}, 11_173_962),
         ("resnet18", {"stem": "imagenet"}, 11_181_642),
     ],
 )
-def test_sizes_and_the_split_into_body_and_head(name: str, options: dict[str, str], count: int) -> None:
-    model = classifier(name, 10, **options).eval()  # type: ignore[arg-type]
+def test_sizes_and_the_split_into_body_and_head(name: str, options: dict[str, Any], count: int) -> None:
+    model = classifier(name, 10, **options).eval()
     assert sum(p.numel() for p in model.parameters()) == count
     x = torch.rand(2, 3, 32, 32)
     z = model.features(x)

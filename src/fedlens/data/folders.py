@@ -6,10 +6,12 @@ What cannot be read is skipped, counted and named in `Federation.facts["skipped"
 from __future__ import annotations
 
 import csv
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 import torch
@@ -136,11 +138,15 @@ class Npz(LabelledSource):
 
     def read(self, seed: int) -> Collection:
         file = find(self.file, ".npz file")
+        if not is_zipfile(file):
+            raise DataError(f"{file} cannot be read as .npz: it is cut off, or another kind of file")
         try:
             with np.load(file, allow_pickle=False) as found:
                 arrays = {k: found[k] for k in found.files}
-        except (OSError, ValueError, EOFError) as e:
+        except (OSError, EOFError, BadZipFile, zlib.error) as e:
             raise DataError(f"{file} cannot be read as .npz: {e}") from None
+        except ValueError:  # numpy's own advice is to allow pickles, but one that needs them could run anything
+            raise DataError(f"{file} cannot be read as .npz: it holds Python objects, not arrays of numbers") from None
         if missing := {"train_images", "train_labels"} - arrays.keys():
             raise DataError(f"{file} has no array {min(missing)!r}; it has {', '.join(sorted(arrays))}")
         train = [self._part(arrays, p) for p in ("train", "val") if f"{p}_images" in arrays and (p == "train" or self.use_val)]

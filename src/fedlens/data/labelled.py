@@ -2,7 +2,8 @@
 
 A dataset says how it is read (`read`); partition, held-out part, limits, augmentation and feature skew are the same everywhere.
 Images stay uint8 until a batch is drawn. `Federation.facts`: "labels" (clients x classes counts), "classes" (names), "skipped" (files that
-could not be read), "notes" (what the split had to do to leave nobody empty), "shape" (of one image).
+could not be read), "notes" (what the split had to do to leave nobody empty), "shape" (of one image) and, with feature skew, "look" (of each
+client's images).
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class LabelledSource(Source):
             raise DataError(f"holdout and test_share are shares between 0 and 1, not {self.holdout} and {self.test_share}")
         if self.noise < 0:
             raise DataError(f"noise is a standard deviation, so it cannot be {self.noise}")
+        if self.strongest < 0 or (self.skew != "none" and not self.strongest):
+            raise DataError(f"skew={self.skew} needs a positive strongest: how much of it the last client has, not {self.strongest:g}")
         found = self.read(seed)
         train, test = found.train, found.test
         if test is None:
@@ -100,6 +103,8 @@ class LabelledSource(Source):
         pairs = [self._client(train.take(p), i, clients, seed) for i, p in enumerate(parts)]
         facts = {"labels": counts, "classes": list(found.classes), "skipped": list(found.skipped), "notes": notes,
                  "shape": list(train.images.shape[1:])}  # fmt: skip
+        if self.skew != "none":
+            facts["look"] = [f"{self.skew} {s:.3g}" for s in strengths(clients, self.strongest)]
         return Federation([a for a, _ in pairs], [b for _, b in pairs] if self.holdout else (), self._tensors(test, False), facts)
 
     def _client(self, own: Labelled, client: int, clients: int, seed: int) -> tuple[Tensors, Tensors | None]:
@@ -192,7 +197,7 @@ def find(root: str, what: str, key: str = "data.root or data.file") -> Path:
     for place in places:
         if place.exists():
             return place
-    raise DataError(f"no {what} at {', nor at '.join(map(str, places))}")
+    raise DataError(f"no {what} at {', nor at '.join(map(str, dict.fromkeys(places)))}")
 
 
 def load_image(path: Path, size: int | None, mode: str = "RGB") -> Tensor:

@@ -5,7 +5,8 @@ needs to know nothing about it. The constants are not part of the state dict.
 
 Sizes for 10 classes: `cnn` 1,626,442 (issue 2's benchmark: two 3x3 convolutions without padding, one pooling, 128 features), `niid` 62,006
 (NIID-Bench: 6 and 16 channels, 5x5), `resnet8` 78,042 (three stages of one basic block), `resnet18` 11,173,962 with the CIFAR stem (3x3, no
-pooling) and 11,181,642 with the ImageNet stem. `timm:NAME` is any timm network.
+pooling) and 11,181,642 with the ImageNet stem. `timm:NAME` is any timm network. A `projection` of N puts two more linear layers, the last
+one N wide, between body and head, as MOON's authors do (N = 256).
 """
 
 from __future__ import annotations
@@ -65,14 +66,25 @@ def classifier(
     norm: Norm = "batch",
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.25,),
+    projection: int = 0,
 ) -> Classifier:
     """A network by name; torch is seeded by the caller."""
     first = Normalise(mean, std, channels)
+    if projection < 0:
+        raise ValueError(f"projection is a width, or 0 for none, not {projection}")
     if name.startswith("timm:"):
-        return _timm(name.removeprefix("timm:"), classes, channels, size, first)
-    if name not in NETWORKS:
+        made = _timm(name.removeprefix("timm:"), classes, channels, size, first)
+    elif name in NETWORKS:
+        made = NETWORKS[name](first, classes, channels, size, stem, norm)
+    else:
         raise ValueError(f"unknown classification model {name!r}: choose one of {', '.join(NETWORKS)} or timm:NAME")
-    return NETWORKS[name](first, classes, channels, size, stem, norm)
+    return _projected(made, projection) if projection else made
+
+
+def _projected(net: Classifier, width: int) -> Classifier:
+    """What layers compare is then the projection, and the head stands on it."""
+    f, classes = net.head.in_features, net.head.out_features
+    return Classifier(nn.Sequential(net.body, nn.Linear(f, f), nn.ReLU(), nn.Linear(f, width)), width, classes)
 
 
 def _cnn(first: nn.Module, classes: int, channels: int, size: int, stem: Stem, norm: Norm) -> Classifier:

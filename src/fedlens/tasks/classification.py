@@ -25,7 +25,8 @@ LISTED = 20  # up to this many classes, each one's accuracy is a metric of its o
 class Classification(LearningTask):
     """model: cnn, niid, resnet8, resnet18 or timm:NAME. classes, channels, size: of the images. stem: resnet18's first layers.
     norm: batch or group normalisation in the resnets. mean, std: of the pixels in [0, 1], one number or one per channel. smoothing: of
-    the labels. evaluation_batch: images at a time. names: of the classes, for `apply`, where the data does not name them."""
+    the labels. evaluation_batch: images at a time. names: of the classes, for `apply`, where the data does not name them. projection: width
+    of a projection in front of the head (MOON's paper has 256); 0 is none."""
 
     def __init__(
         self,
@@ -40,19 +41,20 @@ class Classification(LearningTask):
         smoothing: float = 0.0,
         evaluation_batch: int = 250,
         names: tuple[str, ...] = (),
+        projection: int = 0,
     ) -> None:
         if classes < 2:
             raise ValueError(f"classification needs at least two classes, not {classes}")
         if names and len(names) != classes:
             raise ValueError(f"{len(names)} names for {classes} classes")
-        self.network, self.classes, self.channels, self.size = model, classes, channels, size
+        self.network, self.classes, self.channels, self.size, self.projection = model, classes, channels, size, projection
         self.stem: Stem = stem
         self.norm: Norm = norm
         self.mean, self.std, self.smoothing, self.evaluation_batch, self.names = mean, std, smoothing, evaluation_batch, tuple(names)
 
     def model(self) -> nn.Module:
         return classifier(self.network, self.classes, channels=self.channels, size=self.size, stem=self.stem, norm=self.norm,
-                          mean=self.mean, std=self.std)  # fmt: skip
+                          mean=self.mean, std=self.std, projection=self.projection)  # fmt: skip
 
     def fits(self, facts: Mapping[str, Any]) -> None:
         held, shape = len(facts.get("classes", ())), tuple(facts.get("shape", ()))
