@@ -144,7 +144,7 @@ class FileFrames(Frames):
                 self.counted = container.format.name == "avi"  # its time stamps say nothing about the order of frames
                 packets = [p for p in container.demux(stream) if p.size and not p.is_discard]
         except (av.FFmpegError, OSError) as e:
-            raise DataError(f"{path} cannot be read as a video ({e}); it may be truncated") from e
+            raise DataError(f"{path} cannot be read as a video ({e.strerror or e}); it may be truncated") from e
         times = [p.pts if p.pts is not None else p.dts for p in packets]
         if not times or any(t is None for t in times):
             raise DataError(f"{path} has no frames with a time stamp")
@@ -171,7 +171,7 @@ class FileFrames(Frames):
                 out[got] = shape.reformat(frame, width, height, "rgb24", interpolation="AREA").to_ndarray()
                 got += 1
         except av.FFmpegError as e:
-            raise DataError(f"{self.path} cannot be decoded after frame {low + got} ({e}); it may be truncated") from e
+            raise DataError(f"{self.path} cannot be decoded after frame {low + got} ({e.strerror or e}); it may be truncated") from e
         if got == high - low:
             return torch.from_numpy(out).permute(0, 3, 1, 2)
         if len(self) - low - got > SPARE:
