@@ -20,6 +20,7 @@ from rich.table import Table
 
 from fedlens import config as recipes
 from fedlens.config import Config, ConfigError
+from fedlens.folder import remarks
 from fedlens.job import ENGINES, Setup, Watch, prepare, rehearse
 from fedlens.values import nearest
 
@@ -201,6 +202,7 @@ def headline(setup: Setup, folder: Path, done: int) -> list[str]:
     return [
         f"{config.name}: {setup.stack}",
         f"{config.task.name} on {config.data.name}, {cohort}, {s.rounds} rounds, seed {s.seed}{again} → {folder}",
+        *remarks(setup.federation.facts),
     ]
 
 
