@@ -19,7 +19,7 @@ from fedlens.data.videos import ACTIONS, MovingShapes, Search, VideoSet, moving_
 from fedlens.job import experiment
 from fedlens.tasks.action import ActionRecognition
 from fedlens.tasks.speed import Speed
-from fedlens.tasks.video_ssl import embed, pooled, starts
+from fedlens.tasks.video_ssl import embed, middle, pooled, starts
 
 SMALL = {
     "data.videos": 16, "data.tests": 8, "data.length": 12, "data.side": 20, "task.frames": 4, "task.size": 16, "task.clips": 2,
@@ -223,8 +223,14 @@ def test_a_broken_video_is_skipped_and_the_batch_goes_on() -> None:
     data = task.admit(type(fed)([bad])).holdings[0]
     with pytest.warns(UserWarning, match=r"skipped: x.mp4"):
         assert len(data.batch(torch.tensor([0, 1]), generator(0))["x"]) == 1
-    with pytest.raises(DataError, match=r"x.mp4"), pytest.warns(UserWarning):
-        data.batch(torch.tensor([1]))
+    with pytest.warns(UserWarning, match=r"skipped: x.mp4"):  # alone in its batch: the other video stands in for it
+        assert torch.equal(data.batch(torch.tensor([1]))["x"], data.batch(torch.tensor([0]))["x"])
+    with pytest.warns(UserWarning, match=r"skipped: x.mp4"):  # in retrieval it is like nothing
+        rows = embed(Mean(), bad, 4, 16, 2)
+    assert bool(rows[0].any()) and not bool(rows[1].any()) and not bool(middle(bad.clips[1]).any())
+    none = task.admit(type(fed)([bad.take([1])])).holdings[0]
+    with pytest.raises(DataError, match=r"none of the 1 videos here can be decoded"), pytest.warns(UserWarning):
+        none.batch(torch.tensor([0]))
 
 
 def test_too_many_classes_are_refused(tmp_path: Path) -> None:
