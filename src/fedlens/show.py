@@ -422,6 +422,8 @@ def partition(config: Config, picture: Path) -> None:
     out.print(table)
     test = f", {len(federation.test)} to test on" if federation.test is not None and hasattr(federation.test, "__len__") else ""
     out.print(f"{len(sizes)} clients hold {sum(sizes)} examples ({min(sizes)} to {max(sizes)} each){test}")
+    for line in remarks(federation.facts):
+        out.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
     draw_partition(sizes, labels, federation.facts.get("classes"), picture, config.name)
     out.print(f"Picture: {picture}", soft_wrap=True)
 
