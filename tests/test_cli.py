@@ -204,13 +204,6 @@ def test_what_was_left_out_or_filled_up_is_said(fedlens_command: Callable[..., S
     assert "2 runs" in out and out.count(left_out) == 1  # cells share their data
 
 
-def test_admissions_are_few() -> None:
-    """Of six notes four are shown and two counted."""
-    assert show.admissions({}) == [] and show.admissions({"skipped": [], "notes": ["a"]}) == ["a"]
-    lines = show.admissions({"skipped": ["x.png: cut off", "y.png: empty"], "notes": list("abcdef")})
-    assert lines == ["2 files could not be read and were left out: x.png: cut off, y.png: empty", *"abcd", "and 2 more such notes"]
-
-
 def test_compare_runs_what_is_missing_and_tabulates(fedlens_command: Callable[..., Said]) -> None:
     """An override for FedProx alone leaves FedAvg as it is. The mean and the spread are those of the cells' own summaries."""
     args = ["compare", "toy.toml", "--algorithms", "fedavg,fedprox", "--seeds", "0,1", "rounds=2", "mu=0.5", "--out", "both"]

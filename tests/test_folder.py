@@ -121,9 +121,17 @@ def test_who_holds_what_in_either_form(tmp_path: Path) -> None:
     told = {"clients": 2, "examples": [3, 5], "facts": {"labels": [[1, 2], [5, 0]], "classes": ["cat", "dog"], "names": ["A", "B"]}}
     (run / "federation.json").write_text(json.dumps(told))
     seen = folders.view(folders.read(run), str)["federation"]
-    assert seen == {"sizes": [3, 5], "labels": [[1, 2], [5, 0]], "names": ["A", "B"], "classes": ["cat", "dog"]}
+    assert seen == {"sizes": [3, 5], "labels": [[1, 2], [5, 0]], "names": ["A", "B"], "classes": ["cat", "dog"], "remarks": []}
     (run / "federation.json").write_text(json.dumps({"labels": [[1, 2], [5, 0]]}))
     assert folders.view(folders.read(run), str)["federation"]["sizes"] == [3, 5]
+
+
+def test_what_was_left_out_is_said() -> None:
+    """Seven files skipped, of which five are named; then the notes. Nothing to say: no lines."""
+    facts = {"skipped": [f"{k}.mp4: broken" for k in range(7)], "notes": ["3 videos are shorter than 28 frames and were left out"]}
+    said = "7 files could not be read and were left out: 0.mp4: broken; 1.mp4: broken and 5 more"
+    assert folders.remarks(facts, most=2) == [said, facts["notes"][0]]
+    assert folders.remarks({"skipped": []}) == [] and folders.remarks({"notes": ["a", "b", "c"]}, 2) == ["a", "b", "and 1 more such notes"]
 
 
 def test_a_card_of_a_long_run_agrees_with_all_of_it(tmp_path: Path) -> None:

@@ -229,7 +229,8 @@ def target(folders: Sequence[Path], names: Sequence[str], value: float, metric: 
             axes.plot(x, y, marker="o", markersize=3, label=name)
         axes.axhline(value, color="#888888", linestyle=":", linewidth=1)
         axes.set(xlabel="round", ylabel=metric)
-        axes.legend()
+        axes.xaxis.get_major_locator().set_params(integer=True)  # there is no round 0.96
+        axes.legend(frameon=False)
 
     facts = {n: said(found) for n, found in out.items()}
     return Picture(f"Spent until {metric} is {value:g}", [drawn(paint)], [", ".join(names)], facts=facts), {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Union
 
+from fedlens.lazy import named
 from fedlens.values import NONE, ConfigError, convert, nearest
 
 PACKAGES = {
@@ -143,11 +143,8 @@ def find_class(kind: str, name: str, where: str, wanted: type | None = None) -> 
 
 
 def _own_class(name: str, where: str, wanted: type) -> type:
-    module, _, attribute = name.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # an installed command does not look beside the user
     try:
-        cls = getattr(importlib.import_module(module), attribute)
+        cls = named(name)
     except (ImportError, AttributeError, ValueError) as e:
         raise ConfigError(f"{where}: {name} cannot be loaded ({e})") from e
     return _is_a(cls, wanted, name, where)

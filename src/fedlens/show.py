@@ -20,6 +20,7 @@ from rich.table import Table
 
 from fedlens import config as recipes
 from fedlens.config import Config, ConfigError
+from fedlens.folder import remarks
 from fedlens.job import ENGINES, Setup, Watch, prepare, rehearse
 from fedlens.overrides import split
 from fedlens.parts import Part, names, parameters
@@ -54,7 +55,7 @@ class Plain(Watch):
 
     def begin(self, setup: Setup, folder: Path, done: int) -> None:
         self.rounds, self.folder = setup.settings.rounds, folder
-        for line in [*headline(setup, folder, done), *admissions(setup.federation.facts)]:
+        for line in [*headline(setup, folder, done), *remarks(setup.federation.facts)]:
             self.print(line)
 
     def round(self, record: Mapping[str, Any]) -> None:
@@ -95,7 +96,7 @@ class Live(Watch):
         self.console.print(f"[bold {ACCENT}]{escape(first)}[/]", soft_wrap=True)
         for line in rest:
             self.console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
-        for line in admissions(setup.federation.facts):
+        for line in remarks(setup.federation.facts):
             self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
         self.first, self.rounds, self.began, self.folder = done, setup.settings.rounds, time.monotonic(), folder
         self.task = self.bar.add_task("", total=self.rounds, completed=done, facts="[dim]starting[/]", left="")
@@ -138,10 +139,10 @@ class Cells(Live):
         self.title, self.told = title, told
 
     def begin(self, setup: Setup, folder: Path, done: int) -> None:
-        for line in admissions(setup.federation.facts):
+        for line in remarks(setup.federation.facts):
             if line not in self.told:
                 self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
-        self.told.update(admissions(setup.federation.facts))
+        self.told.update(remarks(setup.federation.facts))
         self.first, self.rounds, self.began, self.folder = done, setup.settings.rounds, time.monotonic(), folder
         self.task = self.bar.add_task("", total=self.rounds, completed=done, facts=f"[dim]{escape(self.title)} starts[/]", left="")
         if self.console.is_terminal:
@@ -211,14 +212,6 @@ def headline(setup: Setup, folder: Path, done: int) -> list[str]:
         f"{config.name}: {setup.stack}",
         f"{config.task.name} on {config.data.name}, {cohort}, {s.rounds} rounds, seed {s.seed}{again} → {folder}",
     ]
-
-
-def admissions(facts: Mapping[str, Any], most: int = 4) -> list[str]:
-    """What reading and splitting the data did that nobody asked for: files it left out, clients it had to fill up."""
-    skipped, notes = facts.get("skipped") or [], list(facts.get("notes") or [])
-    files = "1 file could not be read and was" if len(skipped) == 1 else f"{len(skipped)} files could not be read and were"
-    more = [f"and {len(notes) - most} more such notes"] if len(notes) > most else []
-    return [*([f"{files} left out: {few(skipped, most)}"] if skipped else []), *notes[:most], *more]
 
 
 def facts(record: Mapping[str, Any]) -> list[str]:
@@ -444,7 +437,7 @@ def partition(config: Config, picture: Path) -> None:
     out.print(table)
     test = f", {len(federation.test)} to test on" if federation.test is not None and hasattr(federation.test, "__len__") else ""
     out.print(f"{len(sizes)} clients hold {sum(sizes)} examples ({min(sizes)} to {max(sizes)} each){test}")
-    for line in admissions(federation.facts):
+    for line in remarks(federation.facts):
         out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     draw_partition(federation, sizes, picture, config.name)
     out.print(f"Picture: {picture}", soft_wrap=True)

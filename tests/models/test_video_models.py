@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -79,6 +82,14 @@ def test_any_network_with_forward_features_serves_all_three(tmp_path: object) ->
         assert len(task.forward(net, batch).prediction) == 2
 
 
+def test_a_backbone_beside_the_user_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from an installed command, whose path does not hold the working directory."""
+    (tmp_path / "beside.py").write_text("from torch.nn import Identity\n\nclass Net(Identity):\n    forward_features = Identity.forward\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    assert type(own("beside:Net")).__name__ == "Net"
+
+
 def test_what_is_no_backbone_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no backbone 'r3d19': r3d18"):
         backbone("r3d19")
@@ -87,8 +98,6 @@ def test_what_is_no_backbone_is_refused() -> None:
 
 
 def test_a_backbone_is_loaded_whatever_its_head_was(tmp_path: object) -> None:
-    from pathlib import Path
-
     from safetensors.torch import save_file
 
     first, second = (Speed(backbone="r3d10s", frames=8, size=32).model() for _ in range(2))

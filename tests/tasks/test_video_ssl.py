@@ -19,7 +19,7 @@ from fedlens.data.videos import ACTIONS, MovingShapes, Search, VideoSet, moving_
 from fedlens.job import experiment
 from fedlens.tasks.action import ActionRecognition
 from fedlens.tasks.speed import Speed
-from fedlens.tasks.video_ssl import embed, pooled, starts
+from fedlens.tasks.video_ssl import embed, middle, pooled, starts
 
 SMALL = {
     "data.videos": 16, "data.tests": 8, "data.length": 12, "data.side": 20, "task.frames": 4, "task.size": 16, "task.clips": 2,
@@ -118,7 +118,39 @@ def test_retrieval_over_a_folder(pretrained: Path, tmp_path: Path, capsys: pytes
     assert cli.invoke(["apply", str(pretrained), one, str(out), f"gallery={tmp_path / 'videos'}", "k=1"]) == 0
     found = table(out)[0]
     assert found["video"] == "left/1.mp4" and float(found["similarity"]) == pytest.approx(1, abs=1e-4)  # itself
-    assert cli.invoke(["apply", str(pretrained), one, str(out), "kk=1"]) == 2
+    for bad, sentence in (("kk=1", "retrieval has no option 'kk'"), ("k=few", "k is a whole number of at least 1, not 'few'")):
+        assert cli.invoke(["apply", str(pretrained), one, str(out), bad]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_a_query_from_elsewhere_has_no_class_of_the_gallery(
+    pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders left and right, a query from a folder that is neither: it goes by its own name, nothing is ticked, no share is claimed. A
+    query that cannot be read is named itself, not what was skipped in the gallery. A file that changed is indexed again."""
+    from fedlens.tasks import search
+
+    for k, name in enumerate(("videos/left/a", "videos/right/b", "videos/right/c", "mine/q")):
+        clip = ArrayFrames(moving_shape(k % 2, 10, 32, generator(k)), rate=Fraction(10))
+        with writer(tmp_path / f"{name}.mp4", clip, (32, 32)) as write:
+            write(clip.array)
+    (tmp_path / "videos" / "left" / "bad.mp4").write_text("no video")
+    (tmp_path / "mine" / "empty.mp4").touch()
+    labels: list[str] = []
+    sheet = search.contact_sheet
+    monkeypatch.setattr(search, "contact_sheet", lambda *args: labels.extend((made := sheet(*args)).labels) or made)
+    out, gallery = str(tmp_path / "found"), f"gallery={tmp_path / 'videos'}"
+    assert cli.invoke(["apply", str(pretrained), str(tmp_path / "mine" / "q.mp4"), out, gallery, "k=3"]) == 0
+    assert labels[0] == "query: q.mp4" and sorted(x.split()[1] for x in labels[1:]) == ["left", "right", "right"]
+    assert all(x.startswith("·") for x in labels[1:])
+    assert "same folder" not in (said := " ".join(capsys.readouterr().out.split())) and "1 skipped (bad.mp4: cannot be read" in said
+    assert "bad.mp4: cannot be read" in (tmp_path / "found" / "report.html").read_text()
+    assert cli.invoke(["apply", str(pretrained), str(tmp_path / "mine" / "empty.mp4"), out, gallery]) == 2
+    assert "could be read in" in (said := capsys.readouterr().err) and "(empty.mp4: cannot be read" in said and "bad.mp4" not in said
+    (tmp_path / "videos" / "left" / "a.mp4").write_bytes((tmp_path / "mine" / "q.mp4").read_bytes())
+    assert cli.invoke(["apply", str(pretrained), str(tmp_path / "mine" / "q.mp4"), out, gallery, "k=3"]) == 0
+    assert "3 videos indexed" in " ".join(capsys.readouterr().out.split())
+    assert table(tmp_path / "found")[0]["video"] == "left/a.mp4"
 
 
 @pytest.mark.parametrize(
@@ -191,8 +223,14 @@ def test_a_broken_video_is_skipped_and_the_batch_goes_on() -> None:
     data = task.admit(type(fed)([bad])).holdings[0]
     with pytest.warns(UserWarning, match=r"skipped: x.mp4"):
         assert len(data.batch(torch.tensor([0, 1]), generator(0))["x"]) == 1
-    with pytest.raises(DataError, match=r"x.mp4"), pytest.warns(UserWarning):
-        data.batch(torch.tensor([1]))
+    with pytest.warns(UserWarning, match=r"skipped: x.mp4"):  # alone in its batch: the other video stands in for it
+        assert torch.equal(data.batch(torch.tensor([1]))["x"], data.batch(torch.tensor([0]))["x"])
+    with pytest.warns(UserWarning, match=r"skipped: x.mp4"):  # in retrieval it is like nothing
+        rows = embed(Mean(), bad, 4, 16, 2)
+    assert bool(rows[0].any()) and not bool(rows[1].any()) and not bool(middle(bad.clips[1]).any())
+    none = task.admit(type(fed)([bad.take([1])])).holdings[0]
+    with pytest.raises(DataError, match=r"none of the 1 videos here can be decoded"), pytest.warns(UserWarning):
+        none.batch(torch.tensor([0]))
 
 
 def test_too_many_classes_are_refused(tmp_path: Path) -> None:

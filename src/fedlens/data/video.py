@@ -155,7 +155,7 @@ class FileFrames(Frames):
                 self.counted = container.format.name == "avi"  # its time stamps say nothing about the order of frames
                 times, lasted = stamps(container, stream)
         except (av.FFmpegError, OSError) as e:
-            raise DataError(f"{path} cannot be read as a video ({e}); it may be truncated") from e
+            raise DataError(f"{path} cannot be read as a video ({e.strerror or e}); it may be truncated") from e
         if not times or any(t is None for t in times):
             raise DataError(f"{path} has no frames with a time stamp")
         if promised and len(times) < promised - 1:
@@ -183,7 +183,7 @@ class FileFrames(Frames):
                 out[got] = np.rot90(shape.reformat(frame, width, height, "rgb24", interpolation="AREA").to_ndarray(), self.turns)
                 got += 1
         except av.FFmpegError as e:
-            raise DataError(f"{self.path} cannot be decoded after frame {low + got} ({e}); it may be truncated") from e
+            raise DataError(f"{self.path} cannot be decoded after frame {low + got} ({e.strerror or e}); it may be truncated") from e
         if got == high - low:
             return torch.from_numpy(out).permute(0, 3, 1, 2)
         if len(self) - low - got > SPARE:

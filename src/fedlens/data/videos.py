@@ -375,7 +375,8 @@ def scan(entries: Sequence[Entry], names: Sequence[str], cache: Cache, opened: O
                 raise DataError("there is no such file")
             frames = VideoFile(entry.path, opened)
         except (DataError, OSError, ValueError) as e:
-            skipped.append(f"{entry.path.name}: {str(e).splitlines()[0]}")
+            why = str(e).splitlines()[0].removeprefix(f"{entry.path} ")
+            skipped.append(f"{entry.path.name}: {why}")
             continue
         key = f"{entry.path.resolve()} {opened.side}"  # one cache may serve several sizes
         kept.append((Cached(frames, cache, key), entry))

@@ -10,12 +10,13 @@ mean and deviation, so that nothing that feeds a network has to know about it.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from fedlens.lazy import named
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SMALL = {"r3d10": (16, 32, 64, 128), "r3d10s": (8, 16, 32, 64)}
@@ -93,9 +94,8 @@ def backbone(name: str, last_stride: int = 2) -> nn.Module:
 
 
 def own(name: str) -> nn.Module:
-    module, _, attribute = name.partition(":")
     try:
-        net = getattr(importlib.import_module(module), attribute)()
+        net = named(name)()
     except (ImportError, AttributeError) as e:
         raise ValueError(f"no backbone at {name}: {e}") from e
     if not isinstance(net, nn.Module) or not callable(getattr(net, "forward_features", None)):

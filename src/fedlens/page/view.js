@@ -166,7 +166,7 @@ const View = (() => {
       const chart = lines({ title: "Examples per client", xname: "client", zero: true, series: [series("", clients, sizes, 0, { area: true })] });
       out.push(chart.node);
     }
-    return [h("p", { class: "soft small", text: summary }), ...out];
+    return [...[summary, ...f.remarks].map((text) => h("p", { class: "soft small", text })), ...out];
   }
 
   function participation() {

@@ -4,10 +4,10 @@ Writes into the target folder
     index.safetensors    a row for every video, with the names, the settings and the sha256 of the weights in its header
     neighbours.csv       query, rank, video, similarity
     sheet.png            the first queries and the nearest clips of each
-    report.html          the same sheet, to be looked at
-An index that was made of the same files with the same weights is used again. Videos that cannot be read, or are shorter than a clip, are
-skipped and named. Where videos lie in two or more class folders, the sentence at the end also says how often the nearest one is of the
-same class.
+    report.html          the same sheet, to be looked at, and what was skipped and why
+An index that was made of the same files (names, sizes, times of change) with the same weights is used again. Videos that cannot be read,
+or are shorter than a clip, are skipped and named. Where videos lie in two or more class folders, the sentence at the end also says how
+often the nearest one is of the same class.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def search_folder(
     """Every video of `source` asks, those of `gallery` (default: the other ones of `source`) answer. Options: gallery, k, clips."""
     if unknown := sorted(options.keys() - {"gallery", "k", "clips"}):
         raise ValueError(f"retrieval has no option {unknown[0]!r}: gallery, k and clips are known")
-    k, clips = int(options.get("k", 5)), int(options.get("clips", clips))
-    if k < 1 or clips < 1:
-        raise ValueError(f"k and clips are at least 1, not {k} and {clips}")
+    k, clips = (whole(name, options.get(name, usual)) for name, usual in (("k", 5), ("clips", clips)))
     place = Path(str(options["gallery"])).expanduser() if options.get("gallery") else None
     target.mkdir(parents=True, exist_ok=True)
     plan = {"frames": frames, "size": size, "clips": clips, "weights": digest(weights)}
     skipped: list[str] = []
-    held, rows, again = indexed(net, place or source, target / "index.safetensors", plan, skipped)
+    # One numbering of folders for both sides: a query's class is a matter of its folder's name, not of its place among its neighbours.
+    folders = sorted({p.parent.name for s in {place or source, source} for p in paths_of(s)})
+    held, rows, again = indexed(net, place or source, folders, target / "index.safetensors", plan, skipped)
     asked, queries = held, rows
     if place is not None:
-        asked = videos_of(source, size, frames, skipped)
+        asked = videos_of(source, folders, size, frames, skipped)
         queries = embed(net, asked, frames, size, clips)
     if len(held) < 2 and place is None:
         raise DataError(f"{source} holds {len(held)} readable video: there is nothing to compare it with; name others with gallery=FOLDER")
@@ -59,23 +59,33 @@ def search_folder(
             table.writerows(
                 (film.name, r + 1, names[g], f"{s:.4f}") for r, (g, s) in enumerate(zip(found[q].tolist(), alike[q].tolist(), strict=True))
             )
-    folders = class_folders(held)
-    write_sheet(asked, held, found, alike, folders, target)
+    classes = class_folders(held, folders)
+    write_sheet(asked, held, found, alike, classes, target, skipped)
     how = "read from the index" if again else "indexed"
     told = f"{len(held)} videos {how}, the {found.shape[1]} nearest of {len(asked)} are in {target / 'neighbours.csv'}"
-    if len(folders) > 1:
+    if classes and set(asked.labels) & set(held.labels):
         hit = scores(queries, asked, rows, held, same=place is None)["recall_at_1"]
         told += f"; the nearest is of the same folder for {100 * hit:.1f} %"
-    return told + (f"; {len(skipped)} skipped ({skipped[0]})" if skipped else "")
+    return told + (f"; {len(skipped)} skipped ({'; '.join(skipped[:3])}{'; ...' if len(skipped) > 3 else ''})" if skipped else "")
 
 
-def indexed(net: Any, source: Path, file: Path, plan: Mapping[str, Any], skipped: list[str]) -> tuple[VideoSet, Tensor, bool]:
+def whole(name: str, value: Any) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is a whole number of at least 1, not {value!r}")
+    return value
+
+
+def indexed(
+    net: Any, source: Path, folders: Sequence[str], file: Path, plan: Mapping[str, Any], skipped: list[str]
+) -> tuple[VideoSet, Tensor, bool]:
     """The videos and their rows; whether the rows were there already."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    videos = videos_of(source, plan["size"], plan["frames"], skipped)
-    header = {"plan": json.dumps(plan, sort_keys=True), "videos": json.dumps([[c.name, len(c)] for c in videos.clips])}
+    videos = videos_of(source, folders, plan["size"], plan["frames"], skipped)
+    stamps = [Path(s).stat() for s in videos.sources]
+    files = [[c.name, len(c), stamp.st_size, stamp.st_mtime_ns] for c, stamp in zip(videos.clips, stamps, strict=True)]
+    header = {"plan": json.dumps(plan, sort_keys=True), "videos": json.dumps(files)}
     if file.is_file():
         with safe_open(file, framework="pt") as kept:
             if kept.metadata() == header:
@@ -85,30 +95,35 @@ def indexed(net: Any, source: Path, file: Path, plan: Mapping[str, Any], skipped
     return videos, rows, False
 
 
-def videos_of(source: Path, size: int, frames: int, skipped: list[str]) -> VideoSet:
+def paths_of(source: Path) -> list[Path]:
+    return [source] if source.is_file() else find_clips(source)
+
+
+def videos_of(source: Path, folders: Sequence[str], size: int, frames: int, skipped: list[str]) -> VideoSet:
     """The videos of a file or folder, by their paths below it; the folder a video lies in is its class, for whoever sorted them."""
-    paths = [source] if source.is_file() else find_clips(source)
-    labels = sorted({p.parent.name for p in paths})
-    side = round(size * 9 / 7)  # a crop of 8/9 of the short side, as in training
-    entries = [Entry(p, p.parent.name, source=str(p)) for p in paths]
-    found = scan(entries, labels, Cache(256 << 20), Opened(side), skipped)
-    short = [c.name for c in found.clips if len(c) < frames]
-    skipped += [f"{name}: shorter than {frames} frames" for name in short]
+    side = round(size * 9 / 7)  # as in training
+    entries = [Entry(p, p.parent.name, source=str(p)) for p in paths_of(source)]
+    bad: list[str] = []
+    found = scan(entries, folders, Cache(256 << 20), Opened(side), bad)
+    bad += [f"{c.name}: shorter than {frames} frames" for c in found.clips if len(c) < frames]
     out = found.at_least(frames)
     if not len(out):
-        raise DataError(f"no video of at least {frames} frames could be read in {source}{' (' + skipped[0] + ')' if skipped else ''}")
+        raise DataError(f"no video of at least {frames} frames could be read in {source}{' (' + bad[0] + ')' if bad else ''}")
+    skipped += bad
     for clip, where in zip(out.clips, out.sources, strict=True):
         clip.name = str(Path(where).relative_to(source)) if source.is_dir() else Path(where).name
     return out
 
 
-def class_folders(videos: VideoSet) -> Sequence[str]:
-    """Names by label, where there are several."""
-    names = {y: Path(film).parent.name for y, film in zip(videos.labels, videos.sources, strict=True)}
-    return [names.get(k, "") for k in range(max(names) + 1)] if len(names) > 1 else []
+def class_folders(videos: VideoSet, folders: Sequence[str]) -> Sequence[str]:
+    """Names by label, where the videos lie in several folders; a folder none of them lies in has no name."""
+    here = set(videos.labels)
+    return [name if y in here else "" for y, name in enumerate(folders)] if len(here) > 1 else []
 
 
-def write_sheet(asked: VideoSet, held: VideoSet, found: Tensor, alike: Tensor, classes: Sequence[str], target: Path) -> None:
+def write_sheet(
+    asked: VideoSet, held: VideoSet, found: Tensor, alike: Tensor, classes: Sequence[str], target: Path, skipped: Sequence[str]
+) -> None:
     """The contact sheet as one PNG, and as a page."""
     from PIL import Image, ImageDraw
 
@@ -125,7 +140,9 @@ def write_sheet(asked: VideoSet, held: VideoSet, found: Tensor, alike: Tensor, c
         pen.text((x + 4, y + h - 17), label.replace("✓", "+").replace("·", "-")[:28], fill=(0, 110, 60) if "✓" in label else (60, 60, 60))
     sheet.save(target / "sheet.png")
     head = "<!doctype html><meta charset=utf-8><title>Nearest videos</title>"
-    page = f"{head}<h1>Nearest videos</h1><p>{html.escape(picture.caption)}</p><img src=sheet.png>"
+    page = f"{head}<h1>Nearest videos</h1><p>{html.escape(picture.caption.partition(': ')[2])}.</p><img src=sheet.png>"
+    if skipped:
+        page += f"<p>Skipped:</p><ul>{''.join(f'<li>{html.escape(line)}' for line in skipped)}</ul>"
     (target / "report.html").write_text(page)
 
 

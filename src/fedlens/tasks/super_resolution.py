@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from fedlens.client import Batch, Output
 from fedlens.data.degrade import enlarge, resized
 from fedlens.federation import Federation
+from fedlens.lazy import named
 from fedlens.metrics.frames import Channel, frame_psnr, frame_ssim, temporal_gap
 from fedlens.pictures import Picture
 from fedlens.tasks.task import Adapt, LearningTask
@@ -221,9 +222,8 @@ class Build:
 
 def find(name: str) -> Callable[..., nn.Module]:
     if ":" in name:
-        module, _, attribute = name.partition(":")
         try:
-            own: Callable[..., nn.Module] = getattr(importlib.import_module(module), attribute)
+            own: Callable[..., nn.Module] = named(name)
         except (ImportError, AttributeError) as e:
             raise ValueError(f"no network at {name}: {e}") from e
         return own

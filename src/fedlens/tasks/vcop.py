@@ -3,6 +3,8 @@
 The clips lie one after the other with a gap between them, from a random start; one crop for all. Class k is the k-th permutation in
 lexicographic order: place j shows clip permutation[j]. Head: features of the clips in pairs, concatenated, through one shared layer; the
 pairs side by side, dropout, six classes; 534,022 parameters on R3D-18.
+
+The crop is that of all pretext tasks here: one of three sizes, mirrored or not. The public code cuts 112 from 171x128 and nothing else.
 """
 
 from __future__ import annotations

@@ -47,17 +47,23 @@ class Examples:
         return len(self.videos)
 
     def batch(self, index: Tensor, rng: Generator | None = None) -> Batch:
-        made, broken = [], []
-        for i in index.tolist():
-            try:
-                own = rng if rng is not None else generator(0x7E57, i)
-                made.append(self.task.sample(self.videos.clips[i], self.videos.labels[i], own, rng is not None))
-            except DataError as e:  # a file that looked sound when it was opened: the round goes on without it
-                broken.append(str(e))
-                warnings.warn(f"skipped: {e}", stacklevel=2)
-        if not made:
-            raise DataError(broken[0])
+        asked = index.tolist()
+        made = [m for i in asked if (m := self._made(i, rng))]
+        if not made:  # a batch of broken files alone: another video of this client stands in for it
+            other = next((m for i in range(len(self)) if i not in asked and (m := self._made(i, rng))), None)
+            if other is None:
+                raise DataError(f"none of the {len(self)} videos here can be decoded, {self.videos.clips[asked[0]].name} among them")
+            made = [other]
         return {k: torch.stack([m[k] for m in made]) for k in made[0]}
+
+    def _made(self, i: int, rng: Generator | None) -> dict[str, Tensor] | None:
+        own = rng if rng is not None else generator(0x7E57, i)
+        try:
+            made: dict[str, Tensor] = self.task.sample(self.videos.clips[i], self.videos.labels[i], own, rng is not None)
+        except DataError as e:
+            skip(e)
+            return None
+        return made
 
 
 def admit(federation: Federation, task: Any, least: int) -> Federation:
@@ -82,6 +88,11 @@ def admit(federation: Federation, task: Any, least: int) -> Federation:
         notes = [*federation.facts.get("notes", ()), f"{sum(short)} videos are shorter than {least} frames and were left out"]
         facts["notes"] = notes
     return Federation(holdings, held_out, federation.test, facts)
+
+
+def skip(e: DataError) -> None:
+    """Of a file that looked sound when it was opened: it is named, and all goes on without it."""
+    warnings.warn(f"skipped: {e}", stacklevel=3)
 
 
 # -- cutting ------------------------------------------------------------------------------------------------------------------------------
@@ -219,14 +230,18 @@ class VideoSSL(LearningTask):
 
 
 def clip_batches(videos: VideoSet, frames: int, size: int, clips: int, stride: int, batch: int) -> Any:
-    """(numbers of the videos, clips (B, 3, T, size, size)), `clips` of each video; one that is shorter than a clip gives none."""
+    """(numbers of the videos, clips (B, 3, T, size, size)), `clips` of each video; one that is too short or broken gives none."""
     numbers: list[int] = []
     held: list[Tensor] = []
     for i, film in enumerate(videos.clips):
         if len(film) < (frames - 1) * stride + 1:
             continue
         first = starts(len(film), frames, clips, stride)
-        pixels = film.read(first[0], first[-1] + (frames - 1) * stride + 1)
+        try:
+            pixels = film.read(first[0], first[-1] + (frames - 1) * stride + 1)
+        except DataError as e:
+            skip(e)
+            continue
         whole = crop(pixels, size, None)
         for s in first:
             low = s - first[0]
@@ -245,7 +260,7 @@ def pooled(maps: Tensor) -> Tensor:
 
 
 def embed(net: Any, videos: VideoSet, frames: int, size: int, clips: int, batch: int = 64) -> Tensor:
-    """A row for every video: its clips' features, averaged. A video shorter than a clip gets a row of zeros, which is like nothing."""
+    """A row for every video: its clips' features, averaged. A video that gives none gets a row of zeros, which is like nothing."""
     place = next(net.parameters()).device
     total: Tensor | None = None
     with torch.no_grad():
@@ -255,7 +270,7 @@ def embed(net: Any, videos: VideoSet, frames: int, size: int, clips: int, batch:
                 total = torch.zeros(len(videos), features.shape[1])
             total.index_add_(0, torch.tensor(numbers), features / clips)
     if total is None:
-        raise DataError(f"no video has the {frames} frames of a clip")
+        raise DataError(f"no video has {frames} frames of a clip that can be decoded")
     return total
 
 
@@ -268,7 +283,12 @@ def scores(
 
 
 def middle(frames: Frames) -> Tensor:
-    return larger(frames.read(len(frames) // 2, len(frames) // 2 + 1)[0].float() / 255)
+    """The frame in the middle; black where it cannot be decoded."""
+    try:
+        pixels = frames.read(len(frames) // 2, len(frames) // 2 + 1)[0].float() / 255
+    except DataError:
+        pixels = torch.zeros(3, *frames.size)
+    return larger(pixels)
 
 
 def larger(image: Tensor, least: int = 96) -> Tensor:
