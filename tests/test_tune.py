@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedlens import compare, job
-from fedlens.compare import Cell, cells, columns, markdown, reached
+from fedlens.compare import Cell, cells, columns, markdown, reached, spread, summarise, text_of
 from fedlens.config import ConfigError
 from fedlens.tune import parameters, tune
 from tests.toy_job import write_recipe
@@ -36,6 +36,11 @@ def test_the_rate_first_then_the_methods_own_parameter(tmp_path: Path) -> None:
     assert [s["FedProx.mu"] for s in seen] == pytest.approx([0.01, 0.01, 0.01, 0.001, 0.1, 1.0])
 
 
+def test_the_recipes_own_value_is_named_too_where_it_wins(tmp_path: Path) -> None:
+    chosen = tune(write_recipe(tmp_path), "fedprox", (), tmp_path / "out", known({"FedAvg.lr": 0.1, "FedProx.mu": 0.01}, []))
+    assert chosen == pytest.approx({"FedAvg.lr": 0.1, "FedProx.mu": 0.01})
+
+
 def test_without_an_own_parameter_the_rates_get_finer(tmp_path: Path) -> None:
     """Best at 0.5: after 0.3 come 0.3 sqrt 3 = 0.52, 0.3 / sqrt 3 = 0.17 and, beyond the edge, 0.9. The same six runs as any other
     method."""
@@ -48,7 +53,7 @@ def test_without_an_own_parameter_the_rates_get_finer(tmp_path: Path) -> None:
 def test_what_can_be_tuned(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path)
     one = cells(recipe, ["FedAvg+FedProx+Median"], [0], (), tmp_path)[0].config
-    assert parameters(one) == (("FedAvg.lr", 0.1), ("FedProx.mu", (0.001, 0.1, 1.0)))
+    assert parameters(one) == (("FedAvg.lr", 0.1), ("FedProx.mu", (0.01, 0.001, 0.1, 1.0)))
     with pytest.raises(ConfigError, match="at least 3 trials"):
         tune(recipe, "fedavg", (), tmp_path, lambda cell: None, 2)
 
@@ -80,7 +85,37 @@ def test_reached_by_hand() -> None:
     assert reached(falling, "loss", 2.0) == (2, 4)
 
 
+def test_seeds_that_never_got_there_are_counted() -> None:
+    """Rounds 4 and 6 of three seeds: the mean of those that did, 5 ± 1.4, and how many they are."""
+    row = {"metrics": {}, "rounds_to_target": spread([4.0, None, 6.0]), "bytes_to_target": spread([None, None, 2e6])}
+    assert text_of(row, "rounds_to_target") == "5.0 ± 1.4 (2 of 3)" and text_of(row, "bytes_to_target") == "2.0 (1 of 3)"
+    assert text_of({"metrics": {}, "rounds_to_target": spread([None])}, "rounds_to_target") == "–"
+
+
 def test_who_does_worst_stands_beside_the_mean() -> None:
     names = ["accuracy", "loss", "accuracy_balanced", "accuracy_worst_class", "client_accuracy", "client_accuracy_worst"]
     table = {"algorithms": {"a": {"metrics": {n: {"mean": 0.5, "spread": None} for n in names}}}, "seeds": [0], "recipe": "r"}
     assert [k for k, _, _ in columns(table)][:4] == ["accuracy", "loss", "accuracy_worst_class", "client_accuracy_worst"]
+
+
+def test_training_loss_and_test_loss_are_told_apart(tmp_path: Path) -> None:
+    """The test metric of the same name, 9, must not stand where the clients' loss, 2, belongs: neither in the table nor in the curves."""
+    write_recipe(tmp_path)
+    cell = cells(tmp_path / "toy.toml", ["fedavg"], [0], (), tmp_path / "out")[0]
+    cell.folder.mkdir(parents=True)
+    given = {
+        "algorithm": "FedAvg",
+        "metrics": {"accuracy": 0.5, "loss": 9.0},
+        "loss": 2.0,
+        "seconds": 1,
+        "bytes_up": 1,
+        "asked": 1,
+        "heard": 1,
+    }
+    (cell.folder / "summary.json").write_text(json.dumps(given))
+    (cell.folder / "metrics.jsonl").write_text(json.dumps({"round": 0, "loss": 2.0, "metrics": given["metrics"]}) + "\n")
+    table = summarise([cell])
+    row = table["algorithms"]["fedavg"]
+    shown = {head: text_of(row, key) for key, head, _ in columns(table)}
+    assert shown["loss"] == "9.0000" and shown["training loss"] == "2.0000"
+    assert row["curves"]["training_loss"]["mean"] == [2.0] and row["curves"]["loss"]["mean"] == [9.0]

@@ -73,7 +73,7 @@ def cell(recipe: Path, method: str, seed: int, overrides: dict[str, Any]) -> dic
     def heard(_: Any, r: Any) -> None:
         nonlocal up, down, lost
         up, down, lost = up + r.bytes_up, down + r.bytes_down, lost + len(r.lost)
-        curve.append({"round": r.number + 1, "loss": r.loss, "bytes": up + down, **dict(r.metrics)})
+        curve.append({"round": r.number + 1, "training_loss": r.loss, "bytes": up + down, **dict(r.metrics)})
 
     with Simulator(setup.algorithm, setup.federation, workers=s.workers, threads=1) as engine:
         run(setup.algorithm, engine, s.rounds, cohort=s.cohort, seed=seed, test=setup.federation.test, evaluate_every=s.evaluate_every,

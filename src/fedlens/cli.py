@@ -75,7 +75,7 @@ def run(
         typer.Option(
             "--algorithm",
             "-a",
-            help="Instead of the recipe's own: a name from `list algorithms`, or parts joined by +.",
+            help="Instead of the recipe's own: a name from `list algorithms` or `list layers`, or parts joined by +.",
             show_default=False,
         ),
     ] = None,
@@ -144,7 +144,12 @@ def compare(
     overrides: Overrides = None,
     algorithms: Annotated[
         str,
-        typer.Option("--algorithms", "-a", help="Names from `list algorithms`, or parts joined by +; commas between.", show_default=False),
+        typer.Option(
+            "--algorithms",
+            "-a",
+            help="Names from `list algorithms` or `list layers`, or parts joined by +; commas between.",
+            show_default=False,
+        ),
     ] = "",
     seeds: Annotated[str, typer.Option("--seeds", "-s", help="Whole numbers, commas between.")] = "0",
     out: Annotated[

@@ -128,7 +128,7 @@ def summarise(done: Sequence[Cell], target: float | None = None) -> dict[str, An
         rows[name] = {
             "stack": summaries[0]["algorithm"],
             "metrics": {k: spread([s["metrics"].get(k) for s in summaries]) for k in order},
-            "loss": spread([s["loss"] for s in summaries]),
+            "training_loss": spread([s["loss"] for s in summaries]),  # a metric called "loss" is of the test data
             "seconds": spread([s["seconds"] for s in summaries]),
             "bytes_up": spread([s["bytes_up"] for s in summaries]),
             "lost": sum(s["asked"] - s["heard"] for s in summaries),
@@ -162,11 +162,11 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def curves(runs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Mean and spread over seeds of the loss and of every metric, at the rounds where all seeds have it."""
+    """Mean and spread over seeds of the training loss and of every metric, at the rounds where all seeds have it."""
     found: dict[str, list[dict[int, float]]] = {}
     for k, records in enumerate(runs):
         for r in records:
-            for name, value in {"loss": r["loss"], **r["metrics"]}.items():
+            for name, value in {"training_loss": r["loss"], **r["metrics"]}.items():
                 if value is not None:
                     found.setdefault(name, [{} for _ in runs])[k][r["round"] + 1] = value
     out = {}
@@ -185,7 +185,7 @@ def columns(table: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
     metrics = known[:2] + [k for k in known[2:] if k in worst]
     metrics += [k for k in known[2:3] if len(metrics) < 3]
     reach = [("rounds_to_target", f"rounds to {table.get('target') or 0:g}", False), ("bytes_to_target", "MB to it", False)]
-    fixed = [("loss", "training loss", False), ("seconds", "seconds", False), ("bytes_up", "MB up", False)]
+    fixed = [("training_loss", "training loss", False), ("seconds", "seconds", False), ("bytes_up", "MB up", False)]
     return [(k, k, not k.endswith("loss")) for k in metrics] + (reach if table.get("target") is not None else []) + fixed
 
 
@@ -198,11 +198,12 @@ def text_of(row: Mapping[str, Any], key: str) -> str:
     found = value_of(row, key)
     if found["mean"] is None:
         return "–"
-    mean, around = found["mean"], found["spread"]
+    mean, around, known = found["mean"], found["spread"], sum(v is not None for v in found["values"])
+    some = f" ({known} of {len(found['values'])})" if key.endswith("_to_target") and known < len(found["values"]) else ""
     if key in ("bytes_up", "bytes_to_target"):
-        return f"{mean / 1e6:.1f}"
+        return f"{mean / 1e6:.1f}{some}"
     digits = 1 if key in ("seconds", "rounds_to_target") else 4 if abs(mean) < 10 else 2
-    return f"{mean:.{digits}f}" + (f" ± {around:.{digits}f}" if around is not None else "")
+    return f"{mean:.{digits}f}" + (f" ± {around:.{digits}f}" if around is not None else "") + some
 
 
 def best(table: Mapping[str, Any], key: str, larger: bool) -> set[str]:
@@ -249,7 +250,7 @@ def draw(table: Mapping[str, Any], path: Path) -> None:
 
     rows = table["algorithms"]
     headline = next((k for k, _, _ in columns(table) if any(k in row["metrics"] for row in rows.values())), None)
-    shown = [k for k in (headline, "loss") if k and any(k in row["curves"] for row in rows.values())]
+    shown = [k for k in (headline, "training_loss") if k and any(k in row["curves"] for row in rows.values())]
     figure, axes = plt.subplots(1, max(1, len(shown)), figsize=(5.2 * max(1, len(shown)), 3.6), layout="constrained", squeeze=False)
     for ax, key in zip(axes[0], shown, strict=False):
         for k, (name, row) in enumerate(rows.items()):
@@ -260,7 +261,7 @@ def draw(table: Mapping[str, Any], path: Path) -> None:
             if all(s is not None for s in c["spread"]):
                 low, high = ([m + sign * s for m, s in zip(c["mean"], c["spread"], strict=True)] for sign in (-1, 1))
                 ax.fill_between(c["rounds"], low, high, color=f"C{k % 10}", alpha=0.15, linewidth=0)
-        ax.set(xlabel="round", title="training loss" if key == "loss" else key)
+        ax.set(xlabel="round", title=key.replace("_", " "))
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.25)
     axes[0][0].legend(frameon=False)

@@ -52,17 +52,17 @@ def tune(
     for factor in (1.0, 1 / 3, 3.0):
         attempt({key: rate * factor})
     best = winner(done).chosen
-    for value in own[1] if own else ():
+    for value in own[1][1:] if own else ():
         attempt({**best, own[0]: value})  # type: ignore[index]
     at = best[key]
     outward = at / rate if at != rate else 3**0.25  # an edge of the first three: look beyond it
     for factor in (3**0.5, 3**-0.5, outward, 1 / outward, *(3 ** (k / 8) for k in range(1, trials))):
         attempt({**winner(done).chosen, key: at * factor})
-    return dict(winner(done).chosen)
+    return {**({own[0]: own[1][0]} if own else {}), **winner(done).chosen}
 
 
 def parameters(config: Config) -> tuple[tuple[str, float], tuple[str, tuple[float, ...]] | None]:
-    """The base's learning rate, and the outermost layer's own parameter with the values to try besides the recipe's."""
+    """The base's learning rate, and the outermost layer's own parameter with the recipe's value and those to try besides it."""
     first = config.algorithm[0]
     rate = first.resolved().get("lr")
     if not isinstance(rate, (int, float)):
@@ -70,7 +70,8 @@ def parameters(config: Config) -> tuple[tuple[str, float], tuple[str, tuple[floa
     for part in reversed(config.algorithm):
         options: Mapping[str, tuple[float, ...]] = part.cls.tuned if issubclass(part.cls, Layer) else {}
         for name, values in options.items():
-            return (f"{first.name}.lr", float(rate)), (f"{part.name}.{name}", tuple(v for v in values if v != part.resolved()[name]))
+            now = part.resolved()[name]
+            return (f"{first.name}.lr", float(rate)), (f"{part.name}.{name}", (now, *(v for v in values if v != now)))
     return (f"{first.name}.lr", float(rate)), None
 
 
