@@ -19,7 +19,7 @@ from fedlens.data.videos import ACTIONS, MovingShapes, Search, VideoSet, moving_
 from fedlens.job import experiment
 from fedlens.tasks.action import ActionRecognition
 from fedlens.tasks.speed import Speed
-from fedlens.tasks.video_ssl import embed, middle, pooled, starts
+from fedlens.tasks.video_ssl import crop, embed, middle, pooled, starts
 
 SMALL = {
     "data.videos": 16, "data.tests": 8, "data.length": 12, "data.side": 20, "task.frames": 4, "task.size": 16, "task.clips": 2,
@@ -169,6 +169,13 @@ def test_analyses_end_in_the_report(pretrained: Path, what: list[str], capsys: p
     if name == "perturbation":
         summary = json.loads((pretrained / "summary.json").read_text())
         assert numbers["values"]["pre"][0] == pytest.approx(summary["metrics"]["recall_at_1"])  # strength 0 is the model itself
+
+
+def test_the_middle_of_171x128_is_112_of_its_own_pixels() -> None:
+    """The papers' test protocol: scale to 171x128, cut the middle 112. Rows 8 to 119, columns round(59 / 2) = 30 to 141; nothing is
+    interpolated."""
+    pixels = torch.randint(256, (2, 3, 128, 171), dtype=torch.uint8, generator=generator(0))
+    assert torch.equal(crop(pixels, 112, None), (pixels[..., 8:120, 30:142].float() / 255).transpose(0, 1))
 
 
 def test_even_distances() -> None:
