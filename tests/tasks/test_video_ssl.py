@@ -58,14 +58,15 @@ def test_the_rows_of_table_four() -> None:
 
 
 def test_pretraining_shares_the_backbone_only(pretrained: Path) -> None:
-    """The server tests retrieval without a head; what is saved and what travels is the backbone: 228,120 parameters and its buffers (2
-    means and variances and a counter per BatchNorm: 2 x 600 floats and 12 counters), four bytes each, counters eight."""
+    """The server tests retrieval without a head; what is saved and what travels is the backbone: 228,120 parameters and its buffers (a
+    mean and a variance for each of 8 + 16 + 48 + 96 + 192 = 360 channels, a counter for each of 12 BatchNorms), four bytes each, counters
+    eight: 4 x (228,120 + 720) + 96 = 915,456 a client."""
     saved = load_file(pretrained / "model.safetensors")
     assert {n.split(".")[0] for n in saved} == {"backbone"}
     records = [json.loads(line) for line in (pretrained / "metrics.jsonl").read_text().splitlines()]
     assert list(records[0]["metrics"]) == [f"recall_at_{k}" for k in (1, 5, 10, 20, 50)]
     size = sum(t.numel() * t.element_size() for t in saved.values())
-    assert records[0]["bytes_up"] == records[0]["bytes_down"] == 2 * size
+    assert records[0]["bytes_up"] == records[0]["bytes_down"] == 2 * size == 2 * 915_456
     assert sum(t.numel() for n, t in saved.items() if "running" not in n and "num_" not in n) == 228_120
     assert {"distance_backbone_spread", "distance_head_spread"} <= records[0]["state"].keys()
     index = json.loads((pretrained / "pictures" / "index.json").read_text())
