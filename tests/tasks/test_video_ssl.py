@@ -19,7 +19,7 @@ from fedlens.data.videos import ACTIONS, MovingShapes, Search, VideoSet, moving_
 from fedlens.job import experiment
 from fedlens.tasks.action import ActionRecognition
 from fedlens.tasks.speed import Speed
-from fedlens.tasks.video_ssl import embed, middle, pooled, starts
+from fedlens.tasks.video_ssl import crop, embed, middle, pooled, starts
 
 SMALL = {
     "data.videos": 16, "data.tests": 8, "data.length": 12, "data.side": 20, "task.frames": 4, "task.size": 16, "task.clips": 2,
@@ -58,14 +58,15 @@ def test_the_rows_of_table_four() -> None:
 
 
 def test_pretraining_shares_the_backbone_only(pretrained: Path) -> None:
-    """The server tests retrieval without a head; what is saved and what travels is the backbone: 228,120 parameters and its buffers (2
-    means and variances and a counter per BatchNorm: 2 x 600 floats and 12 counters), four bytes each, counters eight."""
+    """The server tests retrieval without a head; what is saved and what travels is the backbone: 228,120 parameters and its buffers (a
+    mean and a variance for each of 8 + 16 + 48 + 96 + 192 = 360 channels, a counter for each of 12 BatchNorms), four bytes each, counters
+    eight: 4 x (228,120 + 720) + 96 = 915,456 a client."""
     saved = load_file(pretrained / "model.safetensors")
     assert {n.split(".")[0] for n in saved} == {"backbone"}
     records = [json.loads(line) for line in (pretrained / "metrics.jsonl").read_text().splitlines()]
     assert list(records[0]["metrics"]) == [f"recall_at_{k}" for k in (1, 5, 10, 20, 50)]
     size = sum(t.numel() * t.element_size() for t in saved.values())
-    assert records[0]["bytes_up"] == records[0]["bytes_down"] == 2 * size
+    assert records[0]["bytes_up"] == records[0]["bytes_down"] == 2 * size == 2 * 915_456
     assert sum(t.numel() for n, t in saved.items() if "running" not in n and "num_" not in n) == 228_120
     assert {"distance_backbone_spread", "distance_head_spread"} <= records[0]["state"].keys()
     index = json.loads((pretrained / "pictures" / "index.json").read_text())
@@ -169,6 +170,13 @@ def test_analyses_end_in_the_report(pretrained: Path, what: list[str], capsys: p
     if name == "perturbation":
         summary = json.loads((pretrained / "summary.json").read_text())
         assert numbers["values"]["pre"][0] == pytest.approx(summary["metrics"]["recall_at_1"])  # strength 0 is the model itself
+
+
+def test_the_middle_of_171x128_is_112_of_its_own_pixels() -> None:
+    """The papers' test protocol: scale to 171x128, cut the middle 112. Rows 8 to 119, columns round(59 / 2) = 30 to 141; nothing is
+    interpolated."""
+    pixels = torch.randint(256, (2, 3, 128, 171), dtype=torch.uint8, generator=generator(0))
+    assert torch.equal(crop(pixels, 112, None), (pixels[..., 8:120, 30:142].float() / 255).transpose(0, 1))
 
 
 def test_even_distances() -> None:

@@ -32,7 +32,7 @@ from fedlens.models.video import SplitNet, backbone, load_backbone, map_shape
 from fedlens.pictures import Picture
 from fedlens.tasks.task import LearningTask, in_batches
 
-ZOOMS = (1.0, 8 / 9, 7 / 9)  # short sides of 112, 128 and 144 for a crop of 112: the share of the frame that a crop sees
+ZOOMS = (1.0, 7 / 8, 7 / 9)  # short sides of 112, 128 and 144 for a crop of 112: the share of the frame that a crop sees
 SHOWN, NEAR = 5, 7  # queries on the contact sheet, and what was found for each: eight fill a row of the report
 
 
