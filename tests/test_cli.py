@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 from toy_job import RECIPE, ToySource, write_recipe
 
 import fedlens
-from fedlens import Batch, Federation, cli, show
+from fedlens import Batch, Federation, catalogue, cli, terminal
 from fedlens.data.tensors import Tensors
 
 TESTS = Path(__file__).parent
@@ -268,10 +268,10 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 def test_words_and_numbers() -> None:
-    assert [show.size(n) for n in (999, 1500, 23_400_000, 5.1e9)] == ["999 B", "1.5 kB", "23.4 MB", "5.1 GB"]
-    assert [show.duration(s) for s in (0.04, 12.3, 61, 3725)] == ["0.0 s", "12 s", "1 min 01 s", "1 h 02 min"]
-    assert show.bars([0, 1, 100]) == " ▁█" and show.spark([1.0, 2.0, 3.0]) == "▁▅█" and show.spark([2.0, 2.0]) == "▁▁"
-    assert show.first_sentence("LossAware (FedVSR, Eqs. 16-21): small. More.") == "LossAware (FedVSR, Eqs. 16-21): small."
+    assert [terminal.size(n) for n in (999, 1500, 23_400_000, 5.1e9)] == ["999 B", "1.5 kB", "23.4 MB", "5.1 GB"]
+    assert [terminal.duration(s) for s in (0.04, 12.3, 61, 3725)] == ["0.0 s", "12 s", "1 min 01 s", "1 h 02 min"]
+    assert terminal.bars([0, 1, 100]) == " ▁█" and terminal.spark([1.0, 2.0, 3.0]) == "▁▅█" and terminal.spark([2.0, 2.0]) == "▁▁"
+    assert catalogue.first_sentence("LossAware (FedVSR, Eqs. 16-21): small. More.") == "LossAware (FedVSR, Eqs. 16-21): small."
 
 
 NO_NAMESPACE = 77

@@ -108,7 +108,7 @@ def run(
     if resume and fresh:
         raise click.UsageError("--resume goes on, --fresh starts over: choose one")
     with waiting() as spinner:
-        from fedlens import job, show
+        from fedlens import job, live, show
 
         config = load(recipe, overrides, algorithm, workers)
         if dry_run:
@@ -129,7 +129,7 @@ def run(
             )  # fmt: skip
         if ray_address:
             os.environ["RAY_ADDRESS"] = ray_address
-        job.start(config, folder, engine=engine, resume=resume, fresh=fresh, watch=show.live(spinner))
+        job.start(config, folder, engine=engine, resume=resume, fresh=fresh, watch=live.live(spinner))
 
 
 @app.command(
@@ -202,9 +202,9 @@ def list_(
     ] = "",
 ) -> None:
     """What there is: recipes, algorithms, layers, tasks, models, datasets, metrics."""
-    from fedlens import show
+    from fedlens.catalogue import catalogue
 
-    show.catalogue(kind)
+    catalogue(kind)
 
 
 @app.command(

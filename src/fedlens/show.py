@@ -1,248 +1,29 @@
-"""What the command line prints: a live bar and tables on a terminal, plain lines in a pipe."""
+"""What the command line prints before, beside and after jobs: what a run would take, who holds what, comparisons, reports."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import json
-import re
-import time
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from fedlens import config as recipes
 from fedlens.config import Config, ConfigError
 from fedlens.folder import remarks
-from fedlens.job import ENGINES, Setup, Watch, prepare, rehearse
+from fedlens.job import ENGINES, prepare, rehearse
+from fedlens.live import Cells
 from fedlens.overrides import split
-from fedlens.parts import Part, names, parameters
+from fedlens.parts import Part
+from fedlens.terminal import ACCENT, bars, console, duration, short, size
 from fedlens.values import nearest
 
 if TYPE_CHECKING:
     from fedlens.compare import Cell
     from fedlens.federation import Federation
-
-ACCENT = "cyan"
-BLOCKS = " ▁▂▃▄▅▆▇█"
-
-
-def console() -> Console:
-    """Made when it is needed, so that it looks at the terminal of the moment; a pipe gets lines that are not cut."""
-    made = Console(highlight=False)
-    return made if made.is_terminal else Console(highlight=False, width=200, no_color=True)
-
-
-# -- a job, live ---------------------------------------------------------------------------------------------------------------------
-
-
-def live(spinner: Any = None) -> Watch:
-    return Live(spinner) if console().is_terminal else Plain()
-
-
-class Plain(Watch):
-    """One line a round."""
-
-    def __init__(self) -> None:
-        self.console = console()
-
-    def begin(self, setup: Setup, folder: Path, done: int) -> None:
-        self.rounds, self.folder = setup.settings.rounds, folder
-        for line in [*headline(setup, folder, done), *remarks(setup.federation.facts)]:
-            self.print(line)
-
-    def round(self, record: Mapping[str, Any]) -> None:
-        self.print(f"round {record['round'] + 1}/{self.rounds}  {'  '.join(facts(record))}  {record['seconds']:.2f} s")
-        for line in losses(record):
-            self.print(line)
-
-    def log(self, text: str) -> None:
-        pass  # whoever got lost is in the round's own lines
-
-    def end(self, summary: Mapping[str, Any]) -> None:
-        for line in [*ending(summary), whereabouts(self.folder)]:
-            self.print(line)
-
-    def print(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
-
-
-class Live(Watch):
-    """A bar that shows round, loss, metric, clients heard and time left, with what went wrong above it."""
-
-    def __init__(self, spinner: Any = None) -> None:
-        self.console, self.spinner = console(), spinner
-        self.bar = Progress(
-            SpinnerColumn(style=ACCENT),
-            TextColumn("[bold]{task.completed:.0f}[/][dim]/{task.total:.0f}[/]"),
-            BarColumn(bar_width=28, complete_style=ACCENT, finished_style=ACCENT),
-            TextColumn("{task.fields[facts]}"),
-            TextColumn("[dim]{task.fields[left]}[/]"),
-            console=self.console,
-            transient=True,
-        )
-        self.values: list[float] = []
-
-    def begin(self, setup: Setup, folder: Path, done: int) -> None:
-        self.close()
-        first, *rest = headline(setup, folder, done)
-        self.console.print(f"[bold {ACCENT}]{escape(first)}[/]", soft_wrap=True)
-        for line in rest:
-            self.console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
-        for line in remarks(setup.federation.facts):
-            self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
-        self.first, self.rounds, self.began, self.folder = done, setup.settings.rounds, time.monotonic(), folder
-        self.task = self.bar.add_task("", total=self.rounds, completed=done, facts="[dim]starting[/]", left="")
-        self.bar.start()
-
-    def round(self, record: Mapping[str, Any]) -> None:
-        done = record["round"] + 1
-        spent = time.monotonic() - self.began
-        left = spent / (done - self.first) * (self.rounds - done)
-        value = next((v for v in record["metrics"].values() if v is not None), record["loss"])
-        if value is not None:
-            self.values.append(value)
-        text = "  ".join(escape(f) for f in facts(record)) + f"  [{ACCENT}]{spark(self.values)}[/]"
-        self.bar.update(self.task, completed=done, facts=text, left=f"{duration(left)} left" if done < self.rounds else "")
-        for line in losses(record):
-            self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
-
-    def log(self, text: str) -> None:
-        if not text.startswith("client "):  # those are in the round's own lines
-            self.console.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
-
-    def end(self, summary: Mapping[str, Any]) -> None:
-        self.close()
-        first, *rest = [*ending(summary), whereabouts(self.folder)]
-        self.console.print(f"[bold green]✓[/] [bold]{escape(first)}[/]", soft_wrap=True)
-        for line in rest:
-            self.console.print(f"  [dim]{escape(line)}[/]", soft_wrap=True)
-
-    def close(self) -> None:
-        self.bar.stop()
-        if self.spinner:
-            self.spinner.stop()
-
-
-class Cells(Live):
-    """A bar a cell, and a line when it is done. `told`: what was said about the data before, because cells share it."""
-
-    def __init__(self, title: str, told: set[str]) -> None:
-        super().__init__()
-        self.title, self.told = title, told
-
-    def begin(self, setup: Setup, folder: Path, done: int) -> None:
-        for line in remarks(setup.federation.facts):
-            if line not in self.told:
-                self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
-        self.told.update(remarks(setup.federation.facts))
-        self.first, self.rounds, self.began, self.folder = done, setup.settings.rounds, time.monotonic(), folder
-        self.task = self.bar.add_task("", total=self.rounds, completed=done, facts=f"[dim]{escape(self.title)} starts[/]", left="")
-        if self.console.is_terminal:
-            self.bar.start()
-
-    def round(self, record: Mapping[str, Any]) -> None:
-        super().round(record)
-        self.bar.update(self.task, facts=f"[bold]{escape(self.title)}[/]  {self.bar.tasks[0].fields['facts']}")
-
-    def end(self, summary: Mapping[str, Any]) -> None:
-        self.close()
-        self.console.print(
-            f"[green]✓[/] {escape(self.title)}  {escape(ending(summary)[0])}  [dim]{duration(summary['seconds'])}[/]", soft_wrap=True
-        )
-
-
-def tune(recipe: str, names: Sequence[str], given: Sequence[str], folder: Path, engine: str, trials: int) -> dict[str, dict[str, float]]:
-    """What every algorithm's own search found, as overrides."""
-    from fedlens import compare as comparison
-    from fedlens import tune as tuning
-
-    width, found, told = max(map(len, names)), {}, set[str]()
-    for name in names:
-
-        def finish(cell: Cell, name: str = name) -> None:
-            comparison.finish([cell], engine=engine, watch=lambda c: Cells(f"{name:<{width}}  {c.folder.parts[-3]}", told))
-
-        found[name] = tuning.tune(recipe, name, given, folder, finish, trials)
-    return found
-
-
-def compare(todo: Sequence[Cell], folder: Path, engine: str, fresh: bool, target: float | None = None) -> None:
-    from fedlens import compare as comparison
-
-    out, width, told = console(), max(len(c.algorithm) for c in todo), set[str]()
-    skipped = 0 if fresh else sum(comparison.is_finished(c) for c in todo)
-    out.print(
-        f"[bold {ACCENT}]{escape(todo[0].config.name)}[/]: {len(todo)} runs" + (f", {skipped} of them finished before" if skipped else "")
-    )
-    table = comparison.compare(
-        todo, folder, engine=engine, fresh=fresh, target=target, watch=lambda c: Cells(f"{c.algorithm:<{width}}  seed {c.seed}", told)
-    )
-    shown = comparison.columns(table)
-    grid = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
-    grid.add_column("algorithm", style=ACCENT)
-    for _, head, _ in shown:
-        grid.add_column(head, justify="right")
-    for name, row in table["algorithms"].items():
-        cells = [comparison.text_of(row, k) for k, _, _ in shown]
-        marked = [
-            f"[bold]{c}[/]" if name in comparison.best(table, k, larger) else c for c, (k, _, larger) in zip(cells, shown, strict=True)
-        ]
-        grid.add_row(name, *marked)
-    out.print(grid)
-    seeds = table["seeds"]
-    out.print(f"[dim]{f'mean ± standard deviation over {len(seeds)} seeds' if len(seeds) > 1 else 'one seed: no spread'}[/]")
-    for line in comparison.choices(table):
-        out.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
-    out.print(f"{folder / 'report.html'}, {folder / 'table.md'}, {folder / 'table.json'}, {folder / 'compare.png'}", soft_wrap=True)
-
-
-def headline(setup: Setup, folder: Path, done: int) -> list[str]:
-    s, config = setup.settings, setup.config
-    cohort = f"{s.cohort} of {len(setup.federation)} clients a round" if s.cohort else f"{len(setup.federation)} clients"
-    again = f", going on after round {done}" if done else ""
-    return [
-        f"{config.name}: {setup.stack}",
-        f"{config.task.name} on {config.data.name}, {cohort}, {s.rounds} rounds, seed {s.seed}{again} → {folder}",
-    ]
-
-
-def facts(record: Mapping[str, Any]) -> list[str]:
-    """Training loss, the headline metric, who was heard."""
-    out = [f"loss {record['loss']:.4f}"] if record["loss"] is not None else []
-    out += [f"{name} {number(value)}" for name, value in list(record["metrics"].items())[:1] if value is not None]
-    return [*out, f"heard {record['heard']}/{record['asked']}"]
-
-
-def losses(record: Mapping[str, Any]) -> list[str]:
-    """Who got lost and why, a reason a line."""
-    why: dict[str, list[str]] = {}
-    for x in record["lost"]:
-        why.setdefault(("refused: " if x["refused"] else "") + x["reason"], []).append(str(x["client"]))
-    lines = [f"round {record['round'] + 1}: client{'s' if len(ids) > 1 else ''} {few(ids)} {reason}" for reason, ids in why.items()]
-    return lines if record["heard"] else [*lines, f"round {record['round'] + 1}: nobody was heard, so it is skipped"]
-
-
-def whereabouts(folder: Path) -> str:
-    return str(folder / "report.html") if (folder / "report.html").exists() else str(folder)
-
-
-def ending(summary: Mapping[str, Any]) -> list[str]:
-    metrics = [f"{k} {number(v)}" for k, v in summary["metrics"].items() if v is not None and k != "loss"][:3]
-    loss = [f"training loss {summary['loss']:.4f}"] if summary["loss"] is not None else []
-    lost = f", {gone} of {summary['asked']} replies lost" if (gone := summary["asked"] - summary["heard"]) else ""
-    traffic = f"{size(summary['bytes_down'])} down, {size(summary['bytes_up'])} up"
-    return [
-        "  ".join([*metrics, *loss]) or "done",
-        f"{summary['rounds']} rounds in {duration(summary['seconds'])}, {traffic}, peak memory {size(summary['peak_memory'])}{lost}",
-    ]
 
 
 # -- before a job ----------------------------------------------------------------------------------------------------------------------
@@ -288,118 +69,6 @@ def dry_run(config: Config, engine: str, spinner: Any = None) -> None:
 def call(part: Part) -> str:
     given = ", ".join(f"{k}={v.name if isinstance(v, Part) else v!r}" for k, v in part.given.items())
     return f"{part.name}({given})"
-
-
-# -- what there is ---------------------------------------------------------------------------------------------------------------------
-
-KINDS = {
-    "recipes": "to run as they are", "algorithms": "paper names, for --algorithm", "layers": "the parts of a stack, with their keys",
-    "tasks": "what is learned or restored", "models": "networks", "datasets": "where data comes from", "metrics": "how well it was done",
-    "generators": "what makes images of a class, for Balance", "engines": "what carries the messages",
-}  # fmt: skip
-
-
-def catalogue(kind: str) -> None:
-    if not kind:
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        for name, about in KINDS.items():
-            table.add_row(f"[{ACCENT}]fedlens list {name}[/]", about, f"[dim]{escape(few(sorted(rows_of(name)), 6))}[/]")
-        console().print(table)
-        return
-    match = next((k for k in KINDS if k.rstrip("s") == kind.lower().rstrip("s")), None)
-    if match is None:
-        raise ConfigError(f"there is no list of {kind!r}{nearest(kind, KINDS)}")
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style=f"bold {ACCENT}", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, about in rows_of(match).items():
-        table.add_row(escape(name), escape(about))
-    console().print(table)
-
-
-def rows_of(kind: str) -> dict[str, str]:
-    """Names and a line about each."""
-    if kind == "recipes":
-        return {name: about_recipe(path) for name, path in recipes.shipped_recipes().items()}
-    if kind == "algorithms":
-        from fedlens.algorithms.recipes import NAMED
-
-        known = {n.lower() for n in names("algorithm")}
-        whole = {n: r for n, r in NAMED.items() if all(t["name"].lower() in known for t in r.tables())}
-        return {n: f"{r.about}  ({' + '.join(t['name'] for t in r.tables())})" for n, r in whole.items()}
-    if kind == "engines":
-        return {"simulator": "processes on this machine (the default)", "ray": "a Ray cluster", "flower": "real clients through Flower"}
-    package = {"datasets": "data"}.get(kind, kind)
-    about = {n: about_export(package, n) for n in exported(package)}
-    return {n: "\n".join([text, *measured(n)]) for n, text in about.items()} if kind == "models" else about
-
-
-def exported(package: str) -> list[str]:
-    found = list(importlib.import_module(f"fedlens.{package}").__all__)
-    if package == "generators":
-        found.remove("ImageGenerator")  # the interface of the others
-    if package != "data":
-        return found
-    from fedlens.data.source import Source
-
-    classes = {n: getattr(importlib.import_module("fedlens.data"), n) for n in found}
-    return [n for n, c in classes.items() if isinstance(c, type) and issubclass(c, Source)]
-
-
-def about_export(package: str, name: str) -> str:
-    """The first sentence about it, and its keys."""
-    try:
-        thing = getattr(importlib.import_module(f"fedlens.{package}"), name)
-    except ImportError as e:
-        return f"needs a package that is not installed: {e}"
-    own = inspect.getdoc(thing) if not isinstance(thing, type) or thing.__doc__ not in (None, "") else ""
-    module = inspect.getdoc(inspect.getmodule(thing)) or ""
-    named = name.lower() in module.lower() if package == "layers" else package == "models" and module.lower().startswith(name.lower())
-    text = first_sentence(module if named else own or module)
-    if not isinstance(thing, type) or package in ("models", "metrics"):
-        return text
-    keys = [f"{p.name}={p.default}" if p.default is not inspect.Parameter.empty else p.name for p in parameters(thing).values()]
-    return f"{text}\n[{', '.join(keys)}]" if keys else text
-
-
-@cache
-def measurements() -> dict[str, Any]:
-    """What `benchmarks/vsr_networks.py --keep` found, by lower-case name."""
-    found: dict[str, Any] = json.loads((Path(__file__).parent / "models" / "measured.json").read_text())
-    return found
-
-
-def measured(name: str) -> list[str]:
-    """Size of a network, and what a clip takes on a CPU, as far as that was measured."""
-    known = measurements().get(name.lower())
-    if not known:
-        return []
-    parts = [f"{known['parameters']:,} parameters"]
-    for key, word in (("train", "a training step"), ("forward", "a forward pass"), ("enlarge", "enlarging")):
-        if key not in known:
-            continue
-        row = known[key]
-        _, frames, _, height, width = row["clip"]
-        seconds = row.get("seconds") or sum(v for k, v in row.items() if k.endswith("_seconds"))
-        where = f"{row['threads']} threads, at {row['commit']}"
-        parts.append(f"{word} on {frames} frames of {width}x{height}: {row['peak_gb']:.1f} GB, {duration(seconds)} ({where})")
-    return [f"[{'; '.join(parts)}]"]
-
-
-def first_sentence(text: str) -> str:
-    head = " ".join(text.strip().split("\n\n")[0].split())
-    stop = re.search(r"(?<!\bEq)(?<!\bEqs)(?<!\bal)(?<!\bFig)(?<!\bSec)\. (?=[A-Z])", head)
-    return head[: stop.start() + 1] if stop else head
-
-
-def about_recipe(path: Path) -> str:
-    """`about`, or the comment the file begins with."""
-    text = path.read_text(encoding="utf-8")
-    for line in text.splitlines():
-        if line.startswith("about"):
-            return line.partition("=")[2].strip().strip('"')
-    first = text.splitlines()[0] if text else ""
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
 
 
 # -- who holds what --------------------------------------------------------------------------------------------------------------------
@@ -487,6 +156,54 @@ def draw_looks(figure: Any, federation: Federation, look: Sequence[str], most: i
         axes.axis("off")
 
 
+# -- several jobs ----------------------------------------------------------------------------------------------------------------------
+
+
+def tune(recipe: str, names: Sequence[str], given: Sequence[str], folder: Path, engine: str, trials: int) -> dict[str, dict[str, float]]:
+    """What every algorithm's own search found, as overrides."""
+    from fedlens import compare as comparison
+    from fedlens import tune as tuning
+
+    width, found, told = max(map(len, names)), {}, set[str]()
+    for name in names:
+
+        def finish(cell: Cell, name: str = name) -> None:
+            comparison.finish([cell], engine=engine, watch=lambda c: Cells(f"{name:<{width}}  {c.folder.parts[-3]}", told))
+
+        found[name] = tuning.tune(recipe, name, given, folder, finish, trials)
+    return found
+
+
+def compare(todo: Sequence[Cell], folder: Path, engine: str, fresh: bool, target: float | None = None) -> None:
+    from fedlens import compare as comparison
+
+    out, width, told = console(), max(len(c.algorithm) for c in todo), set[str]()
+    skipped = 0 if fresh else sum(comparison.is_finished(c) for c in todo)
+    out.print(
+        f"[bold {ACCENT}]{escape(todo[0].config.name)}[/]: {len(todo)} runs" + (f", {skipped} of them finished before" if skipped else "")
+    )
+    table = comparison.compare(
+        todo, folder, engine=engine, fresh=fresh, target=target, watch=lambda c: Cells(f"{c.algorithm:<{width}}  seed {c.seed}", told)
+    )
+    shown = comparison.columns(table)
+    grid = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
+    grid.add_column("algorithm", style=ACCENT)
+    for _, head, _ in shown:
+        grid.add_column(head, justify="right")
+    for name, row in table["algorithms"].items():
+        cells = [comparison.text_of(row, k) for k, _, _ in shown]
+        marked = [
+            f"[bold]{c}[/]" if name in comparison.best(table, k, larger) else c for c, (k, _, larger) in zip(cells, shown, strict=True)
+        ]
+        grid.add_row(name, *marked)
+    out.print(grid)
+    seeds = table["seeds"]
+    out.print(f"[dim]{f'mean ± standard deviation over {len(seeds)} seeds' if len(seeds) > 1 else 'one seed: no spread'}[/]")
+    for line in comparison.choices(table):
+        out.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
+    out.print(f"{folder / 'report.html'}, {folder / 'table.md'}, {folder / 'table.json'}, {folder / 'compare.png'}", soft_wrap=True)
+
+
 # -- after a job ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -510,47 +227,3 @@ def apply(folder: Path, source: Path, target: Path, options: Sequence[str]) -> N
             raise ConfigError(f"{type(task).__name__} has no option {key!r}{nearest(key, known)}")
         chosen[key] = next(value.guesses())
     console().print(task.apply(folder, source, target, **chosen), markup=False, soft_wrap=True)
-
-
-# -- words and numbers -----------------------------------------------------------------------------------------------------------------
-
-
-def number(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def size(n: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if n < 1000:
-            return f"{n:.0f} {unit}" if unit == "B" or n >= 100 else f"{n:.1f} {unit}"
-        n /= 1000
-    return f"{n:.1f} TB"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
-
-
-def short(seconds: float) -> str:
-    return duration(seconds) if seconds >= 10 else f"{seconds:.2g} s"
-
-
-def few(words: Sequence[str], most: int = 8) -> str:
-    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
-
-
-def bars(counts: Sequence[int]) -> str:
-    """A bar of text for every count; nothing at all stays blank, and the smallest something is seen."""
-    top = max(counts, default=0) or 1
-    return "".join(BLOCKS[0 if c == 0 else max(1, round(8 * c / top))] for c in counts)
-
-
-def spark(values: Sequence[float], width: int = 16) -> str:
-    """The last values as a line of text, from their lowest to their highest."""
-    recent = list(values)[-width:]
-    low, high = min(recent, default=0.0), max(recent, default=0.0)
-    return "".join(BLOCKS[1 + round(7 * (v - low) / (high - low))] if high > low else BLOCKS[1] for v in recent)

@@ -1,0 +1,129 @@
+"""What there is: recipes, algorithms, layers, tasks, models, datasets, metrics, each with a line about it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from fedlens import config as recipes
+from fedlens.config import ConfigError
+from fedlens.parts import names, parameters
+from fedlens.terminal import ACCENT, console, duration, few
+from fedlens.values import nearest
+
+KINDS = {
+    "recipes": "to run as they are", "algorithms": "paper names, for --algorithm", "layers": "the parts of a stack, with their keys",
+    "tasks": "what is learned or restored", "models": "networks", "datasets": "where data comes from", "metrics": "how well it was done",
+    "generators": "what makes images of a class, for Balance", "engines": "what carries the messages",
+}  # fmt: skip
+
+
+def catalogue(kind: str) -> None:
+    if not kind:
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        for name, about in KINDS.items():
+            table.add_row(f"[{ACCENT}]fedlens list {name}[/]", about, f"[dim]{escape(few(sorted(rows_of(name)), 6))}[/]")
+        console().print(table)
+        return
+    match = next((k for k in KINDS if k.rstrip("s") == kind.lower().rstrip("s")), None)
+    if match is None:
+        raise ConfigError(f"there is no list of {kind!r}{nearest(kind, KINDS)}")
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style=f"bold {ACCENT}", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, about in rows_of(match).items():
+        table.add_row(escape(name), escape(about))
+    console().print(table)
+
+
+def rows_of(kind: str) -> dict[str, str]:
+    """Names and a line about each."""
+    if kind == "recipes":
+        return {name: about_recipe(path) for name, path in recipes.shipped_recipes().items()}
+    if kind == "algorithms":
+        from fedlens.algorithms.recipes import NAMED
+
+        known = {n.lower() for n in names("algorithm")}
+        whole = {n: r for n, r in NAMED.items() if all(t["name"].lower() in known for t in r.tables())}
+        return {n: f"{r.about}  ({' + '.join(t['name'] for t in r.tables())})" for n, r in whole.items()}
+    if kind == "engines":
+        return {"simulator": "processes on this machine (the default)", "ray": "a Ray cluster", "flower": "real clients through Flower"}
+    package = {"datasets": "data"}.get(kind, kind)
+    about = {n: about_export(package, n) for n in exported(package)}
+    return {n: "\n".join([text, *measured(n)]) for n, text in about.items()} if kind == "models" else about
+
+
+def exported(package: str) -> list[str]:
+    found = list(importlib.import_module(f"fedlens.{package}").__all__)
+    if package == "generators":
+        found.remove("ImageGenerator")  # the interface of the others
+    if package != "data":
+        return found
+    from fedlens.data.source import Source
+
+    classes = {n: getattr(importlib.import_module("fedlens.data"), n) for n in found}
+    return [n for n, c in classes.items() if isinstance(c, type) and issubclass(c, Source)]
+
+
+def about_export(package: str, name: str) -> str:
+    """The first sentence about it, and its keys."""
+    try:
+        thing = getattr(importlib.import_module(f"fedlens.{package}"), name)
+    except ImportError as e:
+        return f"needs a package that is not installed: {e}"
+    own = inspect.getdoc(thing) if not isinstance(thing, type) or thing.__doc__ not in (None, "") else ""
+    module = inspect.getdoc(inspect.getmodule(thing)) or ""
+    named = name.lower() in module.lower() if package == "layers" else package == "models" and module.lower().startswith(name.lower())
+    text = first_sentence(module if named else own or module)
+    if not isinstance(thing, type) or package in ("models", "metrics"):
+        return text
+    keys = [f"{p.name}={p.default}" if p.default is not inspect.Parameter.empty else p.name for p in parameters(thing).values()]
+    return f"{text}\n[{', '.join(keys)}]" if keys else text
+
+
+@cache
+def measurements() -> dict[str, Any]:
+    """What `benchmarks/vsr_networks.py --keep` found, by lower-case name."""
+    found: dict[str, Any] = json.loads((Path(__file__).parent / "models" / "measured.json").read_text())
+    return found
+
+
+def measured(name: str) -> list[str]:
+    """Size of a network, and what a clip takes on a CPU, as far as that was measured."""
+    known = measurements().get(name.lower())
+    if not known:
+        return []
+    parts = [f"{known['parameters']:,} parameters"]
+    for key, word in (("train", "a training step"), ("forward", "a forward pass"), ("enlarge", "enlarging")):
+        if key not in known:
+            continue
+        row = known[key]
+        _, frames, _, height, width = row["clip"]
+        seconds = row.get("seconds") or sum(v for k, v in row.items() if k.endswith("_seconds"))
+        where = f"{row['threads']} threads, at {row['commit']}"
+        parts.append(f"{word} on {frames} frames of {width}x{height}: {row['peak_gb']:.1f} GB, {duration(seconds)} ({where})")
+    return [f"[{'; '.join(parts)}]"]
+
+
+def first_sentence(text: str) -> str:
+    head = " ".join(text.strip().split("\n\n")[0].split())
+    stop = re.search(r"(?<!\bEq)(?<!\bEqs)(?<!\bal)(?<!\bFig)(?<!\bSec)\. (?=[A-Z])", head)
+    return head[: stop.start() + 1] if stop else head
+
+
+def about_recipe(path: Path) -> str:
+    """`about`, or the comment the file begins with."""
+    text = path.read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if line.startswith("about"):
+            return line.partition("=")[2].strip().strip('"')
+    first = text.splitlines()[0] if text else ""
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
