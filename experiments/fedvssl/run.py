@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -311,7 +312,23 @@ def table(folder: Path = CELLS) -> str:
     return "\n".join(out)
 
 
-BLOCKS = {"table": table, "table32": lambda: table(CELLS / "side=41-size=32"), "bytes": wire.table}
+def noise() -> str:
+    """Rows of seed 0 that were also trained on another kind of processor, where sums round otherwise: what such a change alone does."""
+    twice = [(p, CELLS / "another-processor" / p.name) for p in sorted(CELLS.glob("*-0.json"))]
+    pairs = [[json.loads(p.read_text())["metrics"] for p in both] for both in twice if both[1].exists()]
+    pairs = [pair for pair in pairs if pair[0] != pair[1]]  # the same bits: not trained again yet
+    keys = [k for k in SHOWN if all(k in there for _, there in pairs)]
+    gaps = {k: [100 * (here[k] - there[k]) for here, there in pairs] for k in keys}
+    lines: dict[str, Callable[[list[float]], float]] = {
+        "mean difference": statistics.mean,
+        "mean size of the difference": lambda g: statistics.mean(map(abs, g)),
+        "largest": lambda g: max(map(abs, g)),
+    }
+    out = [f"| {len(pairs)} rows, points | {' | '.join(SHOWN[k] for k in keys)} |", "|---" * (len(keys) + 1) + "|"]
+    return "\n".join([*out, *(f"| {name} | {' | '.join(f'{f(gaps[k]):.1f}' for k in keys)} |" for name, f in lines.items())])
+
+
+BLOCKS = {"table": table, "noise": noise, "table32": lambda: table(CELLS / "side=41-size=32"), "bytes": wire.table}
 
 
 if __name__ == "__main__":
