@@ -233,6 +233,8 @@ def test_apply_hands_over_to_the_task(fedlens_command: Callable[..., Said], tmp_
     code, _, err = fedlens_command("apply", "run", "toy.toml", "out.csv")
     assert code == 2 and "Slow has nothing to apply to a file" in err
     assert fedlens_command("apply", "run", "missing.png", "out.csv")[2] == "fedlens: there is no missing.png.\n"
+    same = "fedlens: the result would take the place of toy.toml: give it another name.\n"
+    assert fedlens_command("apply", "run", "toy.toml", "./toy.toml")[::2] == (2, same)
 
 
 def fork_command(args: list[str], said: Path, before: Callable[[], None] = lambda: None) -> int:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import subprocess
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +66,24 @@ def test_a_copy_in_another_process_opens_its_own_file(film: Path) -> None:
     frames.read(0, 3)
     again = pickle.loads(pickle.dumps(frames))
     assert torch.equal(again.read(3, 5), frames.read(3, 5))
+
+
+def _tell_sum(frames: Frames, pipe: Any) -> None:
+    pipe.send(int(frames.read(10, 20).long().sum()))
+
+
+def test_a_fork_opens_its_own_file(film: Path) -> None:
+    """A forked decoder has lost its threads and would be waited for without end; and two processes would share one place in the file."""
+    frames = open_frames(film)
+    expected = int(frames.read(0, 40)[10:20].long().sum())
+    frames.read(0, 10)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_tell_sum, args=(frames, theirs), daemon=True)
+    child.start()
+    assert ours.poll(60), "the child hangs"
+    assert ours.recv() == expected == int(frames.read(10, 20).long().sum())
+    child.join(10)
 
 
 def test_truncated_file(film: Path, tmp_path: Path) -> None:

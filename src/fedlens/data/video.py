@@ -31,6 +31,7 @@ SPARE = 2  # frames that may be missing at the end of a file
 BT709 = 1  # ffmpeg's number for the colours of HD
 LATE = 0.5  # seconds that a file without a count of frames may end before its header says
 Box = tuple[int, int, int, int]  # top, left, height, width
+FORKED: list[Any] = []  # open files of a parent process: closing them would wait for threads that a fork leaves behind
 
 
 class Frames(ABC):
@@ -139,6 +140,7 @@ class FileFrames(Frames):
     def __init__(self, path: Path, side: int | None = None, threads: str = "AUTO") -> None:
         self.path, self.name, self.threads = path, path.stem, threads
         self._open: tuple[Any, Iterator[Any], int] | None = None  # container, decoder, number of the frame that comes next
+        self._owner = os.getpid()
         av = load_av()
         try:
             with av.open(str(path), metadata_errors="ignore") as container:
@@ -194,6 +196,9 @@ class FileFrames(Frames):
 
     def _from(self, low: int, count: int) -> Iterator[Any]:
         reach = len(self) if self.counted else self.block
+        if self._owner != os.getpid():
+            FORKED.append(self._open)
+            self._open, self._owner = None, os.getpid()
         if self._open is None or not 0 <= low - self._open[2] <= reach:
             self._seek(low)
         assert self._open is not None
