@@ -126,12 +126,12 @@ def _timed(setup: Setup, message: Message, federation: Federation, id: int) -> t
 
 
 def time_evaluation(setup: Setup, message: Message) -> float:
-    """Seconds to evaluate on the server's test set: on a few examples, and on more where that was quick."""
+    """Seconds to evaluate on the server's test set: on one example, and on more where that was quick."""
     test = setup.federation.test
     if test is None:
         return 0.0
     seconds = 0.0
-    for few in (16, 256) if hasattr(test, "subset") else (len(test),):
+    for few in (1, 16, 256) if hasattr(test, "subset") else (len(test),):
         part = test.subset(range(few)) if few < len(test) else test
         began = time.perf_counter()
         with torch.no_grad():

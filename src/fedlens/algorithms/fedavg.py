@@ -129,7 +129,7 @@ class FedAvg(Algorithm):
     trains: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.task, LearningTask):
+        if self.trains and not isinstance(self.task, LearningTask):
             raise ValueError(f"FedAvg trains a network, but the task {type(self.task).__name__} has none")
         if bad := [pattern for pattern, factor in self.lr_factors if not factor > 0]:
             raise ValueError(f"the learning-rate factor of {bad[0]!r} must be above 0: to hold weights still, use freeze")

@@ -119,6 +119,9 @@ class WholeClips:
     def name(self, i: int) -> str:
         return self.clips[i].name
 
+    def subset(self, index: Sequence[int]) -> WholeClips:
+        return WholeClips([self.clips[i] for i in index], self.scale, None if self.low is None else [self.low[i] for i in index])
+
 
 # -- who holds what -----------------------------------------------------------------------------------------------------------------
 
