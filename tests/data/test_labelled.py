@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import pickle
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -194,19 +196,30 @@ def test_npz_as_medmnist(tmp_path: Path) -> None:
         Npz(file=str(tmp_path / "none.npz")).federation(2, 0)
 
 
-def test_huggingface_folder(tmp_path: Path) -> None:
-    try:
-        import datasets
-    except ImportError:
-        with pytest.raises(DataError, match="pip install datasets"):
-            HuggingFace(root=str(tmp_path)).federation(2, 0)
-        return
-    pictures = [Image.fromarray(np.full((8, 8, 3), k, np.uint8)) for k in range(10)]
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["no", "yes"])})
-    made = datasets.Dataset.from_dict({"image": pictures, "label": [k % 2 for k in range(10)]}, features=features)
-    made.save_to_disk(str(tmp_path / "d"))
-    federation = HuggingFace(root=str(tmp_path / "d")).federation(2, 0)
-    assert federation.facts["classes"] == ["no", "yes"] and len(federation.test) == 2
+def test_huggingface_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten pictures, the k-th all k: five of each class come back with the pixels they had, saved by `datasets` and as folders it reads."""
+    datasets = pytest.importorskip("datasets", reason="the extra hub is not installed")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    for k in range(10):
+        folder = tmp_path / "folders" / "train" / ("no", "yes")[k % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8, 3), k, np.uint8)).save(folder / f"{k}.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its fingerprints grumble about a class of pyarrow's
+        datasets.load_dataset(str(tmp_path / "folders")).save_to_disk(str(tmp_path / "saved"))
+        for root in ("saved", "folders"):
+            federation = HuggingFace(root=str(tmp_path / root)).federation(2, 0)
+            assert federation.facts["classes"] == ["no", "yes"] and len(federation.test) == 2
+            x = torch.cat([*(h.columns["x"] for h in federation.holdings), federation.test.columns["x"]])
+            y = torch.cat([*(h.columns["y"] for h in federation.holdings), federation.test.columns["y"]])
+            values = x[:, 0, 0, 0] if x.dtype == torch.uint8 else (x[:, 0, 0, 0] * 255).round().long()
+            assert sorted(values.tolist()) == list(range(10)) and y.tolist() == [int(v) % 2 for v in values]
+
+
+def test_without_its_package_a_huggingface_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match="needs the package datasets"):
+        HuggingFace(root=str(tmp_path)).federation(2, 0)
 
 
 def test_holdout_limit_and_label_counts() -> None:

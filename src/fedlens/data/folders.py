@@ -185,8 +185,9 @@ class HuggingFace(LabelledSource):
         try:
             import datasets
         except ImportError:
-            raise DataError("reading a HuggingFace folder needs the package datasets: pip install datasets") from None
+            raise DataError('reading a HuggingFace folder needs the package datasets: pip install "fedlens[hub]"') from None
         saved = any((root / n).is_file() for n in ("dataset_dict.json", "dataset_info.json", "state.json"))
+        datasets.disable_progress_bars()  # they speak of downloading what lies here
         found: Any = datasets.load_from_disk(str(root)) if saved else datasets.load_dataset(str(root))
         parts = dict(found) if hasattr(found, "keys") else {"train": found}
         first = parts.get("train", next(iter(parts.values())))
