@@ -23,6 +23,7 @@ from fedlens import config as recipes
 from fedlens import job as jobs
 from fedlens.checkpoint import Checkpoint
 from fedlens.engines.loopback import Loopback
+from fedlens.runs import read_records
 
 pytest.importorskip("flwr")
 from fedlens.engines import flower
@@ -118,7 +119,7 @@ def test_every_method_ends_in_the_simulators_bits(two_sites: Deployment, name: s
     wanted = jobs.start(config, here.folder / f"{name}-simulated")
     found = Checkpoint(out / "checkpoint").load()
     assert found and same_bits(found[0].state, wanted.state)
-    real, simulated = (jobs.read_records(f / "metrics.jsonl") for f in (out, wanted.folder))
+    real, simulated = (read_records(f / "metrics.jsonl") for f in (out, wanted.folder))
     for a, b in zip(real, simulated, strict=True):
         assert b["bytes_up"] > 0 < b["bytes_down"]
         assert {k: v for k, v in a.items() if k != "seconds"} == {k: v for k, v in b.items() if k != "seconds"}
