@@ -306,26 +306,31 @@ def table(folder: Path = CELLS) -> str:
             numbers = [100 * c["metrics"][key] for c in mine if key in c["metrics"]]
             spread = f" ± {statistics.stdev(numbers):.1f}" if len(numbers) > 1 else ""
             values.append(f"{statistics.mean(numbers):.1f}{spread}" if numbers else "-")
-        losses = [statistics.mean(c["loss"][-10:]) for c in mine if c.get("loss")]
+        losses = [last_loss(c) for c in mine if c.get("loss")]
         values.append(f"{statistics.mean(losses):.3f}" if losses else "-")
         out.append(f"| {row} | {' | '.join(values)} | {len(mine)} |")
     return "\n".join(out)
 
 
+def last_loss(cell: dict[str, Any]) -> float:
+    return statistics.mean(cell["loss"][-10:])
+
+
 def noise() -> str:
     """Rows of seed 0 that were also trained on another kind of processor, where sums round otherwise: what such a change alone does."""
     twice = [(p, CELLS / "another-processor" / p.name) for p in sorted(CELLS.glob("*-0.json"))]
-    pairs = [[json.loads(p.read_text())["metrics"] for p in both] for both in twice if both[1].exists()]
-    pairs = [pair for pair in pairs if pair[0] != pair[1]]  # the same bits: not trained again yet
-    keys = [k for k in SHOWN if all(k in there for _, there in pairs)]
-    gaps = {k: [100 * (here[k] - there[k]) for here, there in pairs] for k in keys}
+    pairs = [[json.loads(p.read_text()) for p in both] for both in twice if both[1].exists()]
+    pairs = [(here, there) for here, there in pairs if here["loss"] != there["loss"]]  # the same bits: not trained again yet
+    keys = [k for k in SHOWN if all(k in there["metrics"] for _, there in pairs)]
+    gaps = {SHOWN[k]: [100 * (here["metrics"][k] - there["metrics"][k]) for here, there in pairs] for k in keys}
+    gaps["loss x 100"] = [100 * (last_loss(here) - last_loss(there)) for here, there in pairs]
     lines: dict[str, Callable[[list[float]], float]] = {
         "mean difference": statistics.mean,
         "mean size of the difference": lambda g: statistics.mean(map(abs, g)),
         "largest": lambda g: max(map(abs, g)),
     }
-    out = [f"| {len(pairs)} rows, points | {' | '.join(SHOWN[k] for k in keys)} |", "|---" * (len(keys) + 1) + "|"]
-    return "\n".join([*out, *(f"| {name} | {' | '.join(f'{f(gaps[k]):.1f}' for k in keys)} |" for name, f in lines.items())])
+    out = [f"| {len(pairs)} rows, points | {' | '.join(gaps)} |", "|---" * (len(gaps) + 1) + "|"]
+    return "\n".join([*out, *(f"| {name} | {' | '.join(f'{f(g):.1f}' for g in gaps.values())} |" for name, f in lines.items())])
 
 
 BLOCKS = {"table": table, "noise": noise, "table32": lambda: table(CELLS / "side=41-size=32"), "bytes": wire.table}
