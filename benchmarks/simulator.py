@@ -2,8 +2,8 @@
 
 1000 clients x 50 images of 3x32x32, cohort 50, batch 10, one local epoch, SGD 0.1, a CNN with 1,626,442 parameters. The bare loop does the
 same steps on the same data in the same number of processes and sums the same updates; nothing else. Flower does the same steps in its Ray
-simulation, as it is without settings (`speedup_over_flower`) and with as many actors as we have workers (`..._one_processor_each`); its data
-is built before the rounds that count. Rounds alternate, so that a busy machine hurts all alike. Ends by printing one JSON object.
+simulation, as it is without settings (`speedup_over_flower`) and with as many actors as we have workers (`..._one_processor_each`); its
+data is built before the rounds that count. Rounds alternate, so that a busy machine hurts all alike. Ends by printing one JSON object.
 
     python benchmarks/simulator.py [--rounds 12] [--workers 2] [--skip-flower]
 """
