@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import numpy as np
-from runs import round_line, write_run
+from run_folders import round_line, write_run
 
 from fedlens import cli_board, report
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from runs import write_run
+from run_folders import write_run
 
 from fedlens import figures, report
 from fedlens.folder import read

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import write_run
+from run_folders import write_run
 
 from fedlens import folder as folders
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from browser import Tab, chromium
-from runs import write_run
+from run_folders import write_run
 
 from fedlens import report
 

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from runs import write_run
+from run_folders import write_run
 
 pytest.importorskip("starlette", reason='the board needs "fedlens[board]"')
 pytest.importorskip("httpx")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import Tab, chromium
-from runs import round_line, write_pictures, write_run
+from run_folders import round_line, write_pictures, write_run
 
 uvicorn = pytest.importorskip("uvicorn", reason='the board needs "fedlens[board]"')
 
