@@ -117,7 +117,7 @@ def means(parameters: int, repeats: int) -> dict[str, Any]:
         "mean_speed_relative_to_copy": ratio(work["copy"], work["mean"]),
         "loss_aware_seconds": summary(work["aware"]),
         "loss_aware_over_mean": ratio(work["aware"], work["mean"]),
-        "loss_aware_over_mean_gate_open": ratio(wide["at_once"], wide["mean"]),
+        "loss_aware_by_replies_over_mean_gate_open": ratio(wide["at_once"], wide["mean"]),
         "loss_aware_by_sums_over_mean_gate_open": ratio(wide["aware"], wide["mean"]),
     }
 
