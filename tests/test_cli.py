@@ -276,6 +276,24 @@ def test_words_and_numbers() -> None:
     assert catalogue.first_sentence("LossAware (FedVSR, Eqs. 16-21): small. More.") == "LossAware (FedVSR, Eqs. 16-21): small."
 
 
+def test_a_list_says_what_a_thing_is_and_not_what_its_first_key_means() -> None:
+    """TrimmedMean's docstring begins with a key, its module's with the idea; FedAdam shares a module with three others."""
+    layers = catalogue.rows_of("layers")
+    assert layers["TrimmedMean"].startswith("Trimmed mean (Yin et al., 2018)") and layers["TrimmedMean"].endswith("\n[share=0.2]")
+    assert layers["FedAdam"].startswith("Adam on the server (Reddi et al., 2021).\n[lr=0.01")
+    for kind in catalogue.KINDS:
+        for name, text in catalogue.rows_of(kind).items():
+            assert not re.match(r"[a-z_]+(, [a-z_]+)*: ", text), (name, text)
+
+
+def test_one_name_of_a_list_gives_all_that_is_said_about_it(fedlens_command: Callable[..., Said]) -> None:
+    code, out, _ = fedlens_command("list", "layers", "lossaware")
+    assert code == 0 and "Hellinger" in out and "greedy: inverse-loss weights" in out and "tau=0.05" in out
+    assert "[[algorithm]]" in fedlens_command("list", "recipes", "demo")[1]
+    code, _, err = fedlens_command("list", "layers", "FedProxx")
+    assert code == 2 and "did you mean FedProx?" in err
+
+
 NO_NAMESPACE = 77
 
 

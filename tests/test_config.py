@@ -169,6 +169,16 @@ def test_the_resolved_config_reads_back_as_itself(read: Read, tmp_path: Path) ->
     assert changed.difference(tomllib.loads(text)) == "algorithm.FedAvg.steps was 3, now it is 4"
 
 
+def test_a_run_from_before_a_key_existed_is_the_run_with_its_default(read: Read) -> None:
+    before = read().tables()
+    assert before["algorithm"][0].pop("channels_last") is False
+    assert read().difference(before) is None
+    assert read("channels_last=true").difference(before) == "algorithm.FedAvg.channels_last was false, now it is true"
+    before = read().tables()
+    before["algorithm"][0]["gone"] = 1  # a key that exists no more meant something then
+    assert read().difference(before) == "algorithm.FedAvg.gone was 1, now it is not set"
+
+
 def test_another_algorithm_takes_over_the_keys_of_the_same_name(read: Read) -> None:
     """The base keeps lr and batch; Scaffold's keys go with it; overrides come last."""
     made = read("FedProx.mu=0.3", algorithm="fedprox")

@@ -24,9 +24,11 @@ KINDS = {
     "tasks": "what is learned or restored", "models": "networks", "datasets": "where data comes from", "metrics": "how well it was done",
     "generators": "what makes images of a class, for Balance", "engines": "what carries the messages",
 }  # fmt: skip
+PACKAGES = {"datasets": "data"}  # the others have the name of their kind
 
 
-def catalogue(kind: str) -> None:
+def catalogue(kind: str, name: str = "") -> None:
+    """All kinds; or all of a kind; or one of them."""
     if not kind:
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for name, about in KINDS.items():
@@ -36,12 +38,31 @@ def catalogue(kind: str) -> None:
     match = next((k for k in KINDS if k.rstrip("s") == kind.lower().rstrip("s")), None)
     if match is None:
         raise ConfigError(f"there is no list of {kind!r}{nearest(kind, KINDS)}")
+    rows = rows_of(match)
+    if name:
+        found = next((n for n in rows if n.lower() == name.lower()), None)
+        if found is None:
+            raise ConfigError(f"there is nothing called {name!r} among the {match}{nearest(name, rows)}")
+        console().print(escape(page_of(match, found, rows[found])), highlight=False)
+        return
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style=f"bold {ACCENT}", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, about in rows_of(match).items():
-        table.add_row(escape(name), escape(about))
+    for row, about in rows.items():
+        table.add_row(escape(row), escape(about))
     console().print(table)
+
+
+def page_of(kind: str, name: str, line: str) -> str:
+    """Everything there is to read about one thing: a recipe's file, or what the module and the class say and the class's keys."""
+    if kind == "recipes":
+        return recipes.shipped_recipes()[name].read_text(encoding="utf-8").rstrip()
+    if kind in ("algorithms", "engines"):
+        return line
+    package = PACKAGES.get(kind, kind)
+    thing = getattr(importlib.import_module(f"fedlens.{package}"), name)
+    texts = [inspect.getdoc(inspect.getmodule(thing)), inspect.getdoc(thing) if thing.__doc__ else None]
+    return "\n\n".join([*dict.fromkeys(t for t in texts if t), *keys_of(package, thing)])
 
 
 def rows_of(kind: str) -> dict[str, str]:
@@ -56,7 +77,7 @@ def rows_of(kind: str) -> dict[str, str]:
         return {n: f"{r.about}  ({' + '.join(t['name'] for t in r.tables())})" for n, r in whole.items()}
     if kind == "engines":
         return {"simulator": "processes on this machine (the default)", "ray": "a Ray cluster", "flower": "real clients through Flower"}
-    package = {"datasets": "data"}.get(kind, kind)
+    package = PACKAGES.get(kind, kind)
     about = {n: about_export(package, n) for n in exported(package)}
     return {n: "\n".join([text, *measured(n)]) for n, text in about.items()} if kind == "models" else about
 
@@ -79,14 +100,24 @@ def about_export(package: str, name: str) -> str:
         thing = getattr(importlib.import_module(f"fedlens.{package}"), name)
     except ImportError as e:
         return f"needs a package that is not installed: {e}"
-    own = inspect.getdoc(thing) if not isinstance(thing, type) or thing.__doc__ not in (None, "") else ""
+    own = inspect.getdoc(thing) if thing.__doc__ else ""  # a class without a docstring would show its parent's
     module = inspect.getdoc(inspect.getmodule(thing)) or ""
-    named = name.lower() in module.lower() if package == "layers" else package == "models" and module.lower().startswith(name.lower())
-    text = first_sentence(module if named else own or module)
+    text = first_sentence(module if not own or is_help(own, thing) else own)
+    return "\n".join([text, *keys_of(package, thing)])
+
+
+def keys_of(package: str, thing: Any) -> list[str]:
+    """What a recipe may set, where a recipe builds it."""
     if not isinstance(thing, type) or package in ("models", "metrics"):
-        return text
+        return []
     keys = [f"{p.name}={p.default}" if p.default is not inspect.Parameter.empty else p.name for p in parameters(thing).values()]
-    return f"{text}\n[{', '.join(keys)}]" if keys else text
+    return [f"[{', '.join(keys)}]"] if keys else []
+
+
+def is_help(text: str, thing: Any) -> bool:
+    """Does it begin with a key's meaning ("mu: strength") rather than with what the thing is?"""
+    words, colon, _ = text.partition(":")
+    return bool(colon) and set(words.split(", ")) <= inspect.signature(thing).parameters.keys()
 
 
 @cache
@@ -115,7 +146,7 @@ def measured(name: str) -> list[str]:
 
 def first_sentence(text: str) -> str:
     head = " ".join(text.strip().split("\n\n")[0].split())
-    stop = re.search(r"(?<!\bEq)(?<!\bEqs)(?<!\bal)(?<!\bFig)(?<!\bSec)\. (?=[A-Z])", head)
+    stop = re.search(r"(?<!\bEq)(?<!\bEqs)(?<!\bal)(?<!\bFig)(?<!\bSec)\. (?=[A-Z]|\w+(?:, \w+)*: )", head)
     return head[: stop.start() + 1] if stop else head
 
 

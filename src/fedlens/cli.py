@@ -194,17 +194,18 @@ def compare(
         raise
 
 
-@app.command("list", epilog=examples("fedlens list", "fedlens list layers", "fedlens list recipes"))
+@app.command("list", epilog=examples("fedlens list", "fedlens list layers", "fedlens list layers LossAware"))
 def list_(
     kind: Annotated[
         str,
         typer.Argument(help="recipes, algorithms, layers, tasks, models, datasets, metrics, generators or engines.", show_default=False),
     ] = "",
+    name: Annotated[str, typer.Argument(help="One of them: all that is said about it, and its keys.", show_default=False)] = "",
 ) -> None:
     """What there is: recipes, algorithms, layers, tasks, models, datasets, metrics."""
     from fedlens.catalogue import catalogue
 
-    catalogue(kind)
+    catalogue(kind, name)
 
 
 @app.command(

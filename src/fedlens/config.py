@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -109,7 +110,10 @@ class Config:
         return "\n".join(pieces)
 
     def difference(self, other: Mapping[str, Any], free: Iterable[str] = ()) -> str | None:
-        """The first setting in which the tables of another run differ, as a clause; settings named in `free` may."""
+        """The first setting in which the tables of another run differ, as a clause; settings named in `free` may. A key that came after
+        that run has its default there."""
+        with contextlib.suppress(ConfigError):
+            other = from_tables(other).tables()
         mine, theirs = dict(_flat(self.tables())), dict(_flat(other))
         for key in dict.fromkeys([*mine, *theirs]):
             if key != "about" and key not in free and mine.get(key) != theirs.get(key):

@@ -55,10 +55,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
                 return None
         if inspect.isclass(hint) and not isinstance(guess, (str, int, float, list, dict)) and isinstance(guess, hint):
             return guess
-    choice = ""
-    if typing.get_origin(hint) is Literal and isinstance(first, str):
-        choice = nearest(first, [str(a) for a in typing.get_args(hint)])
-    raise ConfigError(f"{where} must be {wording(hint)}, not {toml(first)}{choice}")
+    choices = [str(a) for a in typing.get_args(hint)] if typing.get_origin(hint) is Literal else []
+    raise ConfigError(f"{where} must be {wording(hint)}, not {toml(first)}{closest(str(first), choices)}")
 
 
 @functools.cache
@@ -92,13 +90,17 @@ def wording(hint: Any) -> str:
 
 
 def nearest(word: str, choices: Iterable[str], prefix: str = "") -> str:
-    """ "; did you mean ...?" where something is close, otherwise what there is, if that is short."""
+    """ ": did you mean ...?" where something is close, otherwise what there is, if that is short."""
     options = list(dict.fromkeys(choices))
-    lowered = {o.lower(): o for o in options}
+    listed = f" (there is {', '.join(sorted(options))})" if 0 < len(options) <= 16 else ""
+    return closest(word, options, prefix) or listed
+
+
+def closest(word: str, choices: Iterable[str], prefix: str = "") -> str:
+    """ ": did you mean ...?" where something is close."""
+    lowered = {c.lower(): c for c in choices}
     close = difflib.get_close_matches(word.lower(), list(lowered), n=1, cutoff=0.55)
-    if close:
-        return f": did you mean {prefix}{lowered[close[0]]}?"
-    return f" (there is {', '.join(sorted(options))})" if 0 < len(options) <= 16 else ""
+    return f": did you mean {prefix}{lowered[close[0]]}?" if close else ""
 
 
 def section(header: str, table: Mapping[str, Any]) -> str:

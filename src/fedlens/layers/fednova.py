@@ -22,7 +22,7 @@ from fedlens.replies import Replies
 
 @dataclass
 class FedNova(TrainingLayer):
-    """No parameters: everything follows from the local optimiser."""
+    """A client's update counts per local step it made. No keys: everything follows from the local optimiser."""
 
     of_mean: ClassVar[bool] = True
 

@@ -52,7 +52,7 @@ class ServerOptimizer(TrainingLayer):
 
 @dataclass
 class FedAvgM(ServerOptimizer):
-    """lr: server learning rate. beta: momentum."""
+    """Momentum on the server (Hsu et al., 2019). lr: server learning rate. beta: momentum."""
 
     lr: float = 1.0
     beta: float = 0.9
@@ -93,7 +93,8 @@ class _Adaptive(ServerOptimizer):
 
 @dataclass
 class FedAdagrad(_Adaptive):
-    """lr: server learning rate. beta_1: of the first moment (0 in the paper). tau: how adaptive. bias: "fedopt" or "flower"."""
+    """Adagrad on the server (Reddi et al., 2021). lr: server learning rate. beta_1: of the first moment (0 in the paper). tau: how
+    adaptive. bias: "fedopt" or "flower"."""
 
     beta_1: float = 0.0
 
@@ -103,7 +104,8 @@ class FedAdagrad(_Adaptive):
 
 @dataclass
 class FedAdam(_Adaptive):
-    """lr: server learning rate. beta_1, beta_2: of the moments. tau: how adaptive. bias: "fedopt" (none) or "flower"."""
+    """Adam on the server (Reddi et al., 2021). lr: server learning rate. beta_1, beta_2: of the moments. tau: how adaptive. bias: "fedopt"
+    (none) or "flower"."""
 
     def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         return self.beta_2 * v + (1 - self.beta_2) * square
@@ -117,7 +119,8 @@ class FedAdam(_Adaptive):
 
 @dataclass
 class FedYogi(_Adaptive):
-    """lr: server learning rate. beta_1, beta_2: of the moments. tau: how adaptive. bias: v starts at tau^2 ("fedopt") or 0 ("flower")."""
+    """Yogi on the server (Reddi et al., 2021). lr: server learning rate. beta_1, beta_2: of the moments. tau: how adaptive. bias: v starts
+    at tau^2 ("fedopt") or 0 ("flower")."""
 
     def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         return v - (1 - self.beta_2) * square * (v - square).sign()
