@@ -140,6 +140,10 @@ def test_bad_input(tmp_path: Path) -> None:
         (tmp_path / "labels.json").write_text(text)
         with pytest.raises(DataError, match=sentence):
             Clips(str(root), frames=5, crop=16, labels=str(tmp_path / "labels.json")).federation(1, 0)
+    odd = make_clips(tmp_path / "odd", ["a"])
+    Image.new("RGB", (48, 34)).save(odd / "a" / "00000004.png")
+    with pytest.raises(DataError, match=r"odd/a has frames of different sizes: .* 48x34 pixels, but the clip began with 50x34"):
+        Clips(str(odd), frames=5, crop=16).federation(1, 0)
     low = make_clips(tmp_path / "low", ["a"], size=(9, 12))
     with pytest.raises(DataError, match="low-resolution frames have 12x9 pixels, 12x8 were expected at x4"):
         Clips(str(root), test=str(root), test_low=str(low), frames=5, crop=16).federation(1, 0)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fedlens.data.source import DataError
 from fedlens.data.video import ArrayFrames, FileFrames, reduced, writer
@@ -33,7 +34,8 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_class_folders_with_broken_files(shelf: Path, tmp_path: Path) -> None:
-    """A text file that is called a video and an empty one are skipped, counted and named; the rest is there."""
+    """A text file that is called a video, an empty one and a folder of frames of two sizes are skipped, counted and named; the rest is
+    there."""
     root = tmp_path / "with bad ones"
     for path in (shelf / "videos").rglob("*.mp4"):
         target = root / path.parent.name / path.name
@@ -41,9 +43,13 @@ def test_class_folders_with_broken_files(shelf: Path, tmp_path: Path) -> None:
         target.symlink_to(path)
     (root / "run" / "broken.mp4").write_text("this is no video")
     (root / "run" / "empty.avi").touch()
+    (root / "run" / "odd").mkdir()
+    for k in range(16):
+        Image.new("RGB", (48, 32 + k // 15)).save(root / "run" / "odd" / f"{k}.png")
     found = Videos(root=str(root), side=16, test_share=0.5).federation(2, 0)
     assert found.facts["classes"] == ["jump", "run", "wave"]
-    assert [s.split(":")[0] for s in found.facts["skipped"]] == ["broken.mp4", "empty.avi"]
+    assert [s.split(":")[0] for s in found.facts["skipped"]] == ["broken.mp4", "empty.avi", "odd"]
+    assert found.facts["skipped"][2].endswith("frames of different sizes: 15.png has 48x33 pixels, but the clip began with 48x32")
     assert sum(len(h) for h in found.holdings) + len(found.test) == 12
     assert found.holdings[0].clips[0].size == (16, 24)
     assert found.holdings[0].clips[0].read(0, 2).shape == (2, 3, 16, 24)

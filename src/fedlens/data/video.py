@@ -76,14 +76,17 @@ class ArrayFrames(Frames):
 
 
 class FolderFrames(Frames):
-    """One picture per frame, in natural order of their names."""
+    """One picture per frame, in natural order of their names. All must have one size, which their headers tell. size: as it was found when
+    the folder was opened before; it is then not looked through again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, size: tuple[int, int] | None = None) -> None:
         self.folder, self.name = folder, folder.name
         self.files = pictures_in(folder)
         if not self.files:
             raise DataError(f"{folder} holds no pictures ({', '.join(sorted(PICTURES))})")
-        self.size = _picture(self.files[0]).shape[:2]
+        self.size = size or _picture(self.files[0]).shape[:2]
+        for file in self.files[1:] if size is None else ():
+            self._same(file, _header(file))
 
     def __len__(self) -> int:
         return len(self.files)
@@ -93,11 +96,14 @@ class FolderFrames(Frames):
         out = np.empty((high - low, *self.size, 3), np.uint8)
         for k, file in enumerate(self.files[low:high]):
             picture = _picture(file)
-            if picture.shape[:2] != self.size:
-                (h, w), (a, b) = self.size, picture.shape[:2]
-                raise DataError(f"{file} has {b}x{a} pixels, but the clip began with {w}x{h}: all frames of a clip must have one size")
+            self._same(file, picture.shape[:2])  # it may have been replaced since
             out[k] = picture
         return torch.from_numpy(out).permute(0, 3, 1, 2)
+
+    def _same(self, file: Path, size: tuple[int, int]) -> None:
+        if size != self.size:
+            (h, w), (a, b) = self.size, size
+            raise DataError(f"{self.folder} has frames of different sizes: {file.name} has {b}x{a} pixels, but the clip began with {w}x{h}")
 
 
 def pictures_in(folder: Path) -> list[Path]:
@@ -110,13 +116,25 @@ def natural(path: Path) -> list[Any]:
 
 
 def _picture(file: Path) -> np.ndarray[Any, Any]:
+    with _opened(file) as picture:
+        if picture.mode.startswith("I"):  # 16-bit grey: Pillow would cut everything above 255 off
+            return np.repeat((np.asarray(picture) >> 8).astype(np.uint8)[..., None], 3, 2)
+        return np.asarray(picture.convert("RGB"))
+
+
+def _header(file: Path) -> tuple[int, int]:
+    """(height, width), without decoding."""
+    with _opened(file) as picture:
+        return picture.height, picture.width
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(file) as picture:
-            if picture.mode.startswith("I"):  # 16-bit grey: Pillow would cut everything above 255 off
-                return np.repeat((np.asarray(picture) >> 8).astype(np.uint8)[..., None], 3, 2)
-            return np.asarray(picture.convert("RGB"))
+            yield picture
     except (UnidentifiedImageError, OSError) as e:
         raise DataError(f"{file} cannot be read as a picture: {e}") from e
 

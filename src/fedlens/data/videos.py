@@ -35,7 +35,7 @@ from fedlens.client import generator
 from fedlens.data.labelled import class_folders, find, stratified
 from fedlens.data.partition import split
 from fedlens.data.source import DataError, Source
-from fedlens.data.video import PICTURES, VIDEOS, ArrayFrames, Cache, Cached, FileFrames, Frames, open_frames
+from fedlens.data.video import PICTURES, VIDEOS, ArrayFrames, Cache, Cached, FileFrames, FolderFrames, Frames
 from fedlens.federation import Federation
 
 Layout = Literal["auto", "folders", "table", "ucf101", "hmdb51", "kinetics"]
@@ -85,12 +85,12 @@ class Opened:
         self.side = side
         self.files: OrderedDict[Path, Frames] = OrderedDict()
 
-    def get(self, path: Path) -> Frames:
+    def get(self, path: Path, size: tuple[int, int] | None = None) -> Frames:
         if path in self.files:
             self.files.move_to_end(path)
             return self.files[path]
         # The workers share the cores already: a decoder with threads of its own would only be in their way.
-        found = open_frames(path) if path.is_dir() else FileFrames(path, self.side, threads="NONE")
+        found = FolderFrames(path, size) if path.is_dir() else FileFrames(path, self.side, threads="NONE")
         self.files[path] = found
         while len(self.files) > OPEN:
             old = self.files.popitem(last=False)[1]
@@ -118,7 +118,7 @@ class VideoFile(Frames):
 
     def read(self, low: int, high: int) -> Tensor:
         self._check(low, high)
-        return self.opened.get(self.path).read(low, high)
+        return self.opened.get(self.path, self.size).read(low, high)
 
 
 @dataclass(frozen=True)
