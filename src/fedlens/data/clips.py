@@ -9,6 +9,9 @@ separately, for when there are fewer clips than clients; with "groups" the cells
 
 `native` gives clients cameras of different resolution: client i films with 1 / native[i mod n] of the pixels along each side, and its
 crops shrink alike, so that all clients see as much of a scene. (The paper's stated future work; MultiResolution makes use of it.)
+
+A clip that cannot be opened is refused, and nothing starts. Damage inside a video's packets is found out only when they are decoded, in
+training: the client that holds it is then lost in that round.
 """
 
 from __future__ import annotations

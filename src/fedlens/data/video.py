@@ -150,8 +150,9 @@ def load_av() -> Any:
 class FileFrames(Frames):
     """A video file, by PyAV. Which frames there are is read from the packets, without decoding; reading on where the last read ended
     costs no seek. The open file belongs to a process: a copy that is sent elsewhere opens its own. Frames of a telephone held upright are
-    turned as a player would. side: frames are shrunk to this short side as they are decoded. threads: AUTO lets the decoder have several,
-    NONE keeps it in the caller's."""
+    turned as a player would. Damage inside a packet shows only when it is decoded: `read` then raises, or gives what the decoder guesses.
+    side: frames are shrunk to this short side as they are decoded. threads: AUTO lets the decoder have several, NONE keeps it in the
+    caller's."""
 
     block = 16
 

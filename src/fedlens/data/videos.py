@@ -9,9 +9,12 @@ FedVSSL) will do. ucf101: trainlist0N.txt, testlist0N.txt and classInd.txt in `l
 is train, 2 is test. kinetics: a CSV label,youtube_id,time_start,time_end,split; the file is <class>/<id>_<start>_<end>.mp4, six digits
 each.
 
-What cannot be opened, or has no frame that can be decoded, is skipped, counted and named in the facts ("skipped"). The public non-IID
-split of FedVSSL lets windows of eight classes slide by one, so that a video lies with up to four clients; the paper says that shards are
-disjoint, and these are.
+What cannot be opened, or has no frame that can be decoded, is skipped, counted and named in the facts ("skipped"). A file whose first frame
+is sound and whose packets are all there may still be damaged inside: only decoding all of it would tell, so it is found out in training,
+where it is a warning (`skip` in tasks/video_ssl.py) and no fact.
+
+The public non-IID split of FedVSSL lets windows of eight classes slide by one, so that a video lies with up to four clients; the paper says
+that shards are disjoint, and these are.
 """
 
 from __future__ import annotations

@@ -91,7 +91,8 @@ def admit(federation: Federation, task: Any, least: int) -> Federation:
 
 
 def skip(e: DataError) -> None:
-    """Of a file that looked sound when it was opened: it is named, and all goes on without it."""
+    """Of a file that looked sound when it was opened: it is named, and all goes on without it. The federation's facts were written down
+    before and do not count it."""
     warnings.warn(f"skipped: {e}", stacklevel=3)
 
 
