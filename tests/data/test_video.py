@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import subprocess
 from fractions import Fraction
@@ -13,7 +14,19 @@ import torch
 from PIL import Image
 
 from fedlens.data.source import DataError
-from fedlens.data.video import ArrayFrames, Cache, Cached, FileFrames, FolderFrames, Frames, find_clips, open_frames, writer
+from fedlens.data.video import (
+    ArrayFrames,
+    Cache,
+    Cached,
+    FileFrames,
+    FolderFrames,
+    Frames,
+    find_clips,
+    key_of,
+    open_all,
+    open_frames,
+    writer,
+)
 
 av = pytest.importorskip("av")
 
@@ -218,6 +231,31 @@ def test_cache_on_disk(tmp_path: Path) -> None:
     frames = Cached(inner, Cache(folder=tmp_path), "k")
     assert torch.equal(frames.crop(3, 9, (0, 8, 20, 20)), inner.array[3:9, :, :20, 8:28])
     assert torch.equal(Cached(inner, Cache(folder=tmp_path), "k").read(0, 9), inner.array) and inner.reads == 9
+
+
+def test_cache_on_disk_knows_a_rewritten_clip(tmp_path: Path, film: Path) -> None:
+    """Bitmaps of one size have as many bytes, so it is the time of writing that tells, also that of a single frame in a folder."""
+    folder, kept = tmp_path / "clip", tmp_path / "cache"
+    folder.mkdir()
+    for k in range(3):
+        Image.new("RGB", (8, 6), (k, k, k)).save(folder / f"{k}.bmp")
+
+    def levels() -> list[int]:
+        (clip,) = open_all([folder], Cache(folder=kept))
+        return clip.read(0, 3)[:, 0, 0, 0].tolist()
+
+    assert levels() == levels() == [0, 1, 2] and len(list(kept.iterdir())) == 1
+    written = (folder / "1.bmp").stat()
+    Image.new("RGB", (8, 6), (9, 9, 9)).save(folder / "1.bmp")
+    os.utime(folder / "1.bmp", ns=(written.st_atime_ns, written.st_mtime_ns + 1))
+    assert (folder / "1.bmp").stat().st_size == written.st_size
+    assert levels() == [0, 9, 2] and len(list(kept.iterdir())) == 2
+    copy = tmp_path / "film.mp4"
+    copy.write_bytes(film.read_bytes())
+    before = key_of(copy)
+    assert key_of(copy) == before != key_of(copy, side=16)
+    os.utime(copy, ns=(0, copy.stat().st_mtime_ns + 1))
+    assert key_of(copy) != before
 
 
 def test_real_files_by_random_access(data_pack: Path) -> None:

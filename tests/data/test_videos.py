@@ -156,6 +156,15 @@ def test_frames_are_what_the_decoder_gives_and_few_files_stay_open(shelf: Path) 
     assert torch.equal(twin.holdings[0].clips[0].read(0, 2), clips[0].read(0, 2))
 
 
+def test_cache_on_disk_knows_a_rewritten_file(tmp_path: Path) -> None:
+    def level(shade: int) -> float:
+        film(tmp_path / "videos" / "run" / "a.mp4", shade=shade)
+        source = Videos(root=str(tmp_path / "videos"), test_share=0.0, cache=str(tmp_path / "cache"))
+        return float(source.federation(1, 0).holdings[0].clips[0].read(0, 1).float().mean())
+
+    assert [level(40), level(200)] == pytest.approx([40, 200], abs=3)
+
+
 def test_sizes_after_shrinking() -> None:
     assert [reduced((240, 320), 120), reduced((320, 240), 120), reduced((100, 200), 120), reduced((240, 320), None)] == [
         (120, 160), (160, 120), (100, 200), (240, 320),

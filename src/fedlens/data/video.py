@@ -310,7 +310,8 @@ def _walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
 class Cache:
     """Decoded blocks of many clips: the least recently used go first when `budget` bytes are full. With a `folder`, every clip is
-    decoded once and for all into a raw file there, of which a crop reads only its own rows. A copy in another process starts empty."""
+    decoded once and for all into a raw file there, of which a crop reads only its own rows; what lies there of a clip that was rewritten
+    since is not used again, nor deleted. A copy in another process starts empty."""
 
     def __init__(self, budget: int = 1 << 30, folder: Path | None = None) -> None:
         self.budget, self.folder = budget, folder
@@ -334,7 +335,7 @@ class Cache:
         """The clip as a memory-mapped (n, H, W, 3); written first if it is not there. Writing ends with a rename, so it is there whole."""
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
+        path = self.folder / f"{key}.npy"
         if not path.exists():
             part = path.with_suffix(f".{os.getpid()}.part")
             out = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=(len(frames), *frames.size, 3))  # type: ignore[no-untyped-call]
@@ -347,6 +348,14 @@ class Cache:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "blocks": OrderedDict(), "held": 0}
+
+
+def key_of(path: Path, side: int | None = None) -> str:
+    """What a clip is called in a cache: by its place, its short side, and the bytes and the time of writing of its files, so that one that
+    was rewritten is decoded anew."""
+    files = [(f.name, f.stat()) for f in (pictures_in(path) if path.is_dir() else [path])]
+    told = f"{path.resolve()} {side} {[(name, now.st_size, now.st_mtime_ns) for name, now in files]}"
+    return hashlib.sha256(told.encode()).hexdigest()[:24]
 
 
 class Cached(Frames):
@@ -376,7 +385,7 @@ class Cached(Frames):
 
 
 def open_all(paths: Sequence[Path], cache: Cache) -> list[Frames]:
-    return [Cached(open_frames(p), cache, str(p.resolve())) for p in paths]
+    return [Cached(open_frames(p), cache, key_of(p)) for p in paths]
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------------------------

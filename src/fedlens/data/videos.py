@@ -38,7 +38,7 @@ from fedlens.client import generator
 from fedlens.data.labelled import class_folders, find, stratified
 from fedlens.data.partition import split
 from fedlens.data.source import DataError, Source
-from fedlens.data.video import PICTURES, VIDEOS, ArrayFrames, Cache, Cached, FileFrames, FolderFrames, Frames
+from fedlens.data.video import PICTURES, VIDEOS, ArrayFrames, Cache, Cached, FileFrames, FolderFrames, Frames, key_of
 from fedlens.federation import Federation
 
 Layout = Literal["auto", "folders", "table", "ucf101", "hmdb51", "kinetics"]
@@ -381,8 +381,7 @@ def scan(entries: Sequence[Entry], names: Sequence[str], cache: Cache, opened: O
             why = str(e).splitlines()[0].removeprefix(f"{entry.path} ")
             skipped.append(f"{entry.path.name}: {why}")
             continue
-        key = f"{entry.path.resolve()} {opened.side}"  # one cache may serve several sizes
-        kept.append((Cached(frames, cache, key), entry))
+        kept.append((Cached(frames, cache, key_of(entry.path, opened.side)), entry))
     return VideoSet([f for f, _ in kept], [place[e.label] for _, e in kept], [e.source for _, e in kept])
 
 
