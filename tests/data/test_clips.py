@@ -8,10 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from fedlens.data.clips import Clips, MovingTextures, cut_pair, turned
+from fedlens.data.clips import Clips
 from fedlens.data.degrade import degrade
+from fedlens.data.frames import ArrayFrames
+from fedlens.data.moving_textures import MovingTextures
 from fedlens.data.source import DataError
-from fedlens.data.video import ArrayFrames
+from fedlens.data.windows import cut_pair, turned
 
 
 def make_clips(root: Path, names: list[str], frames: int = 5, size: tuple[int, int] = (34, 50)) -> Path:

@@ -13,20 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
+from fedlens.data.frame_cache import Cache, Cached, key_of, open_all
+from fedlens.data.frames import ArrayFrames, FolderFrames, Frames
 from fedlens.data.source import DataError
-from fedlens.data.video import (
-    ArrayFrames,
-    Cache,
-    Cached,
-    FileFrames,
-    FolderFrames,
-    Frames,
-    find_clips,
-    key_of,
-    open_all,
-    open_frames,
-    writer,
-)
+from fedlens.data.video import FileFrames, find_clips, open_frames
+from fedlens.data.video_writer import writer
 
 av = pytest.importorskip("av")
 

@@ -10,9 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
+from fedlens.data.frames import ArrayFrames
+from fedlens.data.moving_shapes import MovingShapes, moving_shape
 from fedlens.data.source import DataError
-from fedlens.data.video import ArrayFrames, FileFrames, reduced, writer
-from fedlens.data.videos import OPEN, MovingShapes, Videos, moving_shape, source_of
+from fedlens.data.video import FileFrames, reduced
+from fedlens.data.video_lists import source_of
+from fedlens.data.video_writer import writer
+from fedlens.data.videos import OPEN, Videos
 
 
 def film(path: Path, frames: int = 20, shade: int = 100) -> Path:

@@ -23,9 +23,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.client import Batch, generator
+from fedlens.data.frames import Frames
 from fedlens.data.source import DataError
-from fedlens.data.video import Frames
-from fedlens.data.videos import Search, VideoSet
+from fedlens.data.video_set import Search, VideoSet
 from fedlens.federation import Federation
 from fedlens.metrics.retrieval import KS, nearest, recall, vote
 from fedlens.models.video import SplitNet, backbone, load_backbone, map_shape
