@@ -18,8 +18,10 @@ from pathlib import Path
 import torch
 
 from fedlens.client import generator
-from fedlens.data.clips import moving_texture
-from fedlens.data.video import ArrayFrames, open_frames, writer
+from fedlens.data.frames import ArrayFrames
+from fedlens.data.moving_textures import moving_texture
+from fedlens.data.video import open_frames
+from fedlens.data.video_writer import writer
 from fedlens.message import Message
 from fedlens.tasks.super_resolution import SuperResolution
 

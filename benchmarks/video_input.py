@@ -21,7 +21,8 @@ from measure import summary
 
 from fedlens.client import generator
 from fedlens.data.video import load_av
-from fedlens.data.videos import Search, Videos
+from fedlens.data.video_set import Search
+from fedlens.data.videos import Videos
 from fedlens.tasks.ctp import CtP
 from fedlens.tasks.speed import Speed
 from fedlens.tasks.vcop import VCOP

@@ -24,7 +24,7 @@ import torch
 
 from fedlens.algorithm import Algorithm, Layer, stack
 from fedlens.algorithms import FedAvg
-from fedlens.data.clips import MovingTextures
+from fedlens.data.moving_textures import MovingTextures
 from fedlens.layers import FedProx, FedSR, HighFrequency, LossAware, Median, Scaffold
 from fedlens.memory import Memory
 from fedlens.message import Message

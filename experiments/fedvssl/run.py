@@ -31,7 +31,8 @@ from torch.nn import functional as F
 
 from fedlens.algorithm import Layer, stack
 from fedlens.algorithms import FedAvg
-from fedlens.data.videos import Search, Videos, VideoSet
+from fedlens.data.video_set import Search, VideoSet
+from fedlens.data.videos import Videos
 from fedlens.engines.simulator import Simulator
 from fedlens.federation import Federation
 from fedlens.layers import BackboneOnly, Distances, FedU, MixedWeights, MovingMean

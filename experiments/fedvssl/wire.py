@@ -16,7 +16,7 @@ import torch
 
 from fedlens.algorithm import stack
 from fedlens.algorithms import FedAvg
-from fedlens.data.videos import MovingShapes
+from fedlens.data.moving_shapes import MovingShapes
 from fedlens.engines.loopback import Loopback
 from fedlens.layers import BackboneOnly
 from fedlens.rounds import run

@@ -7,7 +7,7 @@ import torch
 from pytest import approx
 
 from fedlens.client import Output, generator
-from fedlens.data.video import ArrayFrames
+from fedlens.data.frames import ArrayFrames
 from fedlens.tasks.ctp import CtP, between, corners, cover, draw_path, key_frames, paste, targets
 
 

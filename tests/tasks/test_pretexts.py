@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fedlens.client import generator
+from fedlens.data.frames import ArrayFrames
 from fedlens.data.source import DataError
-from fedlens.data.video import ArrayFrames
-from fedlens.data.videos import VideoSet
+from fedlens.data.video_set import VideoSet
 from fedlens.federation import Federation
 from fedlens.tasks.ctp import CtP
 from fedlens.tasks.speed import Speed, played

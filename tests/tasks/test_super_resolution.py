@@ -16,9 +16,11 @@ from toy import same_bits
 from fedlens.algorithm import stack
 from fedlens.algorithms import FedAvg
 from fedlens.client import Output
-from fedlens.data.clips import MovingTextures
 from fedlens.data.degrade import enlarge
-from fedlens.data.video import ArrayFrames, FileFrames, open_frames, writer
+from fedlens.data.frames import ArrayFrames
+from fedlens.data.moving_textures import MovingTextures
+from fedlens.data.video import FileFrames, open_frames
+from fedlens.data.video_writer import writer
 from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
 from fedlens.federation import Federation

@@ -14,8 +14,10 @@ from safetensors.torch import load_file
 
 from fedlens import cli, config
 from fedlens.client import generator
-from fedlens.data.video import ArrayFrames, writer
-from fedlens.data.videos import ACTIONS, MovingShapes, Search, VideoSet, moving_shape
+from fedlens.data.frames import ArrayFrames
+from fedlens.data.moving_shapes import ACTIONS, MovingShapes, moving_shape
+from fedlens.data.video_set import Search, VideoSet
+from fedlens.data.video_writer import writer
 from fedlens.job import experiment
 from fedlens.tasks.action import ActionRecognition
 from fedlens.tasks.speed import Speed

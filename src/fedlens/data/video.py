@@ -1,19 +1,9 @@
-"""Frames, wherever they lie: a folder of pictures, a video file, an array. Read in stretches, so that memory stays bounded.
-
-`Frames.read(low, high)` gives uint8 (n, 3, H, W). Grey pictures become RGB and an alpha channel is dropped. `Cache` keeps what was
-decoded, up to a number of bytes, or on disk as raw frames from which a crop reads only its own rows.
-"""
+"""Video files, by PyAV; and what lies at a path or below a folder, be it a video file or a folder of pictures."""
 
 from __future__ import annotations
 
-import hashlib
-import math
 import os
-import re
-from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -22,103 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlens.data.frames import PICTURES, ArrayFrames, FolderFrames, Frames, natural, read_picture
 from fedlens.data.source import DataError
 
-PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"}
 VIDEOS = {".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg", ".y4m"}
-WRITTEN = (".mp4", ".mkv", ".mov", ".m4v", ".avi")  # what H.264 goes into
 SPARE = 2  # frames that may be missing at the end of a file
-BT709 = 1  # ffmpeg's number for the colours of HD
 LATE = 0.5  # seconds that a file without a count of frames may end before its header says
-Box = tuple[int, int, int, int]  # top, left, height, width
 FORKED: list[Any] = []  # open files of a parent process: closing them would wait for threads that a fork leaves behind
-
-
-class Frames(ABC):
-    """A clip. `size` is (height, width), `rate` frames a second where that is known."""
-
-    name: str
-    size: tuple[int, int]
-    rate: Fraction | None = None
-    block: int = 1  # frames that are cheapest to decode together
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def read(self, low: int, high: int) -> Tensor:
-        """Frames low ... high - 1 as uint8 (n, 3, H, W)."""
-
-    def crop(self, low: int, high: int, box: Box) -> Tensor:
-        top, left, height, width = box
-        return self.read(low, high)[..., top : top + height, left : left + width]
-
-    def _check(self, low: int, high: int) -> None:
-        if not 0 <= low < high <= len(self):
-            raise DataError(f"{self.name} has frames 0 to {len(self) - 1}; {low} to {high - 1} were asked for")
-
-
-class ArrayFrames(Frames):
-    """Frames that are in memory already: uint8 (n, 3, H, W)."""
-
-    def __init__(self, array: Tensor, name: str = "clip", rate: Fraction | None = None) -> None:
-        if array.dim() != 4 or array.shape[1] != 3 or array.dtype != torch.uint8:
-            raise DataError(f"{name}: frames are uint8 (n, 3, H, W), not {array.dtype} {tuple(array.shape)}")
-        self.array, self.name, self.rate = array, name, rate
-        self.size = (array.shape[2], array.shape[3])
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    def read(self, low: int, high: int) -> Tensor:
-        self._check(low, high)
-        return self.array[low:high]
-
-
-class FolderFrames(Frames):
-    """One picture per frame, in natural order of their names."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.name = folder, folder.name
-        self.files = pictures_in(folder)
-        if not self.files:
-            raise DataError(f"{folder} holds no pictures ({', '.join(sorted(PICTURES))})")
-        self.size = _picture(self.files[0]).shape[:2]
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def read(self, low: int, high: int) -> Tensor:
-        self._check(low, high)
-        out = np.empty((high - low, *self.size, 3), np.uint8)
-        for k, file in enumerate(self.files[low:high]):
-            picture = _picture(file)
-            if picture.shape[:2] != self.size:
-                (h, w), (a, b) = self.size, picture.shape[:2]
-                raise DataError(f"{file} has {b}x{a} pixels, but the clip began with {w}x{h}: all frames of a clip must have one size")
-            out[k] = picture
-        return torch.from_numpy(out).permute(0, 3, 1, 2)
-
-
-def pictures_in(folder: Path) -> list[Path]:
-    return sorted((f for f in folder.iterdir() if f.suffix.lower() in PICTURES), key=natural)
-
-
-def natural(path: Path) -> list[Any]:
-    """frame9 comes before frame10."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", path.name) if part]
-
-
-def _picture(file: Path) -> np.ndarray[Any, Any]:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(file) as picture:
-            if picture.mode.startswith("I"):  # 16-bit grey: Pillow would cut everything above 255 off
-                return np.repeat((np.asarray(picture) >> 8).astype(np.uint8)[..., None], 3, 2)
-            return np.asarray(picture.convert("RGB"))
-    except (UnidentifiedImageError, OSError) as e:
-        raise DataError(f"{file} cannot be read as a picture: {e}") from e
 
 
 def load_av() -> Any:
@@ -132,8 +32,9 @@ def load_av() -> Any:
 class FileFrames(Frames):
     """A video file, by PyAV. Which frames there are is read from the packets, without decoding; reading on where the last read ended
     costs no seek. The open file belongs to a process: a copy that is sent elsewhere opens its own. Frames of a telephone held upright are
-    turned as a player would. side: frames are shrunk to this short side as they are decoded. threads: AUTO lets the decoder have several,
-    NONE keeps it in the caller's."""
+    turned as a player would. Damage inside a packet shows only when it is decoded: `read` then raises, or gives what the decoder guesses.
+    side: frames are shrunk to this short side as they are decoded. threads: AUTO lets the decoder have several, NONE keeps it in the
+    caller's."""
 
     block = 16
 
@@ -263,7 +164,7 @@ def open_frames(path: Path) -> Frames:
     if not path.exists():
         raise DataError(f"there is nothing at {path}")
     if path.suffix.lower() in PICTURES:
-        return ArrayFrames(torch.from_numpy(_picture(path).copy()).permute(2, 0, 1)[None], path.stem)
+        return ArrayFrames(torch.from_numpy(read_picture(path).copy()).permute(2, 0, 1)[None], path.stem)
     return FileFrames(path)
 
 
@@ -287,190 +188,3 @@ def _walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
     for folder, children, files in os.walk(root, followlinks=True):
         children.sort()
         yield Path(folder), children, sorted(files)
-
-
-class Cache:
-    """Decoded blocks of many clips: the least recently used go first when `budget` bytes are full. With a `folder`, every clip is
-    decoded once and for all into a raw file there, of which a crop reads only its own rows. A copy in another process starts empty."""
-
-    def __init__(self, budget: int = 1 << 30, folder: Path | None = None) -> None:
-        self.budget, self.folder = budget, folder
-        self.blocks: OrderedDict[tuple[str, int], Tensor] = OrderedDict()
-        self.held = 0
-
-    def block(self, key: str, frames: Frames, number: int) -> Tensor:
-        place = (key, number)
-        if place in self.blocks:
-            self.blocks.move_to_end(place)
-            return self.blocks[place]
-        low = number * frames.block
-        block = frames.read(low, min(low + frames.block, len(frames)))
-        self.blocks[place] = block
-        self.held += block.numel()
-        while self.held > self.budget and len(self.blocks) > 1:
-            self.held -= self.blocks.popitem(last=False)[1].numel()
-        return block
-
-    def raw(self, key: str, frames: Frames) -> Any:
-        """The clip as a memory-mapped (n, H, W, 3); written first if it is not there. Writing ends with a rename, so it is there whole."""
-        assert self.folder is not None
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
-        if not path.exists():
-            part = path.with_suffix(f".{os.getpid()}.part")
-            out = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=(len(frames), *frames.size, 3))  # type: ignore[no-untyped-call]
-            for low in range(0, len(frames), 16):
-                high = min(low + 16, len(frames))
-                out[low:high] = frames.read(low, high).permute(0, 2, 3, 1).numpy()
-            out.flush()
-            part.rename(path)
-        return np.load(path, mmap_mode="r")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "blocks": OrderedDict(), "held": 0}
-
-
-class Cached(Frames):
-    """A clip seen through a cache."""
-
-    def __init__(self, frames: Frames, cache: Cache, key: str) -> None:
-        self.frames, self.cache, self.key = frames, cache, key
-        self.name, self.size, self.rate, self.block = frames.name, frames.size, frames.rate, frames.block
-
-    def __len__(self) -> int:
-        return len(self.frames)
-
-    def read(self, low: int, high: int) -> Tensor:
-        return self.crop(low, high, (0, 0, *self.size))
-
-    def crop(self, low: int, high: int, box: Box) -> Tensor:
-        self._check(low, high)
-        top, left, height, width = box
-        if self.cache.folder is not None:
-            piece = self.cache.raw(self.key, self.frames)[low:high, top : top + height, left : left + width]
-            return torch.from_numpy(np.array(piece)).permute(0, 3, 1, 2)
-        parts: list[Tensor] = []
-        for number in range(low // self.block, (high - 1) // self.block + 1):
-            block, first = self.cache.block(self.key, self.frames, number), number * self.block
-            parts.append(block[max(0, low - first) : high - first, :, top : top + height, left : left + width])
-        return torch.cat(parts)
-
-
-def open_all(paths: Sequence[Path], cache: Cache) -> list[Frames]:
-    return [Cached(open_frames(p), cache, str(p.resolve())) for p in paths]
-
-
-# -- writing ---------------------------------------------------------------------------------------------------------------------------
-
-Write = Callable[[Tensor], None]  # takes uint8 (n, 3, H, W)
-
-
-@contextmanager
-def writer(target: Path, like: Frames, size: tuple[int, int], quality: int = 16) -> Iterator[Write]:
-    """A video file (H.264, with the sound of `like` if that is a file) where the target has a video suffix, else a folder of PNGs. A file
-    appears under its name only when it is complete."""
-    suffix = target.suffix.lower()
-    if suffix in PICTURES and len(like) == 1:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        yield lambda part: _save_picture(part[0], target)
-        return
-    if suffix in PICTURES or suffix in VIDEOS - {*WRITTEN} or (suffix not in VIDEOS and target.exists() and not target.is_dir()):
-        raise DataError(f"{len(like)} frames cannot become {target}: give a folder, or a name that ends in {', '.join(WRITTEN)}")
-    if suffix not in VIDEOS:
-        yield _folder_writer(target, like)
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.stem}.part{target.suffix}")
-    try:
-        with _file_writer(part, like, size, quality) as write:
-            yield write
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _folder_writer(folder: Path, like: Frames) -> Write:
-    folder.mkdir(parents=True, exist_ok=True)
-    names = [f.stem for f in like.files] if isinstance(like, FolderFrames) else [f"{k:08d}" for k in range(len(like))]
-    left = iter(names)
-
-    def write(part: Tensor) -> None:
-        for frame in part:
-            _save_picture(frame, folder / f"{next(left)}.png")
-
-    return write
-
-
-def _save_picture(frame: Tensor, path: Path) -> None:
-    from PIL import Image
-
-    Image.fromarray(frame.permute(1, 2, 0).contiguous().numpy()).save(path)
-
-
-@contextmanager
-def _file_writer(path: Path, like: Frames, size: tuple[int, int], quality: int) -> Iterator[Write]:
-    av = load_av()
-    height, width = size
-    film = like if isinstance(like, FileFrames) else None
-    with av.open(str(path), "w") as out:
-        stream = out.add_stream("libx264", rate=like.rate or Fraction(25))
-        # 4:2:0 needs even sides; x3 of an odd clip has odd ones and keeps full chroma instead.
-        stream.pix_fmt = "yuv420p" if height % 2 == 0 and width % 2 == 0 else "yuv444p"
-        stream.height, stream.width = height, width
-        stream.options = {"crf": str(quality), "preset": "medium"}
-        stream.codec_context.colorspace = BT709  # written down: players guess it from the size, and the size has changed
-        if film:
-            stream.codec_context.sample_aspect_ratio = film.aspect
-        # Every frame at its own time, because telephones film at an uneven pace; an AVI has no times.
-        timed = film if film and not film.counted and path.suffix.lower() != ".avi" else None
-        if timed:
-            stream.codec_context.time_base = timed.base
-        sound = _Sound(out, film.path) if film and film.sound else None
-        shape = av.video.reformatter.VideoReformatter()
-        done = 0
-
-        def write(part: Tensor) -> None:
-            nonlocal done
-            for frame in part:
-                picture = av.VideoFrame.from_ndarray(frame.permute(1, 2, 0).contiguous().numpy(), format="rgb24")
-                picture = shape.reformat(picture, format=stream.pix_fmt, dst_colorspace="ITU709")
-                if timed:
-                    picture.pts, picture.time_base = timed.times[done], timed.base
-                out.mux(stream.encode(picture))
-                done += 1
-            if sound and timed:
-                sound.copy(out, float(timed.times[done - 1] * timed.base))
-
-        try:
-            yield write
-            out.mux(stream.encode(None))
-            if sound:
-                sound.copy(out)
-        finally:
-            if sound:
-                sound.close()
-
-
-class _Sound:
-    """The sound track of a file, packet by packet into another one, unchanged."""
-
-    def __init__(self, out: Any, path: Path) -> None:
-        self.source = load_av().open(str(path), metadata_errors="ignore")
-        track = self.source.streams.audio[0]
-        try:
-            self.copied = out.add_stream_from_template(track)
-        except ValueError as e:
-            self.close()
-            raise DataError(f"{track.codec_context.name} sound of {path} cannot go into this kind of file: end the name in .mkv") from e
-        self.packets = (p for p in self.source.demux(track) if p.dts is not None)
-        self.next = next(self.packets, None)
-
-    def copy(self, out: Any, until: float = math.inf) -> None:
-        """Up to this second, so that in the file sound lies beside its pictures."""
-        while self.next is not None and float(self.next.dts * self.next.time_base) <= until:
-            self.next.stream = self.copied
-            out.mux(self.next)
-            self.next = next(self.packets, None)
-
-    def close(self) -> None:
-        self.source.close()

@@ -15,8 +15,8 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.client import Batch, Data, Output
-from fedlens.data.video import Frames
-from fedlens.data.videos import Search, VideoSet
+from fedlens.data.frames import Frames
+from fedlens.data.video_set import Search, VideoSet
 from fedlens.federation import Federation
 from fedlens.models.video import SplitNet, backbone, load_backbone, map_shape
 from fedlens.pictures import Picture

@@ -23,9 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlens.data.frame_cache import Cache
 from fedlens.data.source import DataError
-from fedlens.data.video import Cache, find_clips
-from fedlens.data.videos import Entry, Opened, VideoSet, scan
+from fedlens.data.video import find_clips
+from fedlens.data.video_lists import Entry
+from fedlens.data.video_set import VideoSet
+from fedlens.data.videos import Opened, scan
 from fedlens.metrics.retrieval import nearest
 from fedlens.tasks.video_ssl import SHOWN, contact_sheet, embed, scores
 

@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.client import Batch, Output
-from fedlens.data.video import Frames
+from fedlens.data.frames import Frames
 from fedlens.pictures import Picture
 from fedlens.tasks.video_ssl import VideoSSL, cut, larger
 

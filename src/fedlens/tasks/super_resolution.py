@@ -308,7 +308,7 @@ def bar(total: int, shown: bool) -> Iterator[Callable[[int], None] | None]:
 
 def upscale(model: nn.Module, frames: Any, target: Path, tiles: Tiles, quality: int = 16, progress: bool = True) -> str:
     """Read, enlarge, write, a window at a time. A target with a video suffix becomes a file (H.264), anything else a folder of PNGs."""
-    from fedlens.data.video import writer
+    from fedlens.data.video_writer import writer
 
     h, w = (n * tiles.scale for n in frames.size)
     with writer(target, frames, (h, w), quality) as write, bar(len(frames), progress) as done:

@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.client import Batch, Output
-from fedlens.data.video import Frames
+from fedlens.data.frames import Frames
 from fedlens.models.video import SplitNet
 from fedlens.pictures import Picture
 from fedlens.tasks.task import Adapt

@@ -23,9 +23,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.client import Batch, generator
+from fedlens.data.frames import Frames
 from fedlens.data.source import DataError
-from fedlens.data.video import Frames
-from fedlens.data.videos import Search, VideoSet
+from fedlens.data.video_set import Search, VideoSet
 from fedlens.federation import Federation
 from fedlens.metrics.retrieval import KS, nearest, recall, vote
 from fedlens.models.video import SplitNet, backbone, load_backbone, map_shape
@@ -91,7 +91,8 @@ def admit(federation: Federation, task: Any, least: int) -> Federation:
 
 
 def skip(e: DataError) -> None:
-    """Of a file that looked sound when it was opened: it is named, and all goes on without it."""
+    """Of a file that looked sound when it was opened: it is named, and all goes on without it. The federation's facts were written down
+    before and do not count it."""
     warnings.warn(f"skipped: {e}", stacklevel=3)
 
 
