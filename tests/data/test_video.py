@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import pickle
 from pathlib import Path
@@ -36,6 +37,7 @@ def test_a_copy_in_another_process_opens_its_own_file(film: Path) -> None:
 
 
 def _tell_sum(frames: Frames, pipe: Any) -> None:
+    gc.collect()
     pipe.send(int(frames.read(10, 20).long().sum()))
 
 
@@ -44,6 +46,10 @@ def test_a_fork_opens_its_own_file(film: Path) -> None:
     frames = open_frames(film)
     expected = int(frames.read(0, 40)[10:20].long().sum())
     frames.read(0, 10)
+    dropped: list[Any] = [open_frames(film)]
+    dropped[0].read(0, 10)
+    dropped.append(dropped)  # garbage that only a collection finds; the child must not
+    del dropped
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     child = context.Process(target=_tell_sum, args=(frames, theirs), daemon=True)
@@ -66,6 +72,17 @@ def test_truncated_file(film: Path, tmp_path: Path) -> None:
     (tmp_path / "text.mp4").write_text("not a film")
     with pytest.raises(DataError, match=r"text\.mp4 cannot be read as a video"):
         open_frames(tmp_path / "text.mp4")
+
+
+def test_avi_counts_ticks(film: Path, tmp_path: Path) -> None:
+    """H.264 copied into an AVI: two ticks a frame. The film is 40 frames at 25 a second, whatever holds them."""
+    copied = FileFrames(converted(film, tmp_path / "copied.avi", "-c", "copy"))
+    original = FileFrames(film)
+    assert (len(copied), copied.rate) == (len(original), original.rate) == (40, 25)
+    assert torch.equal(copied.read(7, 12), original.read(7, 12))
+    (tmp_path / "short.avi").write_bytes(copied.path.read_bytes()[:-2000])
+    with pytest.raises(DataError, match=r"truncated: its header promises 40 frames, \d+ are there"):
+        FileFrames(tmp_path / "short.avi")
 
 
 def test_sizes_after_shrinking() -> None:

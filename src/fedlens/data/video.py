@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from fractions import Fraction
@@ -19,6 +20,7 @@ VIDEOS = {".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg", ".y4
 SPARE = 2  # frames that may be missing at the end of a file
 LATE = 0.5  # seconds that a file without a count of frames may end before its header says
 FORKED: list[Any] = []  # open files of a parent process: closing them would wait for threads that a fork leaves behind
+os.register_at_fork(after_in_child=gc.freeze)  # nor may the child collect those that the parent had already dropped
 
 
 def load_av() -> Any:
@@ -61,8 +63,12 @@ class FileFrames(Frames):
             raise DataError(f"{path} cannot be read as a video ({e.strerror or e}); it may be truncated") from e
         if not times or any(t is None for t in times):
             raise DataError(f"{path} has no frames with a time stamp")
-        if promised and len(times) < promised - 1:
-            raise DataError(f"{path} is truncated: its header promises {promised} frames, {len(times)} are there")
+        # AVI counts ticks of its clock, not frames: H.264 that was copied into one has two ticks a frame, a pause has ticks without frames.
+        ticks = round((max(times) - min(times)) / (len(times) - 1)) or 1 if self.counted and len(times) > 1 else 1
+        self.rate = self.rate / ticks if self.rate else None
+        reached = max(times) + ticks if self.counted else len(times)
+        if promised and reached < promised - ticks:
+            raise DataError(f"{path} is truncated: its header promises {promised // ticks} frames, {len(times)} are there")
         if not promised and lasted < seconds - LATE:
             raise DataError(f"{path} is truncated: its header promises {seconds:.1f} seconds, {lasted:.1f} are there")
         self.times: list[int] = sorted(times)
