@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 MUCH = 1 << 30
-_MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # of mallopt
+_MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD, _ARENA_MAX = -3, -1, -2, -8  # of mallopt
 NAMES = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
 
 
@@ -44,6 +44,13 @@ def keep() -> None:
     if _glibc():
         for option, value in ((_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, (1 << 31) - 1), (_TOP_PAD, 1 << 26)):
             _glibc().mallopt(option, value)
+
+
+def share() -> None:
+    """One heap for all threads. glibc would give another thread a heap of its own, whose blocks are small and for which `keep` does not
+    hold."""
+    if _glibc():
+        _glibc().mallopt(_ARENA_MAX, 1)
 
 
 def return_at_once() -> None:

@@ -89,7 +89,7 @@ class Round:
     bytes_down: int
     bytes_up: int
     metrics: Mapping[str, float]
-    state: Message
+    state: Message = field(repr=False)  # whoever prints a round does not mean the model
 
     @property
     def loss(self) -> float | None:

@@ -26,6 +26,37 @@ ORPHANS = textwrap.dedent("""
     time.sleep(60)
 """)
 
+SEVERAL_THREADS = textwrap.dedent("""
+    import sys
+    sys.path.insert(0, {tests!r})
+    import torch
+    from torch import nn
+    from toy import Toy, same_bits, toy_federation
+    from fedlens import run
+    from fedlens.algorithms import FedAvg
+    from fedlens.engines.simulator import Simulator
+
+    class Wide(Toy):
+        def model(self):
+            return nn.Sequential(nn.Linear(8, 65536), nn.ReLU(), nn.Linear(65536, 3))
+
+    torch.set_num_threads(2)
+    torch.randn(1 << 20).sum()  # from here on this process has an OpenMP helper, which no fork inherits
+    states = []
+    for workers in (0, 1, 2):
+        algorithm = FedAvg(Wide(), lr=0.01, batch=8)
+        with Simulator(algorithm, toy_federation(4), workers=workers, threads=2) as engine:
+            states.append(run(algorithm, engine, 2))
+    print(all(same_bits(states[0], s) for s in states[1:]))
+""")
+
+
+def test_workers_with_several_threads_each() -> None:
+    """Two threads a worker, forked from a process that has computed with two: same bits as without workers, and no waiting for helpers."""
+    code = SEVERAL_THREADS.format(tests=str(Path(__file__).parents[1]))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == ["True"], done.stderr
+
 
 def test_workers_exit_when_their_parent_is_killed() -> None:
     code = ORPHANS.format(tests=str(Path(__file__).parents[1]))

@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
@@ -165,7 +166,7 @@ class _Process(Hand):
         clock.write_bytes(struct.pack("dd", IDLE, 0.0))
         self.clock = map_clock(clock)
         self.pipe, theirs = context.Pipe()
-        setup = (owner.algorithm, owner.federation, owner.folder, owner.budget, owner.threads, owner.scratch, clock, self.outbox.path)
+        setup = (owner.threads, owner.algorithm, owner.federation, owner.folder, owner.budget, owner.scratch, clock, self.outbox.path)
         self.process = context.Process(target=_serve, args=(theirs, os.getpid(), *setup), daemon=True, name=f"fedlens-{number}")
         self.process.start()
         theirs.close()
@@ -223,15 +224,26 @@ def map_clock(path: Path) -> Any:
         return torch.frombuffer(mmap.mmap(f.fileno(), 0), dtype=torch.float64)
 
 
-def _serve(
-    pipe: Connection, parent: int, algorithm: Algorithm, federation: Federation, folder: Path, budget: int, n: int,
-    scratch: Path, clock_path: Path, outbox_path: Path,
-) -> None:  # fmt: skip
+def _serve(pipe: Connection, parent: int, threads: int, *setup: Any) -> None:
     """A worker process."""
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    torch.set_num_threads(n)
     heap.keep()
+    if threads == 1:
+        _listen(pipe, threads, *setup)
+        return
+    # OpenMP notes in a thread which others help it. A fork copies the note and not the helpers, and would wait for them without end:
+    # a thread that is new finds its own.
+    heap.share()
+    with ThreadPoolExecutor(1) as fresh:
+        fresh.submit(_listen, pipe, threads, *setup).result()
+
+
+def _listen(
+    pipe: Connection, threads: int, algorithm: Algorithm, federation: Federation, folder: Path, budget: int,
+    scratch: Path, clock_path: Path, outbox_path: Path,
+) -> None:  # fmt: skip
+    torch.set_num_threads(threads)
     inbox, outbox = Shared(scratch / "inbox"), Shared(outbox_path)
     desk = Desk(Worker(algorithm, federation, Memory(folder, budget, durable=True)), map_clock(clock_path))
     while True:
