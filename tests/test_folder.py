@@ -37,6 +37,14 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
     assert any("incomplete" in text for text in run.problems)
 
 
+@pytest.mark.parametrize("text", ['{"round": Infinity}', '{"round": NaN}', '{"round": "x"}', "[1]", "3", "null"])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_line_that_names_no_round_is_never_an_exception(text: str, end: str) -> None:
+    problems: list[str] = []
+    assert [r["round"] for r in folders.parse_rounds(line(0) + text + end, problems)] == [0]
+    assert len(problems) == 1
+
+
 def test_a_round_written_again_counts_as_written_last(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(line(0) + line(1, seconds=1) + line(1, seconds=2))
     assert [r.get("seconds") for r in folders.read(tmp_path).rounds] == [None, 2]

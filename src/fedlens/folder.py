@@ -92,28 +92,29 @@ def parse_rounds(text: str, problems: list[str]) -> list[dict[str, Any]]:
     (a resumed run) counts as written last."""
     rounds: dict[int, dict[str, Any]] = {}
     broken: list[int] = []
-    lines = text.split("\n")
-    for at, line in enumerate(lines[:-1] if text else [], start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            entry = None
-        if isinstance(entry, dict) and isinstance(entry.get("round"), int | float) and math.isfinite(entry["round"]):
+    *whole, last = text.split("\n")
+    for at, line in enumerate(whole, start=1):
+        if (entry := _entry(line)) is not None:
             rounds[int(entry["round"])] = entry
-        else:
+        elif line.strip():
             broken.append(at)
-    if lines[-1].strip():
-        try:  # a complete object whose newline is missing is as good as any
-            entry = json.loads(lines[-1])
-            rounds[int(entry["round"])] = entry
-        except (ValueError, TypeError, KeyError):
-            problems.append("The last line of metrics.jsonl is incomplete: the run was writing it, or died while doing so.")
+    if (entry := _entry(last)) is not None:  # a complete object whose newline is missing is as good as any
+        rounds[int(entry["round"])] = entry
+    elif last.strip():
+        problems.append("The last line of metrics.jsonl is incomplete: the run was writing it, or died while doing so.")
     if broken:
         which = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
         problems.append(f"metrics.jsonl: {len(broken)} unreadable line{'s' if len(broken) > 1 else ''} skipped (line {which}).")
     return [rounds[k] for k in sorted(rounds)]
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    whole = isinstance(entry, dict) and isinstance(entry.get("round"), int | float) and math.isfinite(entry["round"])
+    return entry if whole else None
 
 
 def read_pictures(path: Path, problems: list[str]) -> list[dict[str, Any]]:
