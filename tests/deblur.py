@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from fedlens import Federation
-from fedlens.algorithms.feddeblur import Observation
 from fedlens.data.blur import gaussian, motion
+from fedlens.observation import Observation
 
 SIZE = (24, 20)
 
@@ -63,7 +63,7 @@ def views(federation: Federation) -> list[dict[str, np.ndarray]]:
     out = []
     for held in federation.holdings:
         seen = held["scene"]
-        mask = seen.mask(torch.float64).numpy() if seen.partial else np.ones((1, seen.height, seen.width))
+        mask = seen.mask(torch.float64).numpy()
         out.append({"y": seen.embed(seen.pixels.double()).numpy(), "m": mask, "H": otf(seen.kernel.numpy(), (seen.height, seen.width))})
     return out
 

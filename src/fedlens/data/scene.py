@@ -28,10 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlens.algorithms.feddeblur import Observation
 from fedlens.data.blur import Blur, Family, client_kernel
 from fedlens.data.source import DataError, Source
 from fedlens.federation import Federation
+from fedlens.observation import Observation, inside
 from fedlens.spectrum import blur as circular_blur
 
 KERNELS = (".npy", ".png", ".mat")
@@ -97,9 +97,9 @@ class Scene(Source):
                 rng = torch.Generator().manual_seed((seed * 1009 + k) * 10007 + s)
                 noise = self.noise * torch.randn(sharp.shape, generator=rng, dtype=torch.float64)
                 holdings[k][name] = self._view(circular_blur(sharp, kernel) + noise, kernel, k, clients, pad, boundary)
-        whole = {name: x[..., pad : x.shape[-2] - pad, pad : x.shape[-1] - pad] for name, x in images.items()}
-        inside = boundary == "unknown"  # the scene is solved for beyond what is scored
-        return _federation(holdings, whole, pad if inside else 0, self.observe, what, self.noise)
+        scored = {name: inside(x, pad) for name, x in images.items()}
+        beyond = pad if boundary == "unknown" else 0  # the scene is solved for beyond what is scored
+        return _federation(holdings, scored, beyond, self.observe, what, self.noise)
 
     def _view(self, blurred: Tensor, kernel: Tensor, k: int, clients: int, pad: int, boundary: str) -> Observation:
         height, width = blurred.shape[-2:]
