@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedlens import spectrum
 from fedlens.algorithm import Needs
+from fedlens.algorithms.consensus import by_pixel
 from fedlens.algorithms.deblur_settings import alone
 from fedlens.algorithms.feddeblur import FedDeblur
 from fedlens.client import Client
@@ -181,8 +182,7 @@ class LocDeblur(FedDeblur):
         return Message({"image": sent, "seen": masks})
 
     def server_step(self, state: Message, replies: Replies) -> Message:
-        seen, total = replies.mean("seen"), replies.mean("image")
-        images = {n: torch.where(seen[n] > 0, x / seen[n].clamp_min(1e-9), state.trees["image"][n]) for n, x in total.items()}
+        images = by_pixel(replies.mean("image"), replies.mean("seen"), state.trees["image"])
         return self.watch(state, {"image": images}, replies, {})
 
     def begin(self, images: Tree) -> Message:

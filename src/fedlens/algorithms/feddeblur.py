@@ -23,15 +23,12 @@ those who saw it, which takes the masks to the server, and let sigma decay; or, 
 (z = x, sigma^2 = eta / rho): the same optimum, the same messages, and sigma is sqrt(n) times as large.
 
 Deviations: clients begin at the broadcast x^0, not at y_k, since otherwise the first w_k is the observation itself; the first server step
-(a prox of the arbitrary x^0) is left out; when part of the clients takes part, the others count with the w they last sent; x^0 is flat
-grey unless start="random"; n stays the population when only part of it takes part (Algorithm 6 says "same as Algorithm 1"). Algorithm 6
-averages over those who answered (recall=False). But w_k - x = lambda_k / rho does not vanish at the solution, only its mean over all
-clients does, and with the published rho it is hundreds of grey levels: a mean over some of them throws x about, and at rho = 5e-4 the run
-diverges for every cohort below 10. So a client sends w less the last w that was heard, the server adds that to its running total, and
-needs no single replies for it; with everyone present this is the mean of w again. The public code relaxes the duals by 1.05, updates
-clients first and averages with masks when a denoiser meets partial views; of that only the masks can be had (masks=True). The relative
-change that stops a run is the largest over the scenes. eta, rho and sigma left at None are the published settings nearest to (views,
-channels, n, noise), except for a denoiser with partial views: `deblur_settings.py`.
+(a prox of the arbitrary x^0) is left out; when part of the clients takes part, the others count with the w they last sent (why:
+`consensus.py`; recall=False is Algorithm 6); x^0 is flat grey unless start="random"; n stays the population when only part of it takes
+part (Algorithm 6 says "same as Algorithm 1"). The public code relaxes the duals by 1.05, updates clients first and averages with masks
+when a denoiser meets partial views; of that only the masks can be had (masks=True). The relative change that stops a run is the largest
+over the scenes. eta, rho and sigma left at None are the published settings nearest to (views, channels, n, noise), except for a denoiser
+with partial views: `deblur_settings.py`.
 """
 
 from __future__ import annotations
@@ -46,6 +43,7 @@ from torch import Tensor
 
 from fedlens import spectrum
 from fedlens.algorithm import Algorithm
+from fedlens.algorithms import consensus
 from fedlens.algorithms.deblur_settings import published
 from fedlens.client import Client, generator
 from fedlens.message import Message
@@ -53,7 +51,7 @@ from fedlens.observation import Observation, inside
 from fedlens.priors import DenoiserName, Prior, PriorName, make_prior
 from fedlens.replies import Replies
 from fedlens.tasks.task import Task
-from fedlens.tree import Tree, add, scale, subtract
+from fedlens.tree import Tree
 
 CHUNK = 1 << 17  # numbers worked on at a time: five arrays of this size fit into a second-level cache or nearly
 
@@ -236,29 +234,16 @@ class FedDeblur(Algorithm):
                 gap += spectrum.norm(moved, seen.width) ** 2
         reply = Message({"w": sent})
         if self.masks:
-            reply = self._in_view(sent, client)
+            reply = consensus.in_view(sent, client.data)
         elif self._recalls(message):
-            reply = self._since_last(sent, client)
+            reply = consensus.since_last(sent, client)
         return reply.note(loss=misfit, gap=math.sqrt(gap)) if message.scalars["measure"] else reply
-
-    def _in_view(self, w: Tree, client: Client) -> Message:
-        """What the public code averages: w where the client looked, and where that was, which is then no secret any more."""
-        views: Mapping[str, Observation] = client.data
-        seen = {n: v.mask(self.dtype) for n, v in views.items()}
-        cut = {n: spectrum.forward(spectrum.backward(x, views[n].width) * seen[n]) for n, x in w.items()}
-        return Message({"w": cut, "seen": seen})
 
     def _recalls(self, message: Message) -> bool:
         if self.masks:
             return False
         s = message.scalars
         return bool(s.get("cohort", s["population"]) < s["population"]) if self.recall is None else self.recall
-
-    def _since_last(self, w: Tree, client: Client) -> Message:
-        """w less the last w that the server heard, which is what the server still counts this client with."""
-        last = client.memory.get("last w")
-        client.memory["last w"] = w
-        return Message({"dw": subtract(w, last) if last else w}, {"first": 0.0 if last else 1.0})
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         n, rho, eta = state.scalars["population"], state.scalars["rho"], self._strength(state)
@@ -283,17 +268,9 @@ class FedDeblur(Algorithm):
         return self.watch(state, trees, replies, mean if self.measure_every else {})
 
     def _mean(self, state: Message, replies: Replies) -> tuple[Message, Tree]:
-        """The mean of w: over this round's replies, over the last w of everyone who was ever heard, or by pixel over those who saw it."""
         if "seen" in replies.trees():
-            w, seen, old = replies.mean("w"), replies.mean("seen"), state.trees["image"]
-            images = {n: spectrum.backward(x, old[n].shape[-1]) / seen[n].clamp_min(1e-9) for n, x in w.items()}
-            return state, {n: spectrum.forward(torch.where(seen[n] > 0, x, old[n])) for n, x in images.items()}
-        if "dw" not in replies.trees():
-            return state, replies.mean("w")
-        met = state.scalars.get("met", 0.0) + sum(replies.values("first"))
-        moved = scale(replies.mean("dw"), replies.weight("dw"))
-        total = add(state.trees["total"], moved) if "total" in state.trees else moved
-        return state.put(total=total).note(met=met), scale(total, 1 / met)
+            return state, consensus.mean_in_view(state, replies)
+        return consensus.mean_of_last(state, replies) if "dw" in replies.trees() else (state, replies.mean("w"))
 
     # -- the server's other duties ---------------------------------------------------------------------------------------------------
 
