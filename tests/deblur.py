@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlens import Federation
+from fedlens import Federation, Message, run
+from fedlens.algorithms import FedDeblur
 from fedlens.data.blur import gaussian, motion
+from fedlens.engines.loopback import Loopback
 from fedlens.observation import Observation
+from fedlens.tasks.deblurring import Deblurring
 
 SIZE = (24, 20)
 
@@ -36,6 +39,16 @@ def small_federation(partial: bool, clients: int = 3, channels: int = 1, seed: i
         "noise": 1.0,
     }
     return Federation(holdings, test={"scene": torch.from_numpy(sharp).float()}, facts=facts)
+
+
+def make(federation: Federation, **keys: Any) -> FedDeblur:
+    return FedDeblur(Deblurring(), **{"eta": 2.0, "rho": 0.3, "double": True, "tol": 0.0, **keys}).given(federation.facts)
+
+
+def solve(federation: Federation, rounds: int, cohort: int | None = None, **keys: Any) -> tuple[Message, Loopback]:
+    algorithm = make(federation, **keys)
+    engine = Loopback(algorithm, federation)
+    return run(algorithm, engine, rounds, cohort=cohort), engine
 
 
 def otf(kernel: np.ndarray, size: tuple[int, int]) -> np.ndarray:
