@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens.data.scene import read_image
+from fedlens.data.images import read_image
 from fedlens.metrics.image import psnr
 from fedlens.priors import FFDNet, PlugAndPlay, Prior, PriorName, Ridge, TotalVariation, Wavelet, load_denoiser, make_prior
 
