@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlens import Federation
-from fedlens.algorithms.feddeblur import Observation
+from fedlens import Federation, Message, run
+from fedlens.algorithms import FedDeblur
 from fedlens.data.blur import gaussian, motion
+from fedlens.engines.loopback import Loopback
+from fedlens.observation import Observation
+from fedlens.tasks.deblurring import Deblurring
 
 SIZE = (24, 20)
 
@@ -38,6 +41,16 @@ def small_federation(partial: bool, clients: int = 3, channels: int = 1, seed: i
     return Federation(holdings, test={"scene": torch.from_numpy(sharp).float()}, facts=facts)
 
 
+def make(federation: Federation, **keys: Any) -> FedDeblur:
+    return FedDeblur(Deblurring(), **{"eta": 2.0, "rho": 0.3, "double": True, "tol": 0.0, **keys}).given(federation.facts)
+
+
+def solve(federation: Federation, rounds: int, cohort: int | None = None, **keys: Any) -> tuple[Message, Loopback]:
+    algorithm = make(federation, **keys)
+    engine = Loopback(algorithm, federation)
+    return run(algorithm, engine, rounds, cohort=cohort), engine
+
+
 def otf(kernel: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     padded = np.zeros(size)
     for (i, j), value in np.ndenumerate(kernel):
@@ -63,7 +76,7 @@ def views(federation: Federation) -> list[dict[str, np.ndarray]]:
     out = []
     for held in federation.holdings:
         seen = held["scene"]
-        mask = seen.mask(torch.float64).numpy() if seen.partial else np.ones((1, seen.height, seen.width))
+        mask = seen.mask(torch.float64).numpy()
         out.append({"y": seen.embed(seen.pixels.double()).numpy(), "m": mask, "H": otf(seen.kernel.numpy(), (seen.height, seen.width))})
     return out
 

@@ -60,3 +60,16 @@ def test_refused_in_one_sentence(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text("")
     with pytest.raises(ValueError, match="no rounds to draw"):
         report.figures(run, ["pdf"])
+
+
+def test_which_metrics_are_better_when_higher() -> None:
+    better = {n: figures.higher_is_better(n) for n in ("accuracy", "psnr", "client_loss_worst", "lpips", "FID", "glossiness", "test_mse")}
+    assert better == {
+        "accuracy": True,
+        "psnr": True,
+        "client_loss_worst": False,
+        "lpips": False,
+        "FID": False,
+        "glossiness": True,
+        "test_mse": False,
+    }

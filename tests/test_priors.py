@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens.data.scene import read_image
+from fedlens.data.images import read_image
 from fedlens.metrics.image import psnr
-from fedlens.priors import FFDNet, PlugAndPlay, Prior, Ridge, TotalVariation, Wavelet, load_denoiser, make_prior
+from fedlens.priors import FFDNet, PlugAndPlay, Prior, PriorName, Ridge, TotalVariation, Wavelet, load_denoiser, make_prior
 
 SPLIT = pytest.mark.parametrize("prior", [TotalVariation(), Wavelet(), Wavelet(levels=1)], ids=["tv", "wavelet", "one level"])
 
@@ -74,6 +74,17 @@ def test_what_a_prox_takes_away(prior: Prior) -> None:
     a = prior.transform(x)
     d = rand(*a.shape, seed=2)
     torch.testing.assert_close(prior.add_rest(d.clone(), a.clone(), 0.5), d + a - prior.prox(a.clone(), 0.5))
+
+
+@pytest.mark.parametrize("name", ["tv", "wavelet", "ridge", "box"])
+def test_what_the_next_x_step_is_given(name: PriorName) -> None:
+    """mu' = q - W x, z' = prox(W x - mu'), and q' = z' + mu', with or without the shortcut."""
+    prior = make_prior(name)
+    x = 100 + 50 * rand(2, 8, 8)
+    w = prior.transform(x)
+    q = w + 9 * rand(*w.shape, seed=2)
+    mu = q - w
+    torch.testing.assert_close(prior.next_q(x, q.clone(), 0.5), prior.prox(w - mu, 0.5) + mu)
 
 
 def test_total_variation_of_a_square() -> None:

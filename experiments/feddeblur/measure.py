@@ -29,7 +29,8 @@ from fedlens.algorithms import CenDeblur, FedDeblur
 from fedlens.client import Client
 from fedlens.data import blur as blurs
 from fedlens.data.blur import client_kernel
-from fedlens.data.scene import Scene, read_image
+from fedlens.data.images import read_image
+from fedlens.data.scene import Scene
 from fedlens.data.views import register
 from fedlens.engines.simulator import Simulator
 from fedlens.message import Message

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedlens.folder import RunFolder, clean, distinct, final_metrics, higher_is_better, table, view
+from fedlens.folder import RunFolder, distinct, final_metrics, table
+from fedlens.view import clean, view
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#444444")
 DASHES = ("-", "--", "-.", ":")
@@ -22,6 +23,9 @@ STYLE = {
     "pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none", "savefig.dpi": 300, "figure.constrained_layout.use": True,
 }  # fmt: skip
 WIDTH = 3.4  # inches: one column of a two-column paper
+WORSE = (
+    "loss", "error", "lpips", "niqe", "fid", "kid", "mse", "mae", "rmse", "nll", "distance", "seconds", "bytes", "memory", "spread", "epe",
+)  # fmt: skip  # page/draw.js has the same list
 
 
 def draw(runs: Sequence[RunFolder], kinds: Sequence[str], out: Path) -> list[Path]:
@@ -78,6 +82,10 @@ def results(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[list[str]]
             if best is not None and m[c] == best:
                 rows[r + 1][c + 2] = f"**{rows[r + 1][c + 2]}**"
     return rows
+
+
+def higher_is_better(name: str) -> bool:
+    return not any(part in WORSE for part in name.lower().replace("-", "_").split("_"))
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

@@ -9,8 +9,7 @@ import math
 import os
 import time
 import tomllib
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,8 +18,6 @@ from typing import Any, Literal
 Status = Literal["finished", "running", "stopped", "empty", "not a run"]
 MARKS = ("config.toml", "metrics.jsonl", "summary.json")  # any one of them makes a folder a run
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")
-CELLS = 200_000  # client-rounds a page can hold; longer runs show every k-th round
-POINTS = 2_000  # rounds a curve can hold
 QUIET = 120.0  # seconds without a new line after which a run without summary counts as stopped (longer if its rounds are longer)
 
 
@@ -79,33 +76,45 @@ def read(path: Path) -> RunFolder:
     return RunFolder(path, status, config, text, rounds, table(summary), table(federation), pictures, problems)
 
 
+def glance(path: Path) -> RunFolder:
+    """What a line in a list needs: cheap even for long runs, because only some lines of metrics.jsonl are read."""
+    if (kind := _kind(path)) is not None:
+        return RunFolder(path, kind)
+    config = _toml(_text(path / "config.toml", []), [])
+    summary = table(_json(path / "summary.json", []))
+    # A summary has the final metrics; without one the latest evaluation is looked for in the last lines.
+    some = _sampled(path / "metrics.jsonl", end=1 << 13 if summary.get("metrics") else 1 << 17)
+    return RunFolder(path, _progress(path, some, summary, config), config, "", some, summary)
+
+
 def parse_rounds(text: str, problems: list[str]) -> list[dict[str, Any]]:
     """One object a line. A last line without its newline is still being written and is left for later; a round written twice
     (a resumed run) counts as written last."""
     rounds: dict[int, dict[str, Any]] = {}
     broken: list[int] = []
-    lines = text.split("\n")
-    for number, line in enumerate(lines[:-1] if text else [], start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            entry = None
-        if isinstance(entry, dict) and isinstance(entry.get("round"), int | float) and math.isfinite(entry["round"]):
+    *whole, last = text.split("\n")
+    for at, line in enumerate(whole, start=1):
+        if (entry := _entry(line)) is not None:
             rounds[int(entry["round"])] = entry
-        else:
-            broken.append(number)
-    if lines[-1].strip():
-        try:  # a complete object whose newline is missing is as good as any
-            entry = json.loads(lines[-1])
-            rounds[int(entry["round"])] = entry
-        except (ValueError, TypeError, KeyError):
-            problems.append("The last line of metrics.jsonl is incomplete: the run was writing it, or died while doing so.")
+        elif line.strip():
+            broken.append(at)
+    if (entry := _entry(last)) is not None:  # a complete object whose newline is missing is as good as any
+        rounds[int(entry["round"])] = entry
+    elif last.strip():
+        problems.append("The last line of metrics.jsonl is incomplete: the run was writing it, or died while doing so.")
     if broken:
         which = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
         problems.append(f"metrics.jsonl: {len(broken)} unreadable line{'s' if len(broken) > 1 else ''} skipped (line {which}).")
     return [rounds[k] for k in sorted(rounds)]
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    whole = isinstance(entry, dict) and isinstance(entry.get("round"), int | float) and math.isfinite(entry["round"])
+    return entry if whole else None
 
 
 def read_pictures(path: Path, problems: list[str]) -> list[dict[str, Any]]:
@@ -128,64 +137,6 @@ def read_pictures(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     return entries
 
 
-def view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
-    """What the page draws, as plain JSON. `source` turns an image file into what `<img src>` gets: a data URI or an address."""
-    pictures = [
-        {
-            "caption": str(p.get("caption", "")),
-            "kind": p.get("kind", "image"),
-            "images": [source(path) for path in p["paths"]],
-            "ids": [digest(path) for path in p["paths"]],
-            "labels": [str(x) for x in sequence(p.get("labels"))],
-            "facts": table(p.get("facts")),
-            "ranges": sequence(p.get("ranges")),
-        }
-        for p in sorted(run.pictures, key=lambda p: p.get("kind") not in ("compare", "strip"))  # results first, then what explains them
-    ]
-    seen: dict[str, Any] = {
-        "name": run.path.resolve().name,
-        "status": run.status,
-        "problems": list(run.problems),
-        "title": run.title,
-        "done": done(run.rounds),
-        "final": final_metrics(run),
-        "curves": _curves(run.rounds),
-        "clients": _clients(run.rounds),
-        "lost": _reasons(run.rounds),
-        "federation": _holdings(run.federation),
-        "pictures": pictures,
-        "config": run.config_text,
-        "settings": flatten(run.config),
-        "summary": run.summary,
-    }
-    cleaned: dict[str, Any] = clean(seen)
-    return cleaned
-
-
-def card(path: Path, name: str) -> dict[str, Any]:
-    """A line in the board's list: cheap even for long runs, because only some lines of metrics.jsonl are read."""
-    status = _kind(path)
-    if status is not None:
-        return {"name": name, "status": status, "title": {}, "metrics": {}, "loss": [], "done": 0, "changed": _changed(path)}
-    config = _toml(_text(path / "config.toml", []), [])
-    summary = table(_json(path / "summary.json", []))
-    # A summary has the final metrics; without one the latest evaluation is looked for in the last lines.
-    some = _sampled(path / "metrics.jsonl", end=1 << 13 if summary.get("metrics") else 1 << 17)
-    run = RunFolder(path, _progress(path, some, summary, config), config, "", some, summary)
-    return clean(  # type: ignore[no-any-return]
-        {
-            "name": name,
-            "status": run.status,
-            "title": run.title,
-            "metrics": final_metrics(run),
-            "loss": [r.get("loss") for r in some],
-            "done": done(some),
-            "seconds": summary.get("seconds"),
-            "changed": _changed(path),
-        }
-    )
-
-
 def done(rounds: Sequence[Mapping[str, Any]]) -> int:
     """How many rounds are behind; they are numbered from 0."""
     return int(rounds[-1]["round"]) + 1 if rounds else 0
@@ -199,31 +150,13 @@ def final_metrics(run: RunFolder) -> dict[str, float]:
     return {k: float(v) for k, v in chosen.items() if isinstance(v, int | float)}
 
 
-def higher_is_better(name: str) -> bool:
-    worse = (
-        "loss",
-        "error",
-        "lpips",
-        "niqe",
-        "fid",
-        "kid",
-        "mse",
-        "mae",
-        "rmse",
-        "nll",
-        "distance",
-        "seconds",
-        "bytes",
-        "memory",
-        "spread",
-        "epe",
-    )
-    return not any(part in worse for part in name.lower().replace("-", "_").split("_"))
-
-
 def signature(path: Path) -> tuple[tuple[int, int], ...]:
     """Changes whenever a page about this run would."""
     return tuple(_stamp(path / name) for name in (*MARKS, "federation.json", "pictures/index.json"))
+
+
+def changed(path: Path) -> float:
+    return max((_stamp(p)[0] for p in (path, *(path / name for name in MARKS))), default=0) / 1e9
 
 
 def digest(path: Path) -> str:
@@ -281,128 +214,7 @@ def sequence(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Dotted settings of a config, the way they are written as overrides; an algorithm's part is named by its `name`."""
-    flat: dict[str, str] = {}
-    for key, item in value.items():
-        where = f"{prefix}{key}"
-        if isinstance(item, dict):
-            flat |= flatten(item, f"{where}.")
-        elif isinstance(item, list) and item and all(isinstance(x, dict) for x in item):
-            flat[where] = " + ".join(str(x.get("name", "?")) for x in item)
-            for part in item:
-                rest = {k: v for k, v in part.items() if k != "name"}
-                flat |= flatten(rest, f"{where}.{part.get('name', '?')}.")
-        else:
-            flat[where] = json.dumps(item, default=str)
-    return flat
-
-
-def clean(value: Any) -> Any:
-    """JSON that every browser reads: no NaN, no infinity, five digits. Whatever else is in there becomes text."""
-    if isinstance(value, bool) or value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, float):
-        return (float(f"{value:.5g}") if abs(value) < 1e5 else round(value, 1)) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): clean(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [clean(v) for v in value]
-    return str(value)
-
-
-def _curves(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Columns over rounds. Metrics have points only where they were evaluated."""
-    step = max(1, math.ceil(len(rounds) / POINTS))
-    thin = [r for k, r in enumerate(rounds) if k % step == 0 or k == len(rounds) - 1]
-    columns = ("round", "seconds", "loss", "bytes_down", "bytes_up", "asked", "heard", "refused")
-    curves: dict[str, Any] = {name: [_number(r.get(name)) for r in thin] for name in columns}
-    curves["lost"] = [len(sequence(r.get("lost"))) for r in thin]
-    return curves | {"metrics": _by_name(rounds, "metrics"), "state": _by_name(rounds, "state"), "step": step}
-
-
-def _by_name(rounds: Sequence[Mapping[str, Any]], column: str) -> dict[str, list[list[float]]]:
-    """[round, value] pairs of every number in a column, thinned like the curves but never without the last."""
-    found: dict[str, list[list[float]]] = {}
-    for r in rounds:
-        for name, value in table(r.get(column)).items():
-            if _number(value) is not None:
-                found.setdefault(name, []).append([int(r["round"]), value])
-    return {k: v[-1 :: -max(1, math.ceil(len(v) / POINTS))][::-1] for k, v in found.items()}
-
-
-def _holdings(federation: Mapping[str, Any]) -> dict[str, Any]:
-    """Who holds what: sizes, counts of labels, names. What a source tells about its split stands under `facts`."""
-    told = {**table(federation.get("facts")), **federation}
-    sizes = [_number(s) or 0 for s in sequence(told.get("sizes", told.get("examples")))]
-    labels = [[c if isinstance(c, int | float) else 0 for c in sequence(row)] for row in sequence(told.get("labels"))]
-    if len({len(row) for row in labels}) > 1 or not all(labels):
-        labels = []
-    names, classes = (sequence(told.get(key)) for key in ("names", "classes"))
-    held = {"sizes": sizes if any(sizes) else [sum(row) for row in labels], "labels": labels, "names": names, "classes": classes}
-    return held | {"remarks": remarks(told)}
-
-
-def remarks(facts: Mapping[str, Any], most: int = 5) -> list[str]:
-    """What of the data is not there as it lay on disk: files that could not be read, what a split or a task moved or left out."""
-    skipped, notes = ([str(x) for x in sequence(facts.get(key))] for key in ("skipped", "notes"))
-    more = f" and {len(skipped) - most} more" if len(skipped) > most else ""
-    files = "1 file could not be read and was" if len(skipped) == 1 else f"{len(skipped)} files could not be read and were"
-    lines = [f"{files} left out: {'; '.join(skipped[:most])}{more}"] if skipped else []
-    return [*lines, *notes[:most], *([f"and {len(notes) - most} more such notes"] if len(notes) > most else [])]
-
-
-def _clients(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Who took part, sparse: for each round shown, [client, weight, loss, examples] of those heard and the ids of those lost."""
-    cells = sum(len(table(r.get("clients"))) + len(sequence(r.get("lost"))) for r in rounds)
-    step = max(1, math.ceil(cells / CELLS))
-    shown = rounds[::step]
-    heard = []
-    for r in shown:
-        rows = []
-        for id, facts in table(r.get("clients")).items():
-            f = table(facts)
-            rows.append([_id(id), *(_number(f.get(name)) for name in ("weight", "loss", "examples"))])
-        heard.append(rows)
-    lost = [[_id(table(x).get("client")) for x in sequence(r.get("lost"))] for r in shown]
-    ids = {row[0] for rows in heard for row in rows} | {i for row in lost for i in row}
-    return {
-        "ids": sorted(ids, key=_order),
-        "rounds": [r["round"] for r in shown],
-        "heard": heard,
-        "lost": lost,
-        "step": step,
-    }
-
-
-def _reasons(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Why replies were lost: each reason once, how often, and which clients."""
-    who: dict[str, Counter[Any]] = {}
-    for r in rounds:
-        for item in sequence(r.get("lost")):
-            entry = table(item)
-            who.setdefault(_reason(entry.get("reason")), Counter())[_id(entry.get("client"))] += 1
-    often = sorted(who.items(), key=lambda item: -item[1].total())[:20]
-    return [{"reason": k, "times": v.total(), "clients": sorted(v, key=_order)[:50]} for k, v in often]
-
-
-def _reason(value: Any) -> str:
-    words = str(value or "no reason given").strip().split("\n")[-1]
-    return words if len(words) <= 160 else words[:159] + "…"
-
-
-def _id(value: Any) -> int | str:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return str(value)
-
-
-def _order(id: int | str) -> tuple[bool, int | str]:
-    return (isinstance(id, str), id)
-
-
-def _number(value: Any) -> float | int | None:
+def number(value: Any) -> float | int | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -428,7 +240,7 @@ def _progress(path: Path, rounds: Sequence[Mapping[str, Any]], summary: Mapping[
         return "stopped" if stopped else "finished"
     if _locked(path / ".lock"):
         return "running"
-    slowest = max((r["seconds"] for r in rounds[-20:] if _number(r.get("seconds"))), default=0.0)
+    slowest = max((r["seconds"] for r in rounds[-20:] if number(r.get("seconds"))), default=0.0)
     return "running" if time.time() - max(metrics_at, config_at) / 1e9 < max(QUIET, 5 * slowest) else "stopped"
 
 
@@ -440,10 +252,6 @@ def _locked(path: Path) -> bool:
     except OSError:
         return False
     return f" {os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino} " in held
-
-
-def _changed(path: Path) -> float:
-    return max((_stamp(p)[0] for p in (path, *(path / name for name in MARKS))), default=0) / 1e9
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -10,9 +10,9 @@ from typing import Any
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from fedlens.folder import remarks
 from fedlens.job import Setup, Watch
 from fedlens.terminal import ACCENT, console, duration, few, number, size, spark
+from fedlens.view import remarks
 
 
 def live(spinner: Any = None) -> Watch:

@@ -45,6 +45,13 @@ class Prior(ABC):
         """d + (a - prox(a, t)): what the prox takes away, a projection onto the dual ball. May overwrite both."""
         return d.add_(a).sub_(self.prox(a, t))
 
+    def next_q(self, x: Tensor, q: Tensor, t: float) -> Tensor:
+        """q = z + mu / rho for the next x-step: z' = prox(W x - mu'), mu' = q - W x. A prox that is not odd has no shortcut."""
+        d = self.transform(x)
+        if self.split:
+            return self.add_rest(d, torch.sub(q, d, alpha=2), t)
+        return self.prox(2 * d - q, t) + q - d
+
     def check(self, channels: int) -> None:  # noqa: B027  (most priors need nothing)
         """Raises one clear sentence when something is missing that can be known before the first round."""
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from fedlens import folder as folders
 from fedlens.folder import RunFolder
+from fedlens.view import view
 
 PAGE = Path(__file__).parent / "page"
 SCRIPTS = ("draw.js", "pictures.js", "view.js")
@@ -60,10 +61,10 @@ def figures(folder: Path | str | Sequence[Path | str], kinds: Sequence[str] = ("
 def render(runs: Sequence[RunFolder], title: str | None = None) -> str:
     """The page as text. With a title it is a comparison, however many runs there are."""
     images = _Images(runs)
-    views = [folders.view(run, images.name) for run in runs]
+    views = [view(run, images.name) for run in runs]
     names = folders.distinct([run.path.resolve() for run in runs])
-    for view, name in zip(views, names):
-        view["name"] = name
+    for seen, name in zip(views, names):
+        seen["name"] = name
     data = {"views": views, "images": images.addresses, "title": title}
     text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     pieces = {

@@ -28,6 +28,7 @@ from typing import Any
 
 from fedlens.checkpoint import write
 from fedlens.config import Config, ConfigError
+from fedlens.folder import parse_rounds
 
 OWN = (
     "config.toml", "federation.json", "metrics.jsonl", "summary.json", "model.safetensors", "restored.png", "report.html",
@@ -100,15 +101,7 @@ def same_run(config: Config, folder: Path) -> None:
 
 def read_records(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl that are whole: the last one may have been cut off."""
-    records = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("round"), int):
-            records.append(record)
-    return records
+    return parse_rounds(path.read_text(errors="replace") if path.exists() else "", [])
 
 
 def trim(path: Path, done: int) -> list[dict[str, Any]]:

@@ -13,13 +13,13 @@ from rich.table import Table
 
 from fedlens import config as recipes
 from fedlens.config import Config, ConfigError
-from fedlens.folder import remarks
 from fedlens.job import ENGINES, prepare, rehearse
 from fedlens.live import Cells
 from fedlens.overrides import split
 from fedlens.parts import Part
 from fedlens.terminal import ACCENT, bars, console, duration, short, size
 from fedlens.values import nearest
+from fedlens.view import remarks
 
 if TYPE_CHECKING:
     from fedlens.compare import Cell

@@ -101,11 +101,11 @@ def test_the_report_can_be_saved(client: TestClient) -> None:
 
 
 def test_only_what_changed_is_read_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedlens import folder as folders
+    from fedlens import view as views
 
     board, read = Board(root), []
-    real = folders.card
-    monkeypatch.setattr(folders, "card", lambda path, name: (read.append(name), real(path, name))[1])
+    real = views.card
+    monkeypatch.setattr(views, "card", lambda path, name: (read.append(name), real(path, name))[1])
     board.cards()
     read.clear()
     board.cards()

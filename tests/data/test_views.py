@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fedlens.data.blur import motion
-from fedlens.data.scene import Scene, read_image, shipped
+from fedlens.data.images import read_image, shipped
+from fedlens.data.scene import Scene
 from fedlens.data.source import DataError
 from fedlens.data.views import estimate_kernel, match_tones, register
 from fedlens.metrics.image import psnr

@@ -23,20 +23,14 @@ from torch import Tensor
 
 from fedlens import spectrum
 from fedlens.algorithm import Needs
-from fedlens.algorithms.feddeblur import FedDeblur, Observation
+from fedlens.algorithms.consensus import by_pixel
+from fedlens.algorithms.deblur_settings import alone
+from fedlens.algorithms.feddeblur import FedDeblur
 from fedlens.client import Client
 from fedlens.message import Message
-from fedlens.priors import Prior
+from fedlens.observation import Observation
 from fedlens.replies import Replies
 from fedlens.tree import Tree
-
-
-def next_q(prior: Prior, x: Tensor, q: Tensor, t: float) -> Tensor:
-    """q = z + mu / rho for the next x-step: z' = prox(W x - mu'), mu' = q - W x. A denoiser is not odd, so no shortcut for it."""
-    d = prior.transform(x)
-    if prior.split:
-        return prior.add_rest(d, torch.sub(q, d, alpha=2), t)
-    return prior.prox(2 * d - q, t) + q - d
 
 
 def complex_of(s: Tensor) -> Tensor:
@@ -70,8 +64,8 @@ class CenDeblur(FedDeblur):
             return Message()
         views: Mapping[str, Observation] = client.data
         y = {n: v.embed(v.pixels.to(self.dtype)) for n, v in views.items()}
-        m = {n: v.mask(self.dtype) if v.partial else torch.ones(1, v.height, v.width, dtype=self.dtype) for n, v in views.items()}
-        h = {n: torch.view_as_real(spectrum.otf(v.kernel, v.height, v.width, self.dtype)) for n, v in views.items()}
+        m = {n: v.mask(self.dtype) for n, v in views.items()}
+        h = {n: torch.view_as_real(v.otf(self.dtype)) for n, v in views.items()}
         return Message({"y": y, "m": m, "h": h})
 
     def server_step(self, state: Message, replies: Replies) -> Message:
@@ -79,7 +73,7 @@ class CenDeblur(FedDeblur):
         images = {name: self._solve(state, name) for name in self._scenes}
         trees = {"image": images, "x": {n: spectrum.forward(x) for n, x in images.items()}}
         t = self._strength(state) / state.scalars["rho"]
-        trees["q"] = {n: next_q(self.regulariser, x, state.trees["q"][n], t) for n, x in images.items()}
+        trees["q"] = {n: self.regulariser.next_q(x, state.trees["q"][n], t) for n, x in images.items()}
         trees |= self._residuals(state, trees["x"])
         return self.watch(state, trees, replies, {})
 
@@ -159,7 +153,7 @@ class LocDeblur(FedDeblur):
     shared: ClassVar[bool] = False
 
     def suggested(self, facts: Mapping[str, Any], n: int) -> tuple[float, float]:
-        return alone(self.prior, self.shared, facts, n)
+        return alone(self.prior, self.shared, facts)
 
     def broadcast(self, state: Message) -> Message:
         return Message({"image": state.trees["image"]}, {"rho": state.scalars["rho"], "eta": self._strength(state), "measure": 0.0})
@@ -174,7 +168,7 @@ class LocDeblur(FedDeblur):
         sent, masks = {}, {}
         for name, mean in message.trees["image"].items():
             seen: Observation = client.data[name]
-            fixed, inverse, mask = self._alone(client.id, name, seen, rho)
+            fixed, inverse, mask = self._once(client, name, lambda seen: self._alone(seen, rho), rho)
             kept = client.memory.get(name)
             x = mean if self.shared else kept["x"] if kept else seen.embed(seen.pixels.to(self.dtype))
             d = prior.transform(x)
@@ -188,8 +182,7 @@ class LocDeblur(FedDeblur):
         return Message({"image": sent, "seen": masks})
 
     def server_step(self, state: Message, replies: Replies) -> Message:
-        seen, total = replies.mean("seen"), replies.mean("image")
-        images = {n: torch.where(seen[n] > 0, x / seen[n].clamp_min(1e-9), state.trees["image"][n]) for n, x in total.items()}
+        images = by_pixel(replies.mean("image"), replies.mean("seen"), state.trees["image"])
         return self.watch(state, {"image": images}, replies, {})
 
     def begin(self, images: Tree) -> Message:
@@ -199,18 +192,12 @@ class LocDeblur(FedDeblur):
     def images(self, message: Message) -> Tree:
         return dict(message.trees["image"])
 
-    def _alone(self, id: int, name: str, seen: Observation, rho: float) -> tuple[Tensor, Tensor, Tensor]:
-        """conj(H) F(y), 1 / (|H|^2 + rho W^T W) and the mask, made once."""
-        found = self._halves.get((id, name))
-        if found is None or found[0] is not seen or found[2] != rho:
-            h = spectrum.otf(seen.kernel, seen.height, seen.width, self.dtype)
-            y = seen.embed(seen.pixels.to(self.dtype))
-            fixed = torch.view_as_real(h.conj() * torch.fft.rfft2(y))
-            below = h.abs().square() + rho * self.regulariser.gram(seen.height, seen.width, self.dtype)
-            mask = seen.mask(self.dtype) if seen.partial else torch.ones(1, seen.height, seen.width, dtype=self.dtype)
-            found = self._halves[id, name] = (seen, 0.0, rho, (fixed, (1 / below).unsqueeze(-1).expand(*h.shape, 2).contiguous(), mask))
-        parts: tuple[Tensor, Tensor, Tensor] = found[3]
-        return parts
+    def _alone(self, seen: Observation, rho: float) -> tuple[Tensor, Tensor, Tensor]:
+        """conj(H) F(y), 1 / (|H|^2 + rho W^T W) and the mask."""
+        h = seen.otf(self.dtype)
+        y = seen.embed(seen.pixels.to(self.dtype))
+        below = h.abs().square() + rho * self.regulariser.gram(seen.height, seen.width, self.dtype)
+        return torch.view_as_real(h.conj() * torch.fft.rfft2(y)), spectrum.twice(1 / below), seen.mask(self.dtype)
 
 
 @dataclass
@@ -235,10 +222,10 @@ class FedGDDeblur(FedDeblur):
         misfit = 0.0
         for name, x in message.trees["x"].items():
             seen: Observation = client.data[name]
-            power, fixed = self._gradient(client.id, name, seen)
+            power, fixed = self._once(client, name, self._gradient)
             if seen.partial:
                 h = complex_of(power)
-                fit = seen.cut(torch.fft.irfft2(complex_of(x) * h, s=(seen.height, seen.width))) - seen.pixels.to(self.dtype)
+                fit = seen.through(x, h) - seen.pixels.to(self.dtype)
                 out[name] = torch.view_as_real(2 * h.conj() * torch.fft.rfft2(seen.embed(fit)))
             else:
                 out[name] = torch.mul(power, x).sub_(fixed)
@@ -259,27 +246,8 @@ class FedGDDeblur(FedDeblur):
         trees = {"image": images, "x": {n: spectrum.forward(x) for n, x in images.items()}}
         return self.watch(state, trees, replies, {})
 
-    def _gradient(self, id: int, name: str, seen: Observation) -> tuple[Tensor, Tensor]:
+    def _gradient(self, seen: Observation) -> tuple[Tensor, Tensor]:
         """2 |H|^2 and 2 conj(H) F(y), each entry twice; or H itself for a partial view."""
-        found = self._halves.get((id, name))
-        if found is None or found[0] is not seen:
-            h = spectrum.otf(seen.kernel, seen.height, seen.width, self.dtype)
-            power = (2 * h.abs().square()).unsqueeze(-1).expand(*h.shape, 2).contiguous()
-            fixed = torch.view_as_real(2 * h.conj() * torch.fft.rfft2(seen.embed(seen.pixels.to(self.dtype))))
-            found = self._halves[id, name] = (seen, 0.0, 0.0, (torch.view_as_real(h) if seen.partial else power, fixed))
-        parts: tuple[Tensor, Tensor] = found[3]
-        return parts
-
-
-# (eta, rho) of LocDeblur and FedAvgDeblur, |.|^2 / 2 form, grey, noise 1, as published for n = 10 and for partial motion.
-ALONE = {"complete": (0.01, 0.0015), "partial": (2.0, 8.0)}
-SHARED = {"complete": (0.01, 0.015), "partial": (3.0, 0.01)}
-
-
-def alone(prior: str, shared: bool, facts: Mapping[str, Any], n: int) -> tuple[float, float]:
-    eta, rho = (SHARED if shared else ALONE)["partial" if facts.get("observe") == "partial" else "complete"]
-    if prior == "pnp":
-        rho = 0.01
-        return rho * 5.0**2, rho
-    noise = facts.get("noise")
-    return eta * max(0.05, 1.0 if noise is None else float(noise)), rho
+        h = seen.otf(self.dtype)
+        fixed = torch.view_as_real(2 * h.conj() * torch.fft.rfft2(seen.embed(seen.pixels.to(self.dtype))))
+        return torch.view_as_real(h) if seen.partial else spectrum.twice(2 * h.abs().square()), fixed

@@ -23,23 +23,19 @@ those who saw it, which takes the masks to the server, and let sigma decay; or, 
 (z = x, sigma^2 = eta / rho): the same optimum, the same messages, and sigma is sqrt(n) times as large.
 
 Deviations: clients begin at the broadcast x^0, not at y_k, since otherwise the first w_k is the observation itself; the first server step
-(a prox of the arbitrary x^0) is left out; when part of the clients takes part, the others count with the w they last sent; x^0 is flat
-grey unless start="random"; n stays the population when only part of it takes part (Algorithm 6 says "same as Algorithm 1"). Algorithm 6
-averages over those who answered (recall=False). But w_k - x = lambda_k / rho does not vanish at the solution, only its mean over all
-clients does, and with the published rho it is hundreds of grey levels: a mean over some of them throws x about, and at rho = 5e-4 the run
-diverges for every cohort below 10. So a client sends w less the last w that was heard, the server adds that to its running total, and
-needs no single replies for it; with everyone present this is the mean of w again. The public code relaxes the duals by 1.05, updates
-clients first and averages with masks when a denoiser meets partial views; of that only the masks can be had (masks=True). The relative
-change that stops a run is the largest over the scenes. eta, rho and sigma left at None are the published settings nearest to (views,
-channels, n, noise), except for a denoiser with partial views: `published`.
+(a prox of the arbitrary x^0) is left out; when part of the clients takes part, the others count with the w they last sent (why:
+`consensus.py`; recall=False is Algorithm 6); x^0 is flat grey unless start="random"; n stays the population when only part of it takes
+part (Algorithm 6 says "same as Algorithm 1"). The public code relaxes the duals by 1.05, updates clients first and averages with masks
+when a denoiser meets partial views; of that only the masks can be had (masks=True). The relative change that stops a run is the largest
+over the scenes. eta, rho and sigma left at None are the published settings nearest to (views, channels, n, noise), except for a denoiser
+with partial views: `deblur_settings.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -47,53 +43,17 @@ from torch import Tensor
 
 from fedlens import spectrum
 from fedlens.algorithm import Algorithm
+from fedlens.algorithms import consensus
+from fedlens.algorithms.deblur_settings import published
 from fedlens.client import Client, generator
 from fedlens.message import Message
+from fedlens.observation import Observation, inside
 from fedlens.priors import DenoiserName, Prior, PriorName, make_prior
 from fedlens.replies import Replies
 from fedlens.tasks.task import Task
-from fedlens.tree import Tree, add, scale, subtract
+from fedlens.tree import Tree
 
 CHUNK = 1 << 17  # numbers worked on at a time: five arrays of this size fit into a second-level cache or nearly
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What one client saw of one scene: pixels (C, h, w) in [0, 255], its kernel, the scene's size, and where a partial view lies.
-    A client's data is a dict of these, by the name of the scene."""
-
-    pixels: Tensor
-    kernel: Tensor
-    height: int
-    width: int
-    top: int | None = None
-    left: int | None = None
-
-    @property
-    def partial(self) -> bool:
-        return self.top is not None
-
-    def embed(self, patch: Tensor) -> Tensor:
-        """The patch where it lies in the scene, zeros elsewhere."""
-        if self.top is None or self.left is None:
-            return patch
-        out = torch.zeros((*patch.shape[:-2], self.height, self.width), dtype=patch.dtype)
-        self.cut(out).copy_(patch)
-        return out
-
-    def cut(self, image: Tensor) -> Tensor:
-        if self.top is None or self.left is None:
-            return image
-        return image[..., self.top : self.top + self.pixels.shape[-2], self.left : self.left + self.pixels.shape[-1]]
-
-    def mask(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        return self.embed(torch.ones(1, *self.pixels.shape[-2:], dtype=dtype))
-
-    def misfit(self, x: Tensor) -> float:
-        """|m (h * x - y)|^2 of a half-spectrum x."""
-        h = spectrum.otf(self.kernel, self.height, self.width, x.dtype)
-        seen = torch.fft.irfft2(torch.view_as_complex(x) * h, s=(self.height, self.width))
-        return float((self.cut(seen) - self.pixels.to(seen.dtype)).double().square().sum())
 
 
 class Half(Protocol):
@@ -106,12 +66,11 @@ class Complete:
     """Option A of Algorithm 1. `a` and `c` = B - 1 never change, so a round is two sums and a product."""
 
     def __init__(self, seen: Observation, n: float, rho: float, dtype: torch.dtype) -> None:
-        h = spectrum.otf(seen.kernel, seen.height, seen.width, torch.float64)
+        h = seen.otf(torch.float64)
         y = torch.fft.rfft2(seen.pixels.double())
         power = 2 / n * h.abs().square()
         self.a = torch.view_as_real(2 / n * h.conj() * y / (power + rho)).to(dtype)
-        # Twice each entry, beside one another: multiplying two contiguous arrays is quicker than broadcasting one of them.
-        self.c = (-power / (power + rho)).to(dtype).unsqueeze(-1).expand(self.a.shape).contiguous()
+        self.c = spectrum.twice((-power / (power + rho)).to(dtype), self.a.shape[0])
 
     def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]:
         old = kept["u"] if kept else torch.zeros_like(x)
@@ -131,14 +90,14 @@ class Partial:
 
     def __init__(self, seen: Observation, n: float, rho: float, dtype: torch.dtype) -> None:
         self.seen, self.pixels = seen, seen.pixels.to(dtype)
-        self.h = spectrum.otf(seen.kernel, seen.height, seen.width, dtype)
-        self.inverse = (1 / (1 + self.h.abs().square())).unsqueeze(-1).expand(*self.h.shape, 2).contiguous()
+        self.h = seen.otf(dtype)
+        self.inverse = spectrum.twice(1 / (1 + self.h.abs().square()))
         self.share = 1 - rho / (2 / n + rho)
         self.canvas = torch.zeros(*seen.pixels.shape[:-2], seen.height, seen.width, dtype=dtype)  # zero outside the view, for ever
 
     def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]:
         if kept is None:
-            blurred = self._view(x)
+            blurred = self.seen.through(x, self.h).contiguous()
             kept = {"x": x, "u": torch.zeros_like(x), "b": torch.zeros_like(blurred), "hx": blurred}
         d = (self.pixels + kept["b"]).sub_(kept["hx"]).mul_(self.share)
         self.seen.cut(self.canvas).copy_(d)
@@ -146,14 +105,9 @@ class Partial:
         new = torch.view_as_real(torch.fft.rfft2(self.canvas).mul_(self.h.conj()))
         new.add_(v).sub_(kept["x"]).mul_(self.inverse).add_(kept["x"])
         u = new - v
-        blurred = self._view(new)
+        blurred = self.seen.through(new, self.h).contiguous()
         b = d.add_(kept["hx"]).sub_(blurred)
         return new + u, {"x": new, "u": u, "b": b, "hx": blurred}
-
-    def _view(self, x: Tensor) -> Tensor:
-        """h * x, where it was observed."""
-        blurred = torch.fft.irfft2(torch.view_as_complex(x) * self.h, s=(self.seen.height, self.seen.width))
-        return self.seen.cut(blurred).contiguous()
 
 
 @dataclass
@@ -187,7 +141,7 @@ class FedDeblur(Algorithm):
     double: bool = False
     _scenes: dict[str, tuple[int, int, int]] = field(default_factory=dict, init=False, repr=False)
     _pad: int = field(default=0, init=False, repr=False)
-    _halves: dict[tuple[int, str], tuple[Observation, float, float, Any]] = field(
+    _made: dict[tuple[int, str], tuple[Observation, tuple[float, ...], Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _prior: Prior | None = field(default=None, init=False, repr=False, compare=False)
@@ -280,29 +234,16 @@ class FedDeblur(Algorithm):
                 gap += spectrum.norm(moved, seen.width) ** 2
         reply = Message({"w": sent})
         if self.masks:
-            reply = self._in_view(sent, client)
+            reply = consensus.in_view(sent, client.data)
         elif self._recalls(message):
-            reply = self._since_last(sent, client)
+            reply = consensus.since_last(sent, client)
         return reply.note(loss=misfit, gap=math.sqrt(gap)) if message.scalars["measure"] else reply
-
-    def _in_view(self, w: Tree, client: Client) -> Message:
-        """What the public code averages: w where the client looked, and where that was, which is then no secret any more."""
-        views: Mapping[str, Observation] = client.data
-        seen = {n: v.mask(self.dtype) if v.partial else torch.ones(1, v.height, v.width, dtype=self.dtype) for n, v in views.items()}
-        cut = {n: spectrum.forward(spectrum.backward(x, views[n].width) * seen[n]) for n, x in w.items()}
-        return Message({"w": cut, "seen": seen})
 
     def _recalls(self, message: Message) -> bool:
         if self.masks:
             return False
         s = message.scalars
         return bool(s.get("cohort", s["population"]) < s["population"]) if self.recall is None else self.recall
-
-    def _since_last(self, w: Tree, client: Client) -> Message:
-        """w less the last w that the server heard, which is what the server still counts this client with."""
-        last = client.memory.get("last w")
-        client.memory["last w"] = w
-        return Message({"dw": subtract(w, last) if last else w}, {"first": 0.0 if last else 1.0})
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         n, rho, eta = state.scalars["population"], state.scalars["rho"], self._strength(state)
@@ -318,8 +259,7 @@ class FedDeblur(Algorithm):
                 q = state.trees["q"][name]
                 s = spectrum.forward(prior.adjoint(q)).add_(w, alpha=n).mul_(self._inverse(prior, n, old.shape[-2:]))
                 x = spectrum.backward(s, width)
-                d = prior.transform(x)
-                ready[name] = prior.add_rest(d, torch.sub(q, d, alpha=2), eta / rho)
+                ready[name] = prior.next_q(x, q, eta / rho)
             else:
                 x = prior.prox(spectrum.backward(w, width), eta / (n * rho))
                 s = spectrum.forward(x)
@@ -328,17 +268,9 @@ class FedDeblur(Algorithm):
         return self.watch(state, trees, replies, mean if self.measure_every else {})
 
     def _mean(self, state: Message, replies: Replies) -> tuple[Message, Tree]:
-        """The mean of w: over this round's replies, over the last w of everyone who was ever heard, or by pixel over those who saw it."""
         if "seen" in replies.trees():
-            w, seen, old = replies.mean("w"), replies.mean("seen"), state.trees["image"]
-            images = {n: spectrum.backward(x, old[n].shape[-1]) / seen[n].clamp_min(1e-9) for n, x in w.items()}
-            return state, {n: spectrum.forward(torch.where(seen[n] > 0, x, old[n])) for n, x in images.items()}
-        if "dw" not in replies.trees():
-            return state, replies.mean("w")
-        met = state.scalars.get("met", 0.0) + sum(replies.values("first"))
-        moved = scale(replies.mean("dw"), replies.weight("dw"))
-        total = add(state.trees["total"], moved) if "total" in state.trees else moved
-        return state.put(total=total).note(met=met), scale(total, 1 / met)
+            return state, consensus.mean_in_view(state, replies)
+        return consensus.mean_of_last(state, replies) if "dw" in replies.trees() else (state, replies.mean("w"))
 
     # -- the server's other duties ---------------------------------------------------------------------------------------------------
 
@@ -392,25 +324,28 @@ class FedDeblur(Algorithm):
         return bool(self.measure_every) and number % self.measure_every == 0
 
     def _half(self, client: Client, scene: str, n: float, rho: float) -> Half:
-        """What follows from a client's data alone, made once per process. It is as private as the data: never sent, never pickled."""
+        half: Half = self._once(client, scene, lambda seen: (Partial if seen.partial else Complete)(seen, n, rho, self.dtype), n, rho)
+        return half
+
+    def _once(self, client: Client, scene: str, make: Callable[[Observation], Any], *settings: float) -> Any:
+        """What follows from a client's data and `settings` alone, made once per process. It is as private as the data: never sent, never
+        pickled."""
         seen: Observation = client.data[scene]
-        found = self._halves.get((client.id, scene))
-        if found is None or found[0] is not seen or found[1:3] != (n, rho):
-            half = (Partial if seen.partial else Complete)(seen, n, rho, self.dtype)
-            found = self._halves[client.id, scene] = (seen, n, rho, half)
-        made: Half = found[3]
-        return made
+        found = self._made.get((client.id, scene))
+        if found is None or found[0] is not seen or found[1] != settings:
+            found = self._made[client.id, scene] = (seen, settings, make(seen))
+        return found[2]
 
     def _inverse(self, prior: Prior, n: float, size: torch.Size) -> Tensor:
         """1 / (n + W^T W), each entry twice."""
         key = (int(size[0]), int(size[1]), n)
         if key not in self._gram:
             inverse = 1 / (n + prior.gram(*key[:2], self.dtype))
-            self._gram[key] = inverse.unsqueeze(-1).expand(*inverse.shape, 2).contiguous()
+            self._gram[key] = spectrum.twice(inverse)
         return self._gram[key]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_halves": {}, "_prior": None, "_gram": {}}
+        return {**self.__dict__, "_made": {}, "_prior": None, "_gram": {}}
 
 
 def restored(state: Message) -> Tree:
@@ -418,57 +353,5 @@ def restored(state: Message) -> Tree:
     return {n: inside(x, int(state.scalars.get("pad", 0))) for n, x in state.trees["image"].items()}
 
 
-def inside(x: Tensor, pad: int) -> Tensor:
-    return x[..., pad : x.shape[-2] - pad, pad : x.shape[-1] - pad]
-
-
 def relative_change(new: Tensor, old: Tensor) -> float:
     return float(torch.dist(new, old) / torch.linalg.vector_norm(old).clamp_min(1e-12))
-
-
-# -- published settings ------------------------------------------------------------------------------------------------------------
-
-# (eta, rho) by number of clients, noise of one grey level; intensities in [0, 255].
-GREY = {1: (0.1, 1e-4), 2: (0.05, 1e-4), 3: (0.05, 0.01), 4: (0.05, 0.03), 5: (0.035, 0.005), 6: (0.03, 0.003), 7: (0.03, 0.005),
-        8: (0.025, 0.003), 9: (0.025, 0.0025), 10: (0.025, 5e-4)}  # fmt: skip
-COLOUR = {3: (0.075, 0.02), 5: (0.05, 0.005), 10: (0.035, 0.001)}
-PARTIAL = {"motion": ((0.015, 0.005), (0.02, 0.005)), "synthesis": ((0.01, 0.002), (0.01, 5e-4))}  # grey, colour
-# How eta follows the noise, from the published values at n = 10: noise -> eta / eta(noise 1).
-NOISE = ((0.0, 0.002), (0.5, 0.3), (1.0, 1.0), (2.0, 3.0), (3.0, 4.0))
-# (sigma, rho) for a denoiser: published for DRUNet and Eq. 5; and our own for partial views and z = x, found with FFDNet on images that
-# are in no table (experiments/feddeblur/README.md).
-DENOISE = {"complete": {3: (5.0, 0.0075), 5: (10.0, 0.001), 10: (5.0, 0.001)}, "motion": {9: (25.0, 0.02)}, "synthesis": {9: (30.0, 0.015)}}
-SPLIT = {"motion": (7.0, 0.005), "synthesis": (7.0, 0.005)}
-
-
-def published(
-    prior: str, views: str, colour: bool, n: int, noise: float | None, rho: float | None = None, split: bool = False
-) -> tuple[float, float]:
-    """(eta, rho). For a denoiser the table has (sigma, rho), which is eta = n rho sigma^2, or rho sigma^2 where it is split off."""
-    kind = views if views == "complete" or views in PARTIAL else "motion"
-    level = 1.0 if noise is None else float(noise)
-    if prior == "pnp":
-        if split and kind in SPLIT:
-            sigma, preset = SPLIT[kind]
-            return preset * sigma**2, preset  # another rho is another way to the same optimum
-        sigma, preset = _nearest(DENOISE[kind], n)
-        return n * (rho or preset) * sigma**2, preset
-    if kind != "complete":
-        eta, preset = PARTIAL[kind][1 if colour else 0]
-    elif colour:
-        eta, preset = COLOUR[n] if n in COLOUR else (1.4 * _nearest(GREY, n)[0], _nearest(GREY, n)[1])
-    else:
-        eta, preset = _nearest(GREY, n)
-    return eta * _between(NOISE, level), preset
-
-
-def _nearest(table: Mapping[int, tuple[float, float]], n: int) -> tuple[float, float]:
-    return table[min(table, key=lambda k: (abs(k - n), k))]
-
-
-def _between(table: tuple[tuple[float, float], ...], at: float) -> float:
-    """Linear between the published points, proportional beyond the last."""
-    for (low, a), (high, b) in pairwise(table):
-        if at <= high:
-            return a + (b - a) * max(0.0, at - low) / (high - low)
-    return table[-1][1] * at / table[-1][0]

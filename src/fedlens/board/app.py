@@ -25,6 +25,7 @@ from starlette.routing import Route
 
 from fedlens import folder as folders
 from fedlens import report
+from fedlens import view as views
 
 LOOK = 0.2  # seconds between two looks at the files
 BEAT = 10.0  # seconds after which an idle stream says that it is alive
@@ -50,7 +51,7 @@ class Board:
             mark = folders.signature(path)
             old = self._cards.get(name)
             fresh = old is None or old[0] != mark or old[1]["status"] == "running"
-            seen[name] = (mark, folders.card(path, name)) if fresh or old is None else old
+            seen[name] = (mark, views.card(path, name)) if fresh or old is None else old
         self._cards = seen
         return {name: card for name, (_, card) in seen.items()}
 
@@ -71,7 +72,7 @@ class Board:
         def address(image: Path) -> str:
             return "/picture?" + urlencode({"run": name, "file": image.name, "v": folders.digest(image)})
 
-        return {**folders.view(folders.read(path), address), "name": name if name != "." else path.name}
+        return {**views.view(folders.read(path), address), "name": name if name != "." else path.name}
 
 
 def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Starlette:

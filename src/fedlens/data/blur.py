@@ -9,11 +9,14 @@ went. The authors draw the size of that histogram at random (odd, at most 27) an
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from fedlens.data.source import DataError
 
 Family = Literal["fspecial", "authors"]
 Blur = Literal["mixed", "motion", "synthesis"]
@@ -133,3 +136,17 @@ def _trace(path: np.ndarray, cells: int, family: Family) -> np.ndarray:
 
 def normalised(kernel: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(kernel / kernel.sum()))
+
+
+def check_kernel(kernel: Tensor, whose: str, size: Sequence[int] | None = None) -> None:
+    """Refuses what blurs nothing or cannot; `size`: of the image that it is to fit into."""
+    if kernel.dim() != 2:
+        raise DataError(f"the kernel of {whose} is not a matrix: its shape is {tuple(kernel.shape)}")
+    if not bool(torch.isfinite(kernel).all()):
+        raise DataError(f"the kernel of {whose} holds NaN or infinite values")
+    if float(kernel.min()) < 0:
+        raise DataError(f"the kernel of {whose} has negative values: light does not subtract")
+    if float(kernel.sum()) <= 0:
+        raise DataError(f"the kernel of {whose} sums to zero")
+    if size is not None and (kernel.shape[0] > size[0] or kernel.shape[1] > size[1]):
+        raise DataError(f"the kernel of {whose} ({kernel.shape[0]} x {kernel.shape[1]}) is larger than the image ({size[0]} x {size[1]})")

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlens.algorithms.feddeblur import Observation, inside, restored
+from fedlens.algorithms.feddeblur import restored
 from fedlens.federation import Federation
 from fedlens.message import Message
 from fedlens.metrics.image import psnr, ssim
+from fedlens.observation import Observation, inside
 from fedlens.pictures import Picture, to_uint8
 from fedlens.tasks.task import Task
 
@@ -83,7 +84,7 @@ def score(image: Tensor, truth: Tensor) -> dict[str, float]:
 def mosaic(views: Sequence[Observation]) -> Tensor:
     """Every pixel the mean of those who saw it."""
     total = torch.stack([v.embed(v.pixels) for v in views]).sum(0)
-    count = torch.stack([v.mask() if v.partial else torch.ones(1, v.height, v.width) for v in views]).sum(0)
+    count = torch.stack([v.mask() for v in views]).sum(0)
     return total / count.clamp_min(1)
 
 
