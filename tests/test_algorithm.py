@@ -57,6 +57,8 @@ def test_a_stack_begins_with_a_base_and_goes_on_with_layers() -> None:
         stack(FedProx())
     with pytest.raises(StackError, match="base of its own"):
         stack(FedAvg(Toy()), Still())  # type: ignore[arg-type]
+    with pytest.raises(StackError, match="FedProx is in this stack twice"):
+        stack(FedAvg(Toy()), FedProx(), Median(), FedProx())
 
 
 def test_option_two_of_scaffold_is_refused_with_momentum() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from namespaces import NO_NAMESPACE, small_disk
 from PIL import Image
 from torch import Generator, Tensor
 from toy_job import RECIPE, ToySource, write_recipe
@@ -294,22 +294,6 @@ def test_one_name_of_a_list_gives_all_that_is_said_about_it(fedlens_command: Cal
     assert code == 2 and "did you mean FedProx?" in err
 
 
-NO_NAMESPACE = 77
-
-
-def small_disk(folder: Path) -> None:
-    """Mount a file system of 400 kB, nearly full, for this process alone."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    uid, gid = os.getuid(), os.getgid()
-    if libc.unshare(0x10000000 | 0x00020000):  # CLONE_NEWUSER | CLONE_NEWNS
-        os._exit(NO_NAMESPACE)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-        Path(f"/proc/self/{name}").write_text(text)
-    if libc.mount(b"tmpfs", str(folder).encode(), b"tmpfs", 0, b"size=400k"):
-        os._exit(NO_NAMESPACE)
-    (folder / "ballast").write_bytes(bytes(290_000))
-
-
 def test_a_full_disk_costs_one_sentence_and_nothing_that_was_written(tmp_path: Path) -> None:
     """A real one, in a namespace of its own. With room again, --resume ends in the bits of an undisturbed run."""
     recipe, disk, said = write_recipe(tmp_path), tmp_path / "disk", tmp_path / "said"
@@ -317,7 +301,8 @@ def test_a_full_disk_costs_one_sentence_and_nothing_that_was_written(tmp_path: P
     command = ["run", str(recipe), "--out", str(disk / "run"), "rounds=16"]
 
     def fill_then_make_room() -> None:
-        small_disk(disk)
+        small_disk(disk, 400_000)
+        (disk / "ballast").write_bytes(bytes(290_000))
         print("exit", cli.invoke(command))
         (disk / "ballast").unlink()
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlens.message import Message
-from fedlens.replies import CHUNK, Fold, Lost, Replies, gather, refuse
+from fedlens.replies import CHUNK, Fold, Lost, Replies, Weightless, gather, refuse
 
 
 def reply(sender: int, value: float, weight: float = 1.0) -> Message:
@@ -48,7 +48,7 @@ def test_a_client_that_weighs_nothing_moves_nothing() -> None:
     """Weights 0, 2, 0 of values 7, 5, 9 give 5; all zero is an error."""
     replies, _ = gather([reply(0, 7.0, 0.0), reply(1, 5.0, 2.0), reply(2, 9.0, 0.0)], range(3))
     assert torch.equal(replies.mean("delta")["w"], torch.full((3,), 5.0))
-    with pytest.raises(ZeroDivisionError, match="sum to zero"):
+    with pytest.raises(Weightless, match="sum to zero"):
         gather([reply(0, 7.0, 0.0)], [0])[0].mean("delta")
 
 
@@ -143,7 +143,14 @@ def test_integer_arrays_are_averaged_as_float64() -> None:
         (Message({"other": {"w": torch.zeros(3)}}), "unexpected"),
         (Message(), "missing"),
         (Message({"delta": {"w": torch.zeros(3)}}, {"loss": float("nan")}), "loss"),
+        (Message({"delta": {"w": torch.zeros(3)}}, {"loss": "low"}), "loss"),  # type: ignore[dict-item]
         (Message({"delta": {"w": torch.zeros(3)}}, {}, {"delta": {"mean": -1.0}}), "weight"),
+        (Message({"delta": {"w": torch.zeros(3)}}, {}, {"delta": {"mean": torch.tensor(1.0)}}), "weight"),  # type: ignore[dict-item]
+        (Message({"delta": {"w": torch.zeros(3).double()}}), "w is torch.float64, expected torch.float32"),
+        (Message({"delta": {"w": torch.zeros(3).half()}}), "w is torch.float16"),
+        (Message({"delta": {"w": torch.zeros(3, dtype=torch.uint16)}}), "w is torch.uint16"),
+        (Message({"delta": {"w": torch.zeros(3).numpy()}}), "not a tensor"),  # type: ignore[dict-item]
+        (Message({"delta": {"w": torch.zeros(3).requires_grad_()}}), "gradient"),
     ],
 )
 def test_malformed_replies_are_refused_with_a_reason(bad: Message, why: str) -> None:
@@ -153,6 +160,22 @@ def test_malformed_replies_are_refused_with_a_reason(bad: Message, why: str) -> 
 def test_a_sum_that_overflows_is_not_mistaken_for_infinity() -> None:
     big = torch.full((100,), 3e38)
     assert refuse(Message({"delta": {"w": big}}), {"delta": {"w": big}}) is None
+
+
+def test_integers_of_any_width_and_their_means_are_expected_alike() -> None:
+    expected = {"delta": {"n": torch.tensor(3)}}
+    assert all(refuse(Message({"delta": {"n": torch.tensor(2).to(kind)}}), expected) is None for kind in (torch.int32, torch.float64))
+
+
+def test_a_reply_counts_only_in_the_sums_it_has_a_weight_for() -> None:
+    """Values 1, 2, 6; the second is weighed under another name: the mean is (1 + 6) / 2, from single replies and from a fold."""
+    three = [reply(0, 1.0), reply(1, 2.0).weigh("delta", foo=1.0), reply(2, 6.0)]
+    fold = Fold()
+    for m in three:
+        fold.add(m.sender, m)
+    for replies in (gather(three, range(3))[0], Replies(sums=fold.total())):
+        assert torch.equal(replies.mean("delta")["w"], torch.full((3,), 3.5)) and replies.weight("delta") == 2
+        assert torch.equal(replies.mean("delta", "foo")["w"], torch.full((3,), 2.0))
 
 
 def test_single_replies_cannot_be_had_from_sums() -> None:

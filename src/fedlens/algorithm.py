@@ -51,7 +51,7 @@ class Algorithm(ABC):
         return self
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
-        """For every tree of a reply, a tree with the same names and shapes. Whatever does not fit is refused before the sum."""
+        """For every tree of a reply, a tree with the same names, shapes and types. Whatever does not fit is refused before the sum."""
         return {}
 
     def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
@@ -91,6 +91,8 @@ class Layer(Algorithm):
     def around(self, inner: Algorithm) -> Layer:
         """This layer around `inner`, or a StackError that says why not."""
         name = type(self).__name__
+        if any(type(part) is type(self) for part in inner.parts()):
+            raise StackError(f"{name} is in this stack twice: both would write the same trees and the same memory")
         if self.stage == "learn" and not inner.trains:
             raise StackError(f"{name} changes how clients train, but {type(inner.base).__name__} does not train")
         for part in inner.parts():

@@ -11,10 +11,11 @@ of threads give the same bits (a test holds it to that).
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,23 +36,43 @@ class Lost:
     refused: bool = False
 
 
+class Weightless(ValueError):
+    """A round that brought replies of which none counts."""
+
+
 def refuse(reply: Message, expected: Mapping[str, Tree]) -> str | None:
     """Why a reply must not enter a sum, or None. Shared by all engines, applied before anything is added."""
     for name, value in reply.scalars.items():
-        if not isinstance(value, (int, float)) or value != value or abs(value) == float("inf"):
-            return f"scalar {name!r} is not finite"
+        if not _is_number(value):
+            return f"scalar {name!r} is not a finite number"
     for tree, arrays in reply.trees.items():
         if tree not in expected:
             return f"unexpected tree {tree!r}"
-        if why := mismatch(arrays, expected[tree]):
+        if why := mismatch(arrays, expected[tree]) or _odd_type(arrays, expected[tree]):
             return f"tree {tree!r}: {why}"
         if not is_finite(arrays):
             return f"tree {tree!r} holds NaN or Inf"
         for name, w in reply.weights.get(tree, {}).items():
-            if not (0 <= w < float("inf")):
+            if not _is_number(w) or w < 0:
                 return f"weight {name!r} of {tree!r} is {w}"
     if missing := expected.keys() - reply.trees.keys():
         return f"tree {min(missing)!r} is missing"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _odd_type(arrays: Tree, like: Tree) -> str | None:
+    """Two types cannot be joined, except that all integers are averaged as float64."""
+    for name, t in arrays.items():
+        if not isinstance(t, Tensor):
+            return f"{name} is a {type(t).__name__}, not a tensor"
+        if _counts_as(t) != _counts_as(like[name]):
+            return f"{name} is {t.dtype}, expected {like[name].dtype}"
+        if t.requires_grad:
+            return f"{name} still carries its gradient: detach it"
     return None
 
 
@@ -96,7 +117,11 @@ def _apart(like: Tensor) -> Tensor:
 
 def counted(t: Tensor) -> Tensor:
     """Integers are averaged as float64."""
-    return t if t.is_floating_point() or t.is_complex() else t.double()
+    return t.to(_counts_as(t))
+
+
+def _counts_as(t: Tensor) -> torch.dtype:
+    return t.dtype if t.is_floating_point() or t.is_complex() else torch.float64
 
 
 Key = tuple[str, str]  # (tree, weight name)
@@ -196,7 +221,7 @@ class Replies:
         if name == MEAN and tree in self.means:
             return dict(self.means[tree])
         if self.weight(tree, name) == 0:
-            raise ZeroDivisionError(f"the weights {name!r} of {tree!r} sum to zero")
+            raise Weightless(f"the weights {name!r} of {tree!r} sum to zero")
         if (tree, name) in self.sums:
             # Of its own: a worker's sums lie in a mapped file that the next round writes to.
             return {n: counted(t).clone() for n, t in self.sums[tree, name].tree.items()}
@@ -222,10 +247,11 @@ class Replies:
         return [p for p in sorted(self.singles) if tree in self.singles[p].trees]
 
     def _weights(self, tree: str, name: str) -> list[float]:
+        """A reply without this weight does not count in this sum, as in a fold."""
         found = [_weights(self.singles[p], tree) for p in self._positions(tree)]
-        if not found or name not in found[0]:
+        if not any(name in w for w in found):
             raise KeyError(f"no reply carries the tree {tree!r} with a weight {name!r}")
-        return [w[name] for w in found]
+        return [w.get(name, 0.0) for w in found]
 
     def _folded(self, tree: str, weights: Sequence[list[float]], share: float = 0.0) -> Tree:
         """The joins of `Fold`, one cache-sized chunk of all replies at a time, so that each is read once; two means are blended."""

@@ -17,7 +17,7 @@ from fedlens.client import Client, generator, seeded
 from fedlens.federation import Federation
 from fedlens.memory import NEVER, Draft, Memory, Record
 from fedlens.message import Message
-from fedlens.replies import Lost, Nodes, gather
+from fedlens.replies import Lost, Nodes, Replies, Weightless, gather
 
 
 class Engine(Protocol):
@@ -134,10 +134,12 @@ def run(
         message = algorithm.broadcast(state).note(round=number, rounds=rounds, seed=seed, population=len(ids), cohort=len(asked))
         arrived = (_in_time(item, number, late) for item in engine.exchange(message, asked, here.heard))
         replies, lost = gather(arrived, asked)
+        try:
+            state = algorithm.server_step(state, replies) if len(replies) else state
+        except Weightless as e:  # nobody is left: the round is skipped, and nobody was heard
+            lost, replies = [*lost, *(Lost(i, str(e), refused=True) for i in replies.senders)], Replies()
         # The round a reply answers is the round its client remembers: a late one confirms the draft of that earlier round.
         here.heard.update({i: int(s.get("round", number)) for i, s in replies.scalars.items()})
-        if len(replies):
-            state = algorithm.server_step(state, replies)
         here.state, here.done = state, number + 1
         stop = bool(state.scalars.get("stop"))
         due = bool(evaluate_every) and (here.done % evaluate_every == 0 or here.done == rounds or stop)

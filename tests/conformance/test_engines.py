@@ -19,6 +19,7 @@ from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import Scaffold
 from fedlens.rounds import Engine
+from fedlens.tree import map_tree
 
 Make = Callable[[Algorithm, Federation], Engine]
 ENGINES: dict[str, Make] = {
@@ -104,7 +105,7 @@ def test_a_checkpoint_is_refused_while_replies_may_be_on_their_way(tmp_path: Pat
 
 
 class Trouble(FedAvg):
-    """Client 2 raises, 3 sends NaN, 4 kills its process, 5 hangs."""
+    """Client 1 sends float64, 2 raises, 3 sends NaN, 4 kills its process, 5 hangs."""
 
     def client_step(self, message: Message, client: Client) -> Message:
         if client.id == 2:
@@ -119,7 +120,7 @@ class Trouble(FedAvg):
         reply = super().client_step(message, client)
         if client.id == 3:
             reply.trees["delta"]["head.bias"][0] = float("nan")
-        return reply
+        return reply.put(delta=map_tree(torch.Tensor.double, reply.trees["delta"])) if client.id == 1 else reply
 
 
 def test_one_bad_client_costs_its_own_reply_only() -> None:
@@ -129,17 +130,36 @@ def test_one_bad_client_costs_its_own_reply_only() -> None:
     with Simulator(algorithm, VECTORS, workers=2, timeout=1.5, log=said.append) as engine:
         state = run(algorithm, engine, 2, after_round=lambda p, r: rounds.append(r))
     for r in rounds:
-        assert list(r.scalars) == [0, 1, 6]
-        assert [(x.sender, x.refused) for x in r.lost] == [(2, False), (3, True), (4, False), (5, False)]
+        assert list(r.scalars) == [0, 6]
+        assert [(x.sender, x.refused) for x in r.lost] == [(1, True), (2, False), (3, True), (4, False), (5, False)]
     reasons = {x.sender: x.reason for x in rounds[0].lost}
     assert reasons[2] == "RuntimeError: the disk of this hospital is full"
+    assert "is torch.float64, expected torch.float32" in reasons[1]
     assert "NaN" in reasons[3] and "SIGKILL" in reasons[4] and "longer than 1.5 s" in reasons[5]
-    assert all(any(f"client {i}:" in line for line in said) for i in (2, 3, 4, 5))
+    assert all(any(f"client {i}:" in line for line in said) for i in (1, 2, 3, 4, 5))
     # The others' work is what a federation of just them would have done.
     healthy = stack(FedAvg(Toy(), batch=8), Scaffold())
-    only = Only(Simulator(healthy, VECTORS, workers=0), [0, 1, 6])
+    only = Only(Simulator(healthy, VECTORS, workers=0), [0, 6])
     assert same_bits(run(healthy, only, 2), state)
     only.engine.close()
+
+
+class Weightless(FedAvg):
+    """In round 1 nobody counts for anything."""
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        return super().client_step(message, client).weigh("delta", float(message.round != 1))
+
+
+def test_a_round_in_which_nobody_counts_is_skipped() -> None:
+    """And nobody was heard in it: SCAFFOLD's clients forget what they did."""
+    rounds: list[Round] = []
+    algorithm = stack(Weightless(Toy(), batch=8), Scaffold())
+    with Simulator(algorithm, VECTORS, workers=1) as engine:
+        run(algorithm, engine, 3, after_round=lambda p, r: rounds.append(r))
+    assert [len(r.scalars) for r in rounds] == [7, 0, 7]
+    assert {(x.reason, x.refused) for x in rounds[1].lost} == {("the weights 'mean' of 'delta' sum to zero", True)}
+    assert all(torch.equal(t, rounds[1].state.trees["model"][n]) for n, t in rounds[0].state.trees["model"].items())
 
 
 class Only:

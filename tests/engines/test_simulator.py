@@ -6,9 +6,12 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
+import pytest
+from namespaces import NO_NAMESPACE
 from toy import Toy, toy_federation
 
 from fedlens import run
@@ -26,36 +29,66 @@ ORPHANS = textwrap.dedent("""
     time.sleep(60)
 """)
 
-SEVERAL_THREADS = textwrap.dedent("""
+WIDE = textwrap.dedent("""
     import sys
     sys.path.insert(0, {tests!r})
+    from pathlib import Path
+    from namespaces import small_disk
+    if {memory!r}:
+        small_disk(Path({memory!r}), 200_000)
     import torch
     from torch import nn
     from toy import Toy, same_bits, toy_federation
     from fedlens import run
     from fedlens.algorithms import FedAvg
-    from fedlens.engines.simulator import Simulator
+    from fedlens.engines import simulator
 
     class Wide(Toy):
         def model(self):
             return nn.Sequential(nn.Linear(8, 65536), nn.ReLU(), nn.Linear(65536, 3))
 
+    if {memory!r}:
+        simulator.MEMORY = Path({memory!r})
     torch.set_num_threads(2)
     torch.randn(1 << 20).sum()  # from here on this process has an OpenMP helper, which no fork inherits
-    states = []
+    states, moved = [], 0
     for workers in (0, 1, 2):
         algorithm = FedAvg(Wide(), lr=0.01, batch=8)
-        with Simulator(algorithm, toy_federation(4), workers=workers, threads=2) as engine:
+        with simulator.Simulator(algorithm, toy_federation(4), workers=workers, threads=2) as engine:
             states.append(run(algorithm, engine, 2))
-    print(all(same_bits(states[0], s) for s in states[1:]))
+            moved += sum(s.path.is_symlink() for s in (engine.inbox, *(p.outbox for p in engine.crew)))
+        assert not engine.scratch.exists() and not engine.overflow.exists()
+    print(all(same_bits(states[0], s) for s in states[1:]), moved)
 """)
+
+
+def wide(memory: str = "") -> str:
+    code = WIDE.format(tests=str(Path(__file__).parents[1]), memory=memory)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    if done.returncode == NO_NAMESPACE:
+        pytest.skip("needs a mount namespace")
+    return done.stdout.strip() or done.stderr
 
 
 def test_workers_with_several_threads_each() -> None:
     """Two threads a worker, forked from a process that has computed with two: same bits as without workers, and no waiting for helpers."""
-    code = SEVERAL_THREADS.format(tests=str(Path(__file__).parents[1]))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert done.stdout.split() == ["True"], done.stderr
+    assert wide() == "True 0"
+
+
+def test_what_does_not_fit_into_shared_memory_lies_on_disk(tmp_path: Path) -> None:
+    """A model of 3 MB with 200 kB of shared memory (a container often has 64 MB): the inboxes of two runs and three outboxes move."""
+    assert wide(str(tmp_path)) == "True 5"
+
+
+def test_an_engine_outlives_the_thread_that_made_it() -> None:
+    """The kernel takes the end of that thread for the death of the parent."""
+    algorithm = FedAvg(Toy(), batch=8)
+    with ThreadPoolExecutor(1) as pool:
+        engine = pool.submit(Simulator, algorithm, toy_federation(4), workers=2).result()
+    pids = [p.process.pid for p in engine.crew]
+    run(algorithm, engine, 1)
+    assert [p.process.pid for p in engine.crew] == pids
+    engine.close()
 
 
 def test_workers_exit_when_their_parent_is_killed() -> None:

@@ -69,7 +69,8 @@ class Masked(Layer):
         out: Tree = {f"scalar {n}": one for n in SCALARS}
         for tree, names in self.weights.items():
             for name in names:
-                out |= {f"{tree} {name}": one, **{f"{tree} {name} {k}": t for k, t in self.inner.expects(message)[tree].items()}}
+                plain = self.inner.expects(message)[tree]
+                out |= {f"{tree} {name}": one, **{f"{tree} {name} {k}": torch.zeros_like(t, dtype=torch.int64) for k, t in plain.items()}}
         return {"masked": out}
 
     def server_step(self, state: Message, replies: Replies) -> Message:

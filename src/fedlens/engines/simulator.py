@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import mmap
@@ -37,6 +38,8 @@ from fedlens.memory import NEVER, Memory
 from fedlens.message import Message
 from fedlens.replies import Lost, Nodes
 
+MEMORY = Path("/dev/shm")
+
 
 class Simulator(Crew["_Process"]):
     """workers: processes (default: cores); 0 works in this process: quickest for rounds of a few milliseconds, easiest to debug.
@@ -58,11 +61,15 @@ class Simulator(Crew["_Process"]):
         super().__init__(algorithm, federation, timeout, log)
         self.threads, self.budget = threads, budget
         wanted = os.cpu_count() or 1 if workers is None else workers
-        self.scratch, self.lock = make_scratch(Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()))
+        if timeout and not wanted:
+            self.log("nobody watches the timeout without a worker process (workers=0)")
+        disk = Path(tempfile.gettempdir())
+        self.scratch, self.lock = make_scratch(MEMORY if os.access(MEMORY, os.W_OK) else disk)
+        self.overflow, self.other_lock = make_scratch(disk)
         self.folder = folder or self.scratch / "memory"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.inline = Worker(algorithm, federation, Memory(self.folder, budget)) if wanted == 0 else None
-        self.inbox = Shared(self.scratch / "inbox")
+        self.inbox = Shared(self.scratch / "inbox", self.overflow)
         if algorithm.trains and wanted:
             # The first optimiser loads another thousand modules. Before the fork that happens once, and workers share the memory.
             import torch._dynamo  # noqa: F401
@@ -105,8 +112,9 @@ class Simulator(Crew["_Process"]):
     def close(self) -> None:
         super().close()
         self.inbox.close()
-        self.lock.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        for folder, lock in ((self.scratch, self.lock), (self.overflow, self.other_lock)):
+            lock.close()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_scratch(root: Path) -> tuple[Path, IO[str]]:
@@ -122,11 +130,13 @@ def make_scratch(root: Path) -> tuple[Path, IO[str]]:
 
 
 class Shared:
-    """A file that several processes map; it grows when something larger is written."""
+    """A file that several processes map; it grows when something larger is written. Where there is no room for it (64 MB of shared memory
+    are what a container has), it goes to the folder `overflow`, and a link takes its place."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, overflow: Path) -> None:
+        self.path, self.overflow = path, overflow
         self.view: mmap.mmap | None = None
+        self.inode = 0
 
     def write(self, message: Message) -> int:
         size = message.write_into(memoryview(self.view) if self.view else memoryview(b""))
@@ -137,20 +147,39 @@ class Shared:
         return size
 
     def read(self, size: int, copy: bool) -> Message:
-        if self.view is None or len(self.view) < size:
+        if self.view is None or len(self.view) < size or self.path.stat().st_ino != self.inode:
             self._map(None)
         assert self.view
         return Message.from_bytes(memoryview(self.view)[:size], copy=copy)
 
     def _map(self, size: int | None) -> None:
         # The old mapping lives on as long as arrays point into it.
-        with open(self.path, "r+b" if self.path.exists() else "w+b") as f:
-            if size:
-                f.truncate(size)
-            self.view = mmap.mmap(f.fileno(), 0)
+        if size:
+            try:
+                reserve(self.path, size)
+            except OSError as e:
+                if e.errno != errno.ENOSPC or self.path.is_symlink():
+                    raise
+                target = self.overflow / self.path.name
+                reserve(target, size)
+                self.path.unlink()
+                self.path.symlink_to(target)
+        with self.path.open("r+b") as f:
+            self.view, self.inode = mmap.mmap(f.fileno(), 0), os.fstat(f.fileno()).st_ino
 
     def close(self) -> None:
         self.view = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "view": None}
+
+
+def reserve(path: Path, size: int) -> None:
+    """A file of that size for which there is room: writing to a mapped file that lacks it would end the process with SIGBUS."""
+    with path.open("r+b" if path.exists() else "w+b") as f:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(f.fileno(), 0, size)
+        f.truncate(size)
 
 
 class _Process(Hand):
@@ -161,13 +190,14 @@ class _Process(Hand):
         fork = "fork" in mp.get_all_start_methods() and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         context: Any = mp.get_context("fork" if fork else "spawn")
         self.number = number
-        self.outbox = Shared(owner.scratch / f"outbox-{number}-{time.monotonic_ns()}")
+        self.outbox = Shared(owner.scratch / f"outbox-{number}-{time.monotonic_ns()}", owner.overflow)
         clock = owner.scratch / f"clock-{number}"
         clock.write_bytes(struct.pack("dd", IDLE, 0.0))
         self.clock = map_clock(clock)
         self.pipe, theirs = context.Pipe()
-        setup = (owner.threads, owner.algorithm, owner.federation, owner.folder, owner.budget, owner.scratch, clock, self.outbox.path)
-        self.process = context.Process(target=_serve, args=(theirs, os.getpid(), *setup), daemon=True, name=f"fedlens-{number}")
+        setup = (owner.threads, owner.algorithm, owner.federation, owner.folder, owner.budget, owner.inbox, self.outbox, clock)
+        lasting = threading.current_thread() is threading.main_thread()  # the kernel counts the end of this thread as the parent's death
+        self.process = context.Process(target=_serve, args=(theirs, os.getpid(), lasting, *setup), daemon=True, name=f"fedlens-{number}")
         self.process.start()
         theirs.close()
 
@@ -193,6 +223,8 @@ class _Process(Hand):
 
     def harvest(self, sums: bool) -> tuple[Message, dict[str, Any]]:
         told = self.report()
+        if "full" in told:
+            raise OSError(told["full"], os.strerror(told["full"]), str(self.outbox.overflow))
         return self.outbox.read(told["size"], copy=not sums), told
 
     def culprit(self, piece: Sequence[int]) -> int | None:
@@ -224,9 +256,9 @@ def map_clock(path: Path) -> Any:
         return torch.frombuffer(mmap.mmap(f.fileno(), 0), dtype=torch.float64)
 
 
-def _serve(pipe: Connection, parent: int, threads: int, *setup: Any) -> None:
+def _serve(pipe: Connection, parent: int, lasting: bool, threads: int, *setup: Any) -> None:
     """A worker process."""
-    die_with(parent)
+    die_with(parent, lasting)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     heap.keep()
     if threads == 1:
@@ -241,11 +273,11 @@ def _serve(pipe: Connection, parent: int, threads: int, *setup: Any) -> None:
 
 def _listen(
     pipe: Connection, threads: int, algorithm: Algorithm, federation: Federation, folder: Path, budget: int,
-    scratch: Path, clock_path: Path, outbox_path: Path,
+    inbox: Shared, outbox: Shared, clock: Path,
 ) -> None:  # fmt: skip
     torch.set_num_threads(threads)
-    inbox, outbox = Shared(scratch / "inbox"), Shared(outbox_path)
-    desk = Desk(Worker(algorithm, federation, Memory(folder, budget, durable=True)), map_clock(clock_path))
+    inbox.close()  # a fork finds the parent's mapping here; its own may grow at another time
+    desk = Desk(Worker(algorithm, federation, Memory(folder, budget, durable=True)), map_clock(clock))
     while True:
         told = json.loads(pipe.recv_bytes())
         if told["do"] == "stop":
@@ -262,13 +294,18 @@ def _hand_in(desk: Desk, outbox: Shared) -> dict[str, Any]:
     """For a moment the sums lie here and in the outbox: what training has freed makes room for them."""
     payload, index = desk.finish()
     heap.give_back()
-    return {"size": outbox.write(payload), **index}
+    try:
+        return {"size": outbox.write(payload), **index}
+    except OSError as e:
+        return {"full": e.errno}
 
 
-def die_with(parent: int) -> None:
-    """Exit within a second of the parent's death: by the kernel where it offers that, by looking twice a second elsewhere."""
+def die_with(parent: int, lasting: bool) -> None:
+    """Exit within a second of the parent's death: by the kernel where it offers that and the thread that forked us lasts as long as its
+    process, by looking twice a second elsewhere."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if lasting:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -183,5 +183,5 @@ def serve(path: Path) -> None:
 if __name__ == "__main__":
     from fedlens.engines.simulator import die_with
 
-    die_with(os.getppid())
+    die_with(os.getppid(), lasting=True)
     serve(Path(sys.argv[1]))

@@ -41,7 +41,11 @@ class Worker:
     def admit(self, position: int, reply: Message, own: bool = False) -> Message | Lost:
         """Check a reply and fold it. own: it came over a wire, so its arrays are nobody else's."""
         expected = {} if self.evaluating else self.message.derived("expects", lambda: self.algorithm.expects(self.message))
-        if why := refuse(reply, expected):
+        try:
+            why = refuse(reply, expected)
+        except Exception as e:  # not even what a reply is made of
+            why = f"malformed ({type(e).__name__}: {e})".splitlines()[0][:300]
+        if why:
             return Lost(reply.sender, why, refused=True)
         if not self.sums:
             return reply

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedlens.algorithm import Layer, Needs, Stage
 from fedlens.message import MEAN, Message
-from fedlens.replies import Replies
+from fedlens.replies import Replies, Weightless
 from fedlens.tree import Tree
 
 
@@ -55,7 +55,7 @@ def squared_distances(trees: Sequence[Tree]) -> Tensor:
 def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     total = sum(weights)
     if total <= 0:
-        raise ZeroDivisionError("the weights of the chosen updates sum to zero")
+        raise Weightless("the weights of the chosen updates sum to zero")
     out: Tree = {}
     for name, first in trees[0].items():
         kind = first.dtype if first.is_floating_point() else torch.float64
