@@ -147,8 +147,13 @@ def overhead() -> str:
     return "\n".join(lines)
 
 
+def scaffold() -> str:
+    """What `scaffold.py` printed."""
+    return (HERE / "results" / "scaffold.md").read_text().strip()
+
+
 TARGETS = {"cifar10-0.1": 0.3, "cifar10-0.5": 0.35, "tiny-imagenet-20": 0.15}  # accuracies that many methods reach, not all
-BLOCKS = {name: (lambda n=name: table(HERE / "cells" / n, TARGETS[n])) for name in TARGETS} | {"overhead": overhead}
+BLOCKS = {name: (lambda n=name: table(HERE / "cells" / n, TARGETS[n])) for name in TARGETS} | {"overhead": overhead, "scaffold": scaffold}
 
 
 def main() -> None:
