@@ -14,7 +14,6 @@ mean model after so many local steps, and the longest way of a client after the 
 from __future__ import annotations
 
 import argparse
-import math
 import tomllib
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,10 +36,6 @@ from fedlens.tree import Tree
 RECIPE = Path(__file__).resolve().parent / "cifar10-0.1.toml"
 
 
-def norm(t: Tree) -> float:
-    return math.sqrt(sum(float(v.double().square().sum()) for v in t.values()))
-
-
 @dataclass
 class Part(Scaffold):
     """Option II with only a share of the correction, or with that of some parameters only; c_i stays the mean gradient along the path."""
@@ -55,7 +50,7 @@ class Part(Scaffold):
         reply = self.inner.client_step(message, client.pull(lambda model: linear(model, used)))
         new = {n: -used[n] - reply.trees["delta"][n] / reply.scalars["lr_sum"] for n in c}
         client.memory["control"] = new
-        reply = reply.note(correction=norm(used), way=norm(reply.trees["delta"]))
+        reply = reply.note(correction=tree.norm(used), way=tree.norm(reply.trees["delta"]))
         return reply.put(control=tree.subtract(new, c_i)).weigh("control", 1.0)
 
 
@@ -124,8 +119,8 @@ def probe(seed: int) -> None:
                         client = client.pull(partial(linear, direction=tree.scale(push[i], share)))
                         deltas.append(local.client_step(start, client).trees["delta"])
                     losses.append(local.evaluate(Message({"model": tree.add(start.trees["model"], mean(deltas))}), test, {})["loss"])
-                    way = max(norm(d) for d in deltas)
-                sizes = f"{norm(common):.1f} | {sum(map(norm, push)) / len(push):.1f}"
+                    way = max(tree.norm(d) for d in deltas)
+                sizes = f"{tree.norm(common):.1f} | {sum(map(tree.norm, push)) / len(push):.1f}"
                 row = " | ".join(f"{loss:.2f}" for loss in losses)
                 print(f"| {seed} | {next(iter(split.values()))} | {sizes} | {lr} | {name} | {row} | {way:.1f} |", flush=True)
 

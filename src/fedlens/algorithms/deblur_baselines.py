@@ -54,9 +54,9 @@ class CenDeblur(FedDeblur):
     def expects(self, message: Message) -> Mapping[str, Tree]:
         if not message.scalars["collect"]:
             return {}
-        empty = {n: torch.empty(shape) for n, shape in self._scenes.items()}
-        masks = {n: torch.empty(1, h, w) for n, (_, h, w) in self._scenes.items()}
-        kernels = {n: torch.empty(h, w // 2 + 1, 2) for n, (_, h, w) in self._scenes.items()}
+        empty = {n: torch.empty(shape, dtype=self.dtype) for n, shape in self._scenes.items()}
+        masks = {n: x[:1] for n, x in empty.items()}
+        kernels = {n: torch.empty(h, w // 2 + 1, 2, dtype=self.dtype) for n, (_, h, w) in self._scenes.items()}
         return {"y": empty, "m": masks, "h": kernels}
 
     def client_step(self, message: Message, client: Client) -> Message:

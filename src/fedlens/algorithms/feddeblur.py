@@ -216,7 +216,7 @@ class FedDeblur(Algorithm):
     def expects(self, message: Message) -> Mapping[str, Tree]:
         x = message.trees["x"]
         if self.masks:
-            return {"w": x, "seen": {n: torch.empty(1, h, w) for n, (_, h, w) in self._scenes.items()}}
+            return {"w": x, "seen": {n: torch.empty(1, h, w, dtype=self.dtype) for n, (_, h, w) in self._scenes.items()}}
         return {"dw" if self._recalls(message) else "w": x}
 
     def client_step(self, message: Message, client: Client) -> Message:
