@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 from toy_job import RECIPE, ToySource, write_recipe
 
 import fedlens
-from fedlens import Batch, Federation, catalogue, cli, terminal
+from fedlens import Batch, Federation, catalogue, cli, folder, terminal, view
 from fedlens.data.tensors import Tensors
 
 TESTS = Path(__file__).parent
@@ -138,6 +138,32 @@ def test_a_round_in_which_nobody_is_heard_is_skipped_and_said_so(fedlens_command
     write_recipe(tmp_path, RECIPE.replace("toy_job:ToySource", "test_cli:BadDisks"))
     code, out, _ = fedlens_command("run", "toy.toml", "rounds=1", "healthy=0")
     assert code == 0 and "round 1: nobody was heard, so it is skipped" in out
+
+
+def test_a_client_missing_from_the_evaluation_is_named_with_its_reason(fedlens_command: Callable[..., Said], tmp_path: Path) -> None:
+    """Mean and worst over the others would be silent about just the client that does worst."""
+    write_recipe(tmp_path, RECIPE.replace("toy_job:ToySource", "test_cli:BadHeldOut"))
+    code, out, _ = fedlens_command("run", "toy.toml", "rounds=2", "personal=true")
+    assert code == 0 and "round 1: client 2 left out of the evaluation: OSError: cannot read image 9" in out and "heard 6/6" in out
+    assert ", 2 evaluations by clients lost" in out
+    line = json.loads(Path("runs/toy/metrics.jsonl").read_text().splitlines()[0])
+    assert line["unevaluated"] == [{"client": 2, "reason": "OSError: cannot read image 9", "refused": False}] and line["lost"] == []
+    assert json.loads(Path("runs/toy/summary.json").read_text())["unevaluated"] == 2
+    shown = view.view(folder.read(Path("runs/toy")), str)["lost"]
+    assert shown == [{"reason": "left out of the evaluation: OSError: cannot read image 9", "times": 2, "clients": [2]}]
+
+
+class BadHeldOut(ToySource):
+    """Client 2 cannot read what was held out."""
+
+    def federation(self, clients: int, seed: int) -> Federation:
+        made = super().federation(clients, seed)
+        return replace(made, held_out=[Gone(h.columns) if i == 2 else h for i, h in enumerate(made.held_out)])
+
+
+class Gone(Tensors):
+    def batch(self, index: Tensor, rng: Generator | None = None) -> Batch:
+        raise OSError("cannot read image 9")
 
 
 class BadDisks(ToySource):

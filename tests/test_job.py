@@ -94,7 +94,7 @@ def test_the_folder_holds_what_the_contract_says(recipe: Path, tmp_path: Path) -
     model, control = 16 * 8 + 16 + 16 * 4 + 3 * 16 + 3, 16 * 8 + 16 + 2 * 16 + 3 * 16 + 3  # BatchNorm: 2 weights, 2 buffers
     size = 4 * (model + control) + 8  # and one 64-bit counter
     for x in lines:
-        assert (x["asked"], x["heard"], x["refused"], x["lost"]) == (3, 3, 0, [])
+        assert (x["asked"], x["heard"], x["refused"], x["lost"], x["unevaluated"]) == (3, 3, 0, [], [])
         assert x["bytes_down"] == x["bytes_up"] == 3 * size
         assert len(x["clients"]) == 3 and sum(c["weight"] for c in x["clients"].values()) == pytest.approx(1)
         total = sum(c["examples"] for c in x["clients"].values())

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from fedlens.job import Setup, Watch
 from fedlens.terminal import ACCENT, console, duration, few, number, size, spark
-from fedlens.view import remarks
+from fedlens.view import UNEVALUATED, remarks
 
 
 def live(spinner: Any = None) -> Watch:
@@ -151,8 +151,9 @@ def facts(record: Mapping[str, Any]) -> list[str]:
 def losses(record: Mapping[str, Any]) -> list[str]:
     """Who got lost and why, a reason a line."""
     why: dict[str, list[str]] = {}
-    for x in record["lost"]:
-        why.setdefault(("refused: " if x["refused"] else "") + x["reason"], []).append(str(x["client"]))
+    for before, missing in (("", record["lost"]), (UNEVALUATED, record["unevaluated"])):
+        for x in missing:
+            why.setdefault(before + ("refused: " if x["refused"] else "") + x["reason"], []).append(str(x["client"]))
     lines = [f"round {record['round'] + 1}: client{'s' if len(ids) > 1 else ''} {few(ids)} {reason}" for reason, ids in why.items()]
     return lines if record["heard"] else [*lines, f"round {record['round'] + 1}: nobody was heard, so it is skipped"]
 
@@ -165,6 +166,7 @@ def ending(summary: Mapping[str, Any]) -> list[str]:
     metrics = [f"{k} {number(v)}" for k, v in summary["metrics"].items() if v is not None and k != "loss"][:3]
     loss = [f"training loss {summary['loss']:.4f}"] if summary["loss"] is not None else []
     lost = f", {gone} of {summary['asked']} replies lost" if (gone := summary["asked"] - summary["heard"]) else ""
+    lost += f", {missing} evaluation{'s' if missing > 1 else ''} by clients lost" if (missing := summary["unevaluated"]) else ""
     traffic = f"{size(summary['bytes_down'])} down, {size(summary['bytes_up'])} up"
     return [
         "  ".join([*metrics, *loss]) or "done",

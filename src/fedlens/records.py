@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.federation import Federation
+from fedlens.replies import Lost
 from fedlens.rounds import Round
 
 
@@ -30,10 +31,15 @@ def describe(r: Round) -> dict[str, Any]:
         "asked": r.asked,
         "heard": len(r.scalars),
         "refused": sum(x.refused for x in r.lost),
-        "lost": [{"client": x.sender, "reason": x.reason, "refused": x.refused} for x in r.lost],
+        "lost": [_missing(x) for x in r.lost],
+        "unevaluated": [_missing(x) for x in r.unevaluated],
         "clients": {str(i): facts for i, facts in _client_facts(r).items()},
         "state": {k: v for k, v in r.state.scalars.items() if k not in ("round", "rounds", "seed", "population") and math.isfinite(v)},
     }
+
+
+def _missing(x: Lost) -> dict[str, Any]:
+    return {"client": x.sender, "reason": x.reason, "refused": x.refused}
 
 
 def _client_facts(r: Round) -> dict[int, dict[str, float]]:
