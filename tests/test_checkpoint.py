@@ -104,6 +104,15 @@ def test_without_a_whole_one_there_is_a_sentence(two: Path) -> None:
         Checkpoint(two).load()
 
 
+def test_states_whose_manifests_are_gone_are_not_taken_for_nothing(two: Path) -> None:
+    for path in two.glob("manifest-*"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"manifests in .* are gone.*start over with --fresh"):
+        Checkpoint(two).load()
+    (two / "state-000002.safetensors").unlink()  # now it looks as if the first one had been cut off before its manifest was there
+    assert Checkpoint(two).load() is None
+
+
 def test_a_folder_without_any_has_none(tmp_path: Path) -> None:
     assert Checkpoint(tmp_path / "nothing").load() is None
 

@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 from toy_job import RECIPE, ToySource, write_recipe
 
 import fedlens
-from fedlens import Batch, Federation, catalogue, cli, folder, terminal, view
+from fedlens import Batch, Federation, catalogue, cli, folder, report, terminal, view
 from fedlens.data.tensors import Tensors
 
 TESTS = Path(__file__).parent
@@ -126,10 +126,28 @@ def test_a_run_folder_is_a_recipe(fedlens_command: Callable[..., Said]) -> None:
     assert code == 0 and "going on after round 2" in out and "round 3/3" in out
 
 
+def test_a_pipe_hears_of_damage_and_of_a_report_that_failed(
+    fedlens_command: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fedlens_command("run", "toy.toml", "rounds=3")
+    (tmp_path / "runs/toy/checkpoint/state-000003.safetensors").write_bytes(b"")
+
+    def broken(path: Path) -> None:
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr(report, "write", broken)
+    code, out, err = fedlens_command("run", "toy.toml", "rounds=3", "--resume")
+    lines = out.splitlines()
+    assert code == 0 and err == ""
+    assert lines[0] == "checkpoint manifest-000003.json is damaged (state-000003.safetensors was changed); the one before is used"
+    assert "going on after round 2" in lines[2] and "report.html could not be written: RuntimeError: no ink" in lines
+
+
 def test_clients_that_fail_are_named_with_their_reason(fedlens_command: Callable[..., Said], tmp_path: Path) -> None:
     write_recipe(tmp_path, RECIPE.replace("toy_job:ToySource", "test_cli:BadDisks"))
     code, out, _ = fedlens_command("run", "toy.toml", "rounds=1")
     assert code == 0 and "round 1: clients 3, 4, 5 OSError: cannot read image" in out and "heard 3/6" in out
+    assert out.count("cannot read") == 1  # what the engine said about each is not repeated
     line = json.loads(Path("runs/toy/metrics.jsonl").read_text())
     assert [x["client"] for x in line["lost"]] == [3, 4, 5] and line["heard"] == 3
 

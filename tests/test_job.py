@@ -205,6 +205,31 @@ def test_a_cut_line_in_metrics_is_dropped(recipe: Path, tmp_path: Path) -> None:
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
+def test_a_run_that_ended_is_not_emptied_for_want_of_a_checkpoint(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    go(recipe, out, checkpoint_every=0)
+    written = (out / "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match="holds a run but no checkpoint to go on from: --fresh starts over"):
+        go(recipe, out, rounds=5, resume=True)
+    assert (out / "metrics.jsonl").read_bytes() == written and (out / "summary.json").exists()
+
+
+def test_a_killed_run_without_a_checkpoint_says_that_it_starts_over(recipe: Path, tmp_path: Path) -> None:
+    out, watch = tmp_path / "run", Told()
+    go(recipe, out, checkpoint_every=0)
+    (out / "summary.json").unlink()  # a kill leaves none
+    assert len(go(recipe, out, resume=True, watch=watch).rounds) == 4
+    assert watch.told == ["there is no checkpoint yet, so the run starts over: 4 rounds will be run again"]
+
+
+class Told(Watch):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def log(self, text: str) -> None:
+        self.told.append(text)
+
+
 def test_refusals(recipe: Path, tmp_path: Path) -> None:
     run_folder = tmp_path / "run"
     with pytest.raises(ConfigError, match=r"there is no run in .* to resume"):

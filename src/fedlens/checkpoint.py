@@ -79,6 +79,9 @@ class Checkpoint:
             return whole
         if found:
             raise CheckpointError(f"no checkpoint in {self.folder} is whole any more: start over with --fresh")
+        # One state is what a kill before the first manifest leaves; a second is written only beside a manifest.
+        if len(list(self.folder.glob("state-*.safetensors"))) > 1:
+            raise CheckpointError(f"the manifests in {self.folder} are gone, and states are of no use without: start over with --fresh")
         return None
 
     def _add(self, name: str, data: bytes | bytearray) -> str:

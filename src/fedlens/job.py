@@ -34,7 +34,7 @@ from fedlens.message import Message
 from fedlens.pictures import save_pictures
 from fedlens.records import Curves, Peak, describe, describe_federation, versions
 from fedlens.rounds import Engine, Progress, Round, run
-from fedlens.runs import claim, clear, free_folder, holds_run, put_in_place, same_run, trim
+from fedlens.runs import claim, clear, free_folder, holds_run, put_in_place, read_records, same_run, trim
 from fedlens.stopping import stoppable, undisturbed
 from fedlens.tasks.task import LearningTask, Task
 from fedlens.tree import Tree
@@ -193,10 +193,21 @@ def start(
         if not resume:
             rehearse(setup)
         checkpoint = Checkpoint(folder / "checkpoint", watch.log)
-        found = checkpoint.load() if resume else None
+        found = go_on(checkpoint, folder, watch) if resume else None
         write(folder / "config.toml", config.to_toml().encode())
         write(folder / "federation.json", json.dumps(describe_federation(setup.federation), indent=1).encode())
         return _Job(setup, folder, engine, watch, checkpoint).run(found)
+
+
+def go_on(checkpoint: Checkpoint, folder: Path, watch: Watch) -> tuple[Progress, dict[int, Path]] | None:
+    """Where a run goes on. What came to its end is never run again from the beginning; what was killed may have to be, and says so."""
+    if (found := checkpoint.load()) is not None:
+        return found
+    if (folder / "summary.json").exists():
+        raise ConfigError(f"{folder} holds a run but no checkpoint to go on from: --fresh starts over, --out DIR puts a new one elsewhere")
+    if behind := len(read_records(folder / "metrics.jsonl")):
+        watch.log(f"there is no checkpoint yet, so the run starts over: {behind} round{'s' if behind > 1 else ''} will be run again")
+    return None
 
 
 class _Job:

@@ -36,7 +36,8 @@ class Plain(Watch):
             self.print(line)
 
     def log(self, text: str) -> None:
-        pass  # whoever got lost is in the round's own lines
+        if not in_round(text):
+            self.print(text)
 
     def end(self, summary: Mapping[str, Any]) -> None:
         for line in [*ending(summary), whereabouts(self.folder)]:
@@ -87,7 +88,7 @@ class Live(Watch):
             self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
 
     def log(self, text: str) -> None:
-        if not text.startswith("client "):  # those are in the round's own lines
+        if not in_round(text):
             self.console.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
 
     def end(self, summary: Mapping[str, Any]) -> None:
@@ -156,6 +157,11 @@ def losses(record: Mapping[str, Any]) -> list[str]:
             why.setdefault(before + ("refused: " if x["refused"] else "") + x["reason"], []).append(str(x["client"]))
     lines = [f"round {record['round'] + 1}: client{'s' if len(ids) > 1 else ''} {few(ids)} {reason}" for reason, ids in why.items()]
     return lines if record["heard"] else [*lines, f"round {record['round'] + 1}: nobody was heard, so it is skipped"]
+
+
+def in_round(text: str) -> bool:
+    """What an engine says about one client comes again, with all that had the same reason, in the round's own lines."""
+    return text.startswith("client ")
 
 
 def whereabouts(folder: Path) -> str:
