@@ -61,7 +61,8 @@ class Live(Watch):
             console=self.console,
             transient=True,
         )
-        self.values: list[float] = []
+        self.losses: list[float] = []
+        self.scores: list[float] = []
 
     def begin(self, setup: Setup, folder: Path, done: int) -> None:
         self.close()
@@ -79,13 +80,16 @@ class Live(Watch):
         done = record["round"] + 1
         spent = time.monotonic() - self.began
         left = spent / (done - self.first) * (self.rounds - done)
-        value = next((v for v in record["metrics"].values() if v is not None), record["loss"])
-        if value is not None:
-            self.values.append(value)
-        text = "  ".join(escape(f) for f in facts(record)) + f"  [{ACCENT}]{spark(self.values)}[/]"
+        text = "  ".join(escape(f) for f in facts(record)) + f"  [{ACCENT}]{self.curve(record)}[/]"
         self.bar.update(self.task, completed=done, facts=text, left=f"{duration(left)} left" if done < self.rounds else "")
         for line in losses(record):
             self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
+
+    def curve(self, record: Mapping[str, Any]) -> str:
+        """The headline metric so far, where it was evaluated; the training loss as long as it never was. Never one behind the other."""
+        for values, found in ((self.losses, [record["loss"]]), (self.scores, list(record["metrics"].values())[:1])):
+            values += [v for v in found if v is not None]
+        return spark(self.scores or self.losses)
 
     def log(self, text: str) -> None:
         if not in_round(text):
