@@ -272,6 +272,12 @@ def test_compare_runs_what_is_missing_and_tabulates(fedlens_command: Callable[..
     assert code == 2 and "was run with other settings (algorithm.FedAvg.lr was 0.1, now it is 0.3)" in err
 
 
+def test_cells_in_a_pipe_follow_each_other_without_gaps(fedlens_command: Callable[..., Said]) -> None:
+    _, out, _ = fedlens_command("compare", "toy.toml", "-a", "fedavg,fedprox", "rounds=1", "--seeds", "0,1")
+    lines = out.splitlines()
+    assert lines[0] == "toy: 4 runs" and [line[:2] for line in lines[1:5]] == ["✓ "] * 4
+
+
 def test_apply_hands_over_to_the_task(fedlens_command: Callable[..., Said], tmp_path: Path) -> None:
     fedlens_command("run", "toy.toml", "rounds=1", "--out", "run")
     code, _, err = fedlens_command("apply", "run", "toy.toml", "out.csv")

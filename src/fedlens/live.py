@@ -60,6 +60,7 @@ class Live(Watch):
             TextColumn("[dim]{task.fields[left]}[/]"),
             console=self.console,
             transient=True,
+            disable=not self.console.is_terminal,  # a bar that never started would end with an empty line
         )
         self.losses: list[float] = []
         self.scores: list[float] = []
@@ -122,8 +123,7 @@ class Cells(Live):
         self.told.update(remarks(setup.federation.facts))
         self.first, self.rounds, self.began, self.folder = done, setup.settings.rounds, time.monotonic(), folder
         self.task = self.bar.add_task("", total=self.rounds, completed=done, facts=f"[dim]{escape(self.title)} starts[/]", left="")
-        if self.console.is_terminal:
-            self.bar.start()
+        self.bar.start()
 
     def round(self, record: Mapping[str, Any]) -> None:
         super().round(record)
