@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from PIL import Image
 from torch import Generator, Tensor
@@ -61,6 +62,31 @@ def test_fedlens_loads_neither_flower_nor_ray() -> None:
 def test_every_command_has_examples(fedlens_command: Callable[..., Said], command: str) -> None:
     code, out, _ = fedlens_command(command, "--help")
     assert code == 0 and f"fedlens {command}" in out.split("Examples")[1]
+
+
+def words(text: str) -> str:
+    """Without the frame around it, and in one line."""
+    return " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
+
+
+def test_every_argument_of_every_command_is_explained(fedlens_command: Callable[..., Said]) -> None:
+    expected = {
+        "run": ["A shipped recipe, a TOML file, or a run folder.", "Overrides: rounds=6, FedProx.mu=0.01, data.alpha=0.1"],
+        "apply": ["A run folder.", "A file or folder of yours.", "Where the result goes.", "Options of the task."],
+        "list": ["recipes, algorithms, layers, tasks", "One of them: all that is said about it, and its keys."],
+        "report": ["A run folder, or a folder of runs to compare."],
+        "keys": ["Sites that get a key, by client number or name."],
+        "join": ["The server, as host:port."],
+        "board": ["Where the run folders are. [default: runs]"],
+        "analyse": ["landscape, surface, perturbation or target.", "Finished run folders."],
+    }
+    commands = cli.whole().commands
+    for name, command in commands.items():
+        said = words(fedlens_command(name, "--help")[1].split("Options ─")[0])
+        arguments = [p for p in command.params if isinstance(p, click.Argument)]
+        assert all(p.help and p.help in said for p in arguments), name
+        assert all(text in said for text in expected.get(name, [])), name
+    assert expected.keys() < commands.keys()
 
 
 def test_a_run_in_a_pipe_prints_plain_lines(fedlens_command: Callable[..., Said]) -> None:

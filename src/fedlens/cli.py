@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import inspect
 import os
 import shlex
 import sys
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import click
 import typer
+from typer.core import TyperArgument
+from typer.utils import get_params_from_function
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -309,9 +312,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def invoke(argv: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code."""
-    register_others()
     try:
-        code = app(args=list(argv) if argv is not None else None, standalone_mode=False, prog_name="fedlens")
+        code = whole()(args=list(argv) if argv is not None else None, standalone_mode=False, prog_name="fedlens")
         return int(code or 0)
     except click.exceptions.NoArgsIsHelpError as e:
         click.echo(e.format_message())
@@ -349,6 +351,18 @@ def about_file(e: OSError) -> str:
     if e.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full{name}; what was written before is whole: make room and add --resume"
     return f"{e.strerror or e}{name}" if e.errno else str(e)
+
+
+def whole() -> click.Group:
+    """All commands. Their arguments get the help back that click takes away: from 8.5 on it has one of its own for arguments, and writes
+    None over what typer has put there before."""
+    register_others()
+    group = typer.main.get_group(app)
+    for command in group.commands.values():
+        told = get_params_from_function(inspect.unwrap(command.callback)) if command.callback else {}
+        for argument in (p for p in command.params if isinstance(p, TyperArgument)):
+            argument.help = told[str(argument.name)].default.help
+    return group
 
 
 def register_others() -> None:
