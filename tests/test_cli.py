@@ -125,6 +125,7 @@ def test_a_run_in_a_pipe_prints_plain_lines(fedlens_command: Callable[..., Said]
         (["compare", "toy.toml", "-a", "fedavg", "--seeds", "a"], "--seeds takes whole numbers"),
         (["compare", "toy.toml", "-a", "fedavg,fedprox", "nu=1"], "nothing here is called 'nu'"),
         (["list", "layres"], "did you mean layers?"),
+        (["partition", "toy.toml", "broken=true", "--out", "a.doc"], "--out a.doc: a picture cannot be a .doc file; "),
         (["report", "nowhere"], "there is no run folder nowhere."),
         (["apply", "nowhere", "a", "b"], "nowhere is not a run folder"),
     ],
@@ -247,6 +248,13 @@ def test_partition_prints_a_table_and_draws(fedlens_command: Callable[..., Said]
     assert len(re.findall(r"^\s+\d\s+2\d\s+10\s+3\s+\d+ %", out, re.M)) == 3
     with Image.open("pictures/split.png") as image:
         assert image.width > 300 and len(set(image.convert("RGB").resize((60, 40)).getdata())) > 5
+
+
+@pytest.mark.parametrize(("out", "written"), [("old", "old/partition.png"), ("new", "new.png"), ("a/b.SVG", "a/b.SVG")])
+def test_partition_names_the_picture_it_wrote(fedlens_command: Callable[..., Said], out: str, written: str) -> None:
+    Path("old").mkdir()
+    assert fedlens_command("partition", "toy.toml", "--out", out)[1].splitlines()[-1] == f"Picture: {written}"
+    assert [str(p) for p in Path().rglob("*") if p.is_file() and p.name != "toy.toml"] == [written]
 
 
 def test_partition_shows_what_clients_cameras_do(fedlens_command: Callable[..., Said]) -> None:
