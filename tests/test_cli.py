@@ -282,6 +282,14 @@ def test_what_was_left_out_or_filled_up_is_said(fedlens_command: Callable[..., S
     assert "2 runs" in out and out.count(left_out) == 1  # cells share their data
 
 
+def test_personal_metrics_without_anything_held_out_are_remarked_on(fedlens_command: Callable[..., Said]) -> None:
+    few = ["images=60", "test_images=12", "clients=2", "cohort=2", "rounds=1", "workers=0"]
+    note = "federation.personal has no effect, because no client of Synthetic keeps anything for its own evaluation: data.holdout=0.1"
+    assert note in fedlens_command("run", "demo", "personal=true", *few)[1]
+    for quiet in (["personal=true", "holdout=0.2"], ["personal=false"]):
+        assert "personal" not in fedlens_command("run", "demo", *quiet, *few)[1]
+
+
 def test_compare_runs_what_is_missing_and_tabulates(fedlens_command: Callable[..., Said]) -> None:
     """An override for FedProx alone leaves FedAvg as it is. The mean and the spread are those of the cells' own summaries."""
     args = ["compare", "toy.toml", "--algorithms", "fedavg,fedprox", "--seeds", "0,1", "rounds=2", "mu=0.5", "--out", "both"]

@@ -15,7 +15,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from fedlens.engines.worker import threads
 from fedlens.federation import Federation
 from fedlens.memory import NEVER, read_record
 from fedlens.message import Message
+from fedlens.parts import parameters
 from fedlens.pictures import save_pictures
 from fedlens.records import Curves, Peak, describe, describe_federation, versions
 from fedlens.rounds import Engine, Progress, Round, run
@@ -128,7 +129,17 @@ def prepare(config: Config, federation: Federation | None = None) -> Setup:
         raise ConfigError(f"{config.data.name} found no clients")
     if settings.cohort is not None and settings.cohort > len(federation):
         raise ConfigError(f"federation.cohort is {settings.cohort}, but {config.data.name} has only {len(federation)} clients")
+    federation = _with_remark(config, federation) if settings.personal else federation
     return Setup(config, settings, task, federation, algorithm.given(federation.facts))
+
+
+def _with_remark(config: Config, federation: Federation) -> Federation:
+    """Not refused, because recipes ask for personal metrics of whatever data somebody may put in; but not passed over either."""
+    if any(h is not None and len(h) for h in federation.held_out):
+        return federation
+    advice = ": data.holdout=0.1 keeps a tenth" if "holdout" in parameters(config.data.cls) else ""
+    note = f"federation.personal has no effect, because no client of {config.data.name} keeps anything for its own evaluation{advice}"
+    return replace(federation, facts={**federation.facts, "notes": [note, *federation.facts.get("notes", ())]})
 
 
 def rehearse(setup: Setup) -> None:
