@@ -124,6 +124,7 @@ def test_a_run_in_a_pipe_prints_plain_lines(fedlens_command: Callable[..., Said]
         (["compare", "toy.toml"], "which ones? add --algorithms"),
         (["compare", "toy.toml", "-a", "fedavg", "--seeds", "a"], "--seeds takes whole numbers"),
         (["compare", "toy.toml", "-a", "fedavg,fedprox", "nu=1"], "nothing here is called 'nu'"),
+        (["compare", "toy.toml", "-a", "a:Own,a:OWN"], "a:Own and a:OWN would share one folder"),
         (["list", "layres"], "did you mean layers?"),
         (["partition", "toy.toml", "broken=true", "--out", "a.doc"], "--out a.doc: a picture cannot be a .doc file; "),
         (["report", "nowhere"], "there is no run folder nowhere."),
@@ -312,6 +313,12 @@ def test_compare_runs_what_is_missing_and_tabulates(fedlens_command: Callable[..
     assert json.loads(Path("both/table.json").read_text())["algorithms"]["fedprox"] == row
     code, _, err = fedlens_command(*args, "lr=0.3")
     assert code == 2 and "was run with other settings (algorithm.FedAvg.lr was 0.1, now it is 0.3)" in err
+
+
+def test_an_algorithm_in_another_case_is_the_same_one(fedlens_command: Callable[..., Said]) -> None:
+    code, out, _ = fedlens_command("compare", "toy.toml", "-a", "FedAvg,fedavg,fedprox,FEDAVG", "rounds=1", "--out", "both")
+    assert code == 0 and "toy: 2 runs" in out
+    assert list(json.loads(Path("both/table.json").read_text())["algorithms"]) == ["FedAvg", "fedprox"]
 
 
 def test_cells_in_a_pipe_follow_each_other_without_gaps(fedlens_command: Callable[..., Said]) -> None:

@@ -171,7 +171,7 @@ def compare(
 
     Run it again to go on where it stopped, or with more algorithms or seeds: cells that are finished are kept.
     """
-    names = [n.strip() for n in algorithms.split(",") if n.strip()]
+    names = distinct([n.strip() for n in algorithms.split(",") if n.strip()])
     if not names:
         raise click.UsageError("which ones? add --algorithms fedavg,fedprox")
     try:
@@ -180,7 +180,6 @@ def compare(
         raise click.UsageError(f"--seeds takes whole numbers such as 0,1,2, not {seeds!r}") from None
     given = [*(overrides or []), *([f"federation.workers={workers}"] if workers is not None else [])]
     folder = out or Path("runs") / f"{Path(recipe).stem}-compare"
-    names = list(dict.fromkeys(names))
     if tune and 0 in numbers:
         raise click.UsageError("--tune spends seed 0 on the search: let others count, such as --seeds 1,2,3")
     with waiting():
@@ -195,6 +194,15 @@ def compare(
     except Interrupted as e:
         e.again = shlex.join(["fedlens", *[a for a in sys.argv[1:] if a != "--fresh"]])
         raise
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Each algorithm once: names mean the same in any case. Not those of classes (module:Class), which would still share a folder."""
+    first: dict[str, str] = {}
+    for name in names:
+        if first.setdefault(name.lower(), name) != name and ":" in name:
+            raise click.UsageError(f"{first[name.lower()]} and {name} would share one folder: give one of the classes another name")
+    return list(first.values())
 
 
 @app.command("list", epilog=examples("fedlens list", "fedlens list layers", "fedlens list layers LossAware"))
