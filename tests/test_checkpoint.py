@@ -10,7 +10,7 @@ import torch
 from toy import same_bits
 
 from fedlens import Message, Progress
-from fedlens.checkpoint import Checkpoint, CheckpointError, write
+from fedlens.checkpoint import Checkpoint, CheckpointError, naming, write
 from fedlens.memory import Memory, Record, read_record
 
 
@@ -136,3 +136,9 @@ def test_write_leaves_the_old_file_when_it_cannot_finish(tmp_path: Path) -> None
     with pytest.raises(TypeError):
         write(path, "not bytes")  # type: ignore[arg-type]
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_fails_names_its_file() -> None:
+    with pytest.raises(OSError) as failed, naming(Path("run/metrics.jsonl")), Path("/dev/full").open("w") as f:
+        f.write("a line")
+    assert failed.value.filename == "run/metrics.jsonl"

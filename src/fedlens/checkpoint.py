@@ -12,6 +12,7 @@ server never heard of, and forgets it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -140,13 +141,24 @@ def write(path: Path, data: bytes | bytearray) -> None:
     """All of it or nothing: written beside, flushed to the disk, renamed into place. What was there before survives a full disk."""
     part = path.with_name(path.name + ".part")
     try:
-        with part.open("wb") as f:
+        with naming(path), part.open("wb") as f:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """A write that fails does not say where, and whoever has to make room wants to know."""
+    try:
+        yield
+    except OSError as e:
+        if e.filename is None:
+            e.filename = str(path)
         raise
 
 

@@ -24,7 +24,7 @@ import torch
 from fedlens import config as recipes
 from fedlens.algorithm import Algorithm
 from fedlens.algorithms.fedavg import FedAvg
-from fedlens.checkpoint import Checkpoint, write
+from fedlens.checkpoint import Checkpoint, naming, write
 from fedlens.client import Data, generator, seeded
 from fedlens.config import Config, ConfigError, Settings
 from fedlens.engines.worker import threads
@@ -269,7 +269,7 @@ class _Job:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(memory))
         with undisturbed():
             record = describe(finished)
-            with (self.folder / "metrics.jsonl").open("a") as f:
+            with naming(lines := self.folder / "metrics.jsonl"), lines.open("a") as f:
                 f.write(json.dumps(record) + "\n")
             self.records.append(record)
             self.curves.add(record)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlens.checkpoint import naming
 from fedlens.federation import Federation
 from fedlens.replies import Lost
 from fedlens.rounds import Round
@@ -122,8 +123,9 @@ class Curves:
         self._write(self.event(wall_time=time.time(), step=record["round"], summary=self.summary(value=entries)))
 
     def _write(self, event: Any) -> None:
-        self.writer.write(event.SerializeToString())
-        self.file.flush()
+        with naming(Path(self.file.name)):
+            self.writer.write(event.SerializeToString())
+            self.file.flush()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
