@@ -10,7 +10,7 @@ import torch
 from toy import same_bits
 
 from fedlens import Message, Progress
-from fedlens.checkpoint import Checkpoint, CheckpointError, write
+from fedlens.checkpoint import Checkpoint, CheckpointError, naming, write
 from fedlens.memory import Memory, Record, read_record
 
 
@@ -104,6 +104,15 @@ def test_without_a_whole_one_there_is_a_sentence(two: Path) -> None:
         Checkpoint(two).load()
 
 
+def test_states_whose_manifests_are_gone_are_not_taken_for_nothing(two: Path) -> None:
+    for path in two.glob("manifest-*"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"manifests in .* are gone.*start over with --fresh"):
+        Checkpoint(two).load()
+    (two / "state-000002.safetensors").unlink()  # now it looks as if the first one had been cut off before its manifest was there
+    assert Checkpoint(two).load() is None
+
+
 def test_a_folder_without_any_has_none(tmp_path: Path) -> None:
     assert Checkpoint(tmp_path / "nothing").load() is None
 
@@ -127,3 +136,9 @@ def test_write_leaves_the_old_file_when_it_cannot_finish(tmp_path: Path) -> None
     with pytest.raises(TypeError):
         write(path, "not bytes")  # type: ignore[arg-type]
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_fails_names_its_file() -> None:
+    with pytest.raises(OSError) as failed, naming(Path("run/metrics.jsonl")), Path("/dev/full").open("w") as f:
+        f.write("a line")
+    assert failed.value.filename == "run/metrics.jsonl"

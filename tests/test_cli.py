@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from namespaces import NO_NAMESPACE, small_disk
 from PIL import Image
@@ -20,7 +21,7 @@ from torch import Generator, Tensor
 from toy_job import RECIPE, ToySource, write_recipe
 
 import fedlens
-from fedlens import Batch, Federation, catalogue, cli, terminal
+from fedlens import Batch, Federation, catalogue, cli, folder, report, terminal, view
 from fedlens.data.tensors import Tensors
 
 TESTS = Path(__file__).parent
@@ -63,6 +64,31 @@ def test_every_command_has_examples(fedlens_command: Callable[..., Said], comman
     assert code == 0 and f"fedlens {command}" in out.split("Examples")[1]
 
 
+def words(text: str) -> str:
+    """Without the frame around it, and in one line."""
+    return " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
+
+
+def test_every_argument_of_every_command_is_explained(fedlens_command: Callable[..., Said]) -> None:
+    expected = {
+        "run": ["A shipped recipe, a TOML file, or a run folder.", "Overrides: rounds=6, FedProx.mu=0.01, data.alpha=0.1"],
+        "apply": ["A run folder.", "A file or folder of yours.", "Where the result goes.", "Options of the task."],
+        "list": ["recipes, algorithms, layers, tasks", "One of them: all that is said about it, and its keys."],
+        "report": ["A run folder, or a folder of runs to compare."],
+        "keys": ["Sites that get a key, by client number or name."],
+        "join": ["The server, as host:port."],
+        "board": ["Where the run folders are. [default: runs]"],
+        "analyse": ["landscape, surface, perturbation or target.", "Finished run folders."],
+    }
+    commands = cli.whole().commands
+    for name, command in commands.items():
+        said = words(fedlens_command(name, "--help")[1].split("Options ─")[0])
+        arguments = [p for p in command.params if isinstance(p, click.Argument)]
+        assert all(p.help and p.help in said for p in arguments), name
+        assert all(text in said for text in expected.get(name, [])), name
+    assert expected.keys() < commands.keys()
+
+
 def test_a_run_in_a_pipe_prints_plain_lines(fedlens_command: Callable[..., Said]) -> None:
     code, out, err = fedlens_command("run", "toy.toml", "rounds=2")
     assert code == 0 and err == "" and "\x1b" not in out
@@ -98,7 +124,9 @@ def test_a_run_in_a_pipe_prints_plain_lines(fedlens_command: Callable[..., Said]
         (["compare", "toy.toml"], "which ones? add --algorithms"),
         (["compare", "toy.toml", "-a", "fedavg", "--seeds", "a"], "--seeds takes whole numbers"),
         (["compare", "toy.toml", "-a", "fedavg,fedprox", "nu=1"], "nothing here is called 'nu'"),
+        (["compare", "toy.toml", "-a", "a:Own,a:OWN"], "a:Own and a:OWN would share one folder"),
         (["list", "layres"], "did you mean layers?"),
+        (["partition", "toy.toml", "broken=true", "--out", "a.doc"], "--out a.doc: a picture cannot be a .doc file; "),
         (["report", "nowhere"], "there is no run folder nowhere."),
         (["apply", "nowhere", "a", "b"], "nowhere is not a run folder"),
     ],
@@ -126,10 +154,28 @@ def test_a_run_folder_is_a_recipe(fedlens_command: Callable[..., Said]) -> None:
     assert code == 0 and "going on after round 2" in out and "round 3/3" in out
 
 
+def test_a_pipe_hears_of_damage_and_of_a_report_that_failed(
+    fedlens_command: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fedlens_command("run", "toy.toml", "rounds=3")
+    (tmp_path / "runs/toy/checkpoint/state-000003.safetensors").write_bytes(b"")
+
+    def broken(path: Path) -> None:
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr(report, "write", broken)
+    code, out, err = fedlens_command("run", "toy.toml", "rounds=3", "--resume")
+    lines = out.splitlines()
+    assert code == 0 and err == ""
+    assert lines[0] == "checkpoint manifest-000003.json is damaged (state-000003.safetensors was changed); the one before is used"
+    assert "going on after round 2" in lines[2] and "report.html could not be written: RuntimeError: no ink" in lines
+
+
 def test_clients_that_fail_are_named_with_their_reason(fedlens_command: Callable[..., Said], tmp_path: Path) -> None:
     write_recipe(tmp_path, RECIPE.replace("toy_job:ToySource", "test_cli:BadDisks"))
     code, out, _ = fedlens_command("run", "toy.toml", "rounds=1")
     assert code == 0 and "round 1: clients 3, 4, 5 OSError: cannot read image" in out and "heard 3/6" in out
+    assert out.count("cannot read") == 1  # what the engine said about each is not repeated
     line = json.loads(Path("runs/toy/metrics.jsonl").read_text())
     assert [x["client"] for x in line["lost"]] == [3, 4, 5] and line["heard"] == 3
 
@@ -138,6 +184,32 @@ def test_a_round_in_which_nobody_is_heard_is_skipped_and_said_so(fedlens_command
     write_recipe(tmp_path, RECIPE.replace("toy_job:ToySource", "test_cli:BadDisks"))
     code, out, _ = fedlens_command("run", "toy.toml", "rounds=1", "healthy=0")
     assert code == 0 and "round 1: nobody was heard, so it is skipped" in out
+
+
+def test_a_client_missing_from_the_evaluation_is_named_with_its_reason(fedlens_command: Callable[..., Said], tmp_path: Path) -> None:
+    """Mean and worst over the others would be silent about just the client that does worst."""
+    write_recipe(tmp_path, RECIPE.replace("toy_job:ToySource", "test_cli:BadHeldOut"))
+    code, out, _ = fedlens_command("run", "toy.toml", "rounds=2", "personal=true")
+    assert code == 0 and "round 1: client 2 left out of the evaluation: OSError: cannot read image 9" in out and "heard 6/6" in out
+    assert ", 2 evaluations by clients lost" in out
+    line = json.loads(Path("runs/toy/metrics.jsonl").read_text().splitlines()[0])
+    assert line["unevaluated"] == [{"client": 2, "reason": "OSError: cannot read image 9", "refused": False}] and line["lost"] == []
+    assert json.loads(Path("runs/toy/summary.json").read_text())["unevaluated"] == 2
+    shown = view.view(folder.read(Path("runs/toy")), str)["lost"]
+    assert shown == [{"reason": "left out of the evaluation: OSError: cannot read image 9", "times": 2, "clients": [2]}]
+
+
+class BadHeldOut(ToySource):
+    """Client 2 cannot read what was held out."""
+
+    def federation(self, clients: int, seed: int) -> Federation:
+        made = super().federation(clients, seed)
+        return replace(made, held_out=[Gone(h.columns) if i == 2 else h for i, h in enumerate(made.held_out)])
+
+
+class Gone(Tensors):
+    def batch(self, index: Tensor, rng: Generator | None = None) -> Batch:
+        raise OSError("cannot read image 9")
 
 
 class BadDisks(ToySource):
@@ -179,6 +251,13 @@ def test_partition_prints_a_table_and_draws(fedlens_command: Callable[..., Said]
         assert image.width > 300 and len(set(image.convert("RGB").resize((60, 40)).getdata())) > 5
 
 
+@pytest.mark.parametrize(("out", "written"), [("old", "old/partition.png"), ("new", "new.png"), ("a/b.SVG", "a/b.SVG")])
+def test_partition_names_the_picture_it_wrote(fedlens_command: Callable[..., Said], out: str, written: str) -> None:
+    Path("old").mkdir()
+    assert fedlens_command("partition", "toy.toml", "--out", out)[1].splitlines()[-1] == f"Picture: {written}"
+    assert [str(p) for p in Path().rglob("*") if p.is_file() and p.name != "toy.toml"] == [written]
+
+
 def test_partition_shows_what_clients_cameras_do(fedlens_command: Callable[..., Said]) -> None:
     """Three clients, blur up to 3: 0, 1.5 and 3. The picture grows by a row of images."""
     given = ["partition", "classification", "data.images=60", "test_images=20", "clients=3"]
@@ -204,6 +283,14 @@ def test_what_was_left_out_or_filled_up_is_said(fedlens_command: Callable[..., S
     assert "2 runs" in out and out.count(left_out) == 1  # cells share their data
 
 
+def test_personal_metrics_without_anything_held_out_are_remarked_on(fedlens_command: Callable[..., Said]) -> None:
+    few = ["images=60", "test_images=12", "clients=2", "cohort=2", "rounds=1", "workers=0"]
+    note = "federation.personal has no effect, because no client of Synthetic keeps anything for its own evaluation: data.holdout=0.1"
+    assert note in fedlens_command("run", "demo", "personal=true", *few)[1]
+    for quiet in (["personal=true", "holdout=0.2"], ["personal=false"]):
+        assert "personal" not in fedlens_command("run", "demo", *quiet, *few)[1]
+
+
 def test_compare_runs_what_is_missing_and_tabulates(fedlens_command: Callable[..., Said]) -> None:
     """An override for FedProx alone leaves FedAvg as it is. The mean and the spread are those of the cells' own summaries."""
     args = ["compare", "toy.toml", "--algorithms", "fedavg,fedprox", "--seeds", "0,1", "rounds=2", "mu=0.5", "--out", "both"]
@@ -226,6 +313,18 @@ def test_compare_runs_what_is_missing_and_tabulates(fedlens_command: Callable[..
     assert json.loads(Path("both/table.json").read_text())["algorithms"]["fedprox"] == row
     code, _, err = fedlens_command(*args, "lr=0.3")
     assert code == 2 and "was run with other settings (algorithm.FedAvg.lr was 0.1, now it is 0.3)" in err
+
+
+def test_an_algorithm_in_another_case_is_the_same_one(fedlens_command: Callable[..., Said]) -> None:
+    code, out, _ = fedlens_command("compare", "toy.toml", "-a", "FedAvg,fedavg,fedprox,FEDAVG", "rounds=1", "--out", "both")
+    assert code == 0 and "toy: 2 runs" in out
+    assert list(json.loads(Path("both/table.json").read_text())["algorithms"]) == ["FedAvg", "fedprox"]
+
+
+def test_cells_in_a_pipe_follow_each_other_without_gaps(fedlens_command: Callable[..., Said]) -> None:
+    _, out, _ = fedlens_command("compare", "toy.toml", "-a", "fedavg,fedprox", "rounds=1", "--seeds", "0,1")
+    lines = out.splitlines()
+    assert lines[0] == "toy: 4 runs" and [line[:2] for line in lines[1:5]] == ["✓ "] * 4
 
 
 def test_apply_hands_over_to_the_task(fedlens_command: Callable[..., Said], tmp_path: Path) -> None:
@@ -310,8 +409,8 @@ def test_a_full_disk_costs_one_sentence_and_nothing_that_was_written(tmp_path: P
     if code == NO_NAMESPACE:
         pytest.skip("needs a mount namespace")
     out = said.with_suffix(".out").read_text()
-    full = "fedlens: the disk is full; what was written before is whole: make room and add --resume.\n"
-    assert said.with_suffix(".err").read_text() == full
+    full = rf"fedlens: the disk is full \({disk}/run/\S+\); what was written before is whole: make room and add --resume\.\n"
+    assert re.fullmatch(full, said.with_suffix(".err").read_text())
     assert code == 0 and "\nexit 2\n" in out
     before, after = out.split("exit 2")
     reached = len(re.findall(r"^round ", before, re.M))

@@ -94,7 +94,7 @@ def test_the_folder_holds_what_the_contract_says(recipe: Path, tmp_path: Path) -
     model, control = 16 * 8 + 16 + 16 * 4 + 3 * 16 + 3, 16 * 8 + 16 + 2 * 16 + 3 * 16 + 3  # BatchNorm: 2 weights, 2 buffers
     size = 4 * (model + control) + 8  # and one 64-bit counter
     for x in lines:
-        assert (x["asked"], x["heard"], x["refused"], x["lost"]) == (3, 3, 0, [])
+        assert (x["asked"], x["heard"], x["refused"], x["lost"], x["unevaluated"]) == (3, 3, 0, [], [])
         assert x["bytes_down"] == x["bytes_up"] == 3 * size
         assert len(x["clients"]) == 3 and sum(c["weight"] for c in x["clients"].values()) == pytest.approx(1)
         total = sum(c["examples"] for c in x["clients"].values())
@@ -203,6 +203,31 @@ def test_a_cut_line_in_metrics_is_dropped(recipe: Path, tmp_path: Path) -> None:
         f.write('{"round": 2, "seco')
     assert [r["round"] for r in go(recipe, tmp_path / "run", resume=True).rounds] == [0, 1, 2, 3]
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_run_that_ended_is_not_emptied_for_want_of_a_checkpoint(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    go(recipe, out, checkpoint_every=0)
+    written = (out / "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match="holds a run but no checkpoint to go on from: --fresh starts over"):
+        go(recipe, out, rounds=5, resume=True)
+    assert (out / "metrics.jsonl").read_bytes() == written and (out / "summary.json").exists()
+
+
+def test_a_killed_run_without_a_checkpoint_says_that_it_starts_over(recipe: Path, tmp_path: Path) -> None:
+    out, watch = tmp_path / "run", Told()
+    go(recipe, out, checkpoint_every=0)
+    (out / "summary.json").unlink()  # a kill leaves none
+    assert len(go(recipe, out, resume=True, watch=watch).rounds) == 4
+    assert watch.told == ["there is no checkpoint yet, so the run starts over: 4 rounds will be run again"]
+
+
+class Told(Watch):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def log(self, text: str) -> None:
+        self.told.append(text)
 
 
 def test_refusals(recipe: Path, tmp_path: Path) -> None:

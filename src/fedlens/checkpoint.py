@@ -12,6 +12,7 @@ server never heard of, and forgets it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -79,6 +80,9 @@ class Checkpoint:
             return whole
         if found:
             raise CheckpointError(f"no checkpoint in {self.folder} is whole any more: start over with --fresh")
+        # One state is what a kill before the first manifest leaves; a second is written only beside a manifest.
+        if len(list(self.folder.glob("state-*.safetensors"))) > 1:
+            raise CheckpointError(f"the manifests in {self.folder} are gone, and states are of no use without: start over with --fresh")
         return None
 
     def _add(self, name: str, data: bytes | bytearray) -> str:
@@ -137,13 +141,24 @@ def write(path: Path, data: bytes | bytearray) -> None:
     """All of it or nothing: written beside, flushed to the disk, renamed into place. What was there before survives a full disk."""
     part = path.with_name(path.name + ".part")
     try:
-        with part.open("wb") as f:
+        with naming(path), part.open("wb") as f:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """A write that fails does not say where, and whoever has to make room wants to know."""
+    try:
+        yield
+    except OSError as e:
+        if e.filename is None:
+            e.filename = str(path)
         raise
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import inspect
 import os
 import shlex
 import sys
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import click
 import typer
+from typer.core import TyperArgument
+from typer.utils import get_params_from_function
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -168,7 +171,7 @@ def compare(
 
     Run it again to go on where it stopped, or with more algorithms or seeds: cells that are finished are kept.
     """
-    names = [n.strip() for n in algorithms.split(",") if n.strip()]
+    names = distinct([n.strip() for n in algorithms.split(",") if n.strip()])
     if not names:
         raise click.UsageError("which ones? add --algorithms fedavg,fedprox")
     try:
@@ -177,7 +180,6 @@ def compare(
         raise click.UsageError(f"--seeds takes whole numbers such as 0,1,2, not {seeds!r}") from None
     given = [*(overrides or []), *([f"federation.workers={workers}"] if workers is not None else [])]
     folder = out or Path("runs") / f"{Path(recipe).stem}-compare"
-    names = list(dict.fromkeys(names))
     if tune and 0 in numbers:
         raise click.UsageError("--tune spends seed 0 on the search: let others count, such as --seeds 1,2,3")
     with waiting():
@@ -192,6 +194,15 @@ def compare(
     except Interrupted as e:
         e.again = shlex.join(["fedlens", *[a for a in sys.argv[1:] if a != "--fresh"]])
         raise
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Each algorithm once: names mean the same in any case. Not those of classes (module:Class), which would still share a folder."""
+    first: dict[str, str] = {}
+    for name in names:
+        if first.setdefault(name.lower(), name) != name and ":" in name:
+            raise click.UsageError(f"{first[name.lower()]} and {name} would share one folder: give one of the classes another name")
+    return list(first.values())
 
 
 @app.command("list", epilog=examples("fedlens list", "fedlens list layers", "fedlens list layers LossAware"))
@@ -309,9 +320,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def invoke(argv: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code."""
-    register_others()
     try:
-        code = app(args=list(argv) if argv is not None else None, standalone_mode=False, prog_name="fedlens")
+        code = whole()(args=list(argv) if argv is not None else None, standalone_mode=False, prog_name="fedlens")
         return int(code or 0)
     except click.exceptions.NoArgsIsHelpError as e:
         click.echo(e.format_message())
@@ -349,6 +359,18 @@ def about_file(e: OSError) -> str:
     if e.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full{name}; what was written before is whole: make room and add --resume"
     return f"{e.strerror or e}{name}" if e.errno else str(e)
+
+
+def whole() -> click.Group:
+    """All commands. Their arguments get the help back that click takes away: from 8.5 on it has one of its own for arguments, and writes
+    None over what typer has put there before."""
+    register_others()
+    group = typer.main.get_group(app)
+    for command in group.commands.values():
+        told = get_params_from_function(inspect.unwrap(command.callback)) if command.callback else {}
+        for argument in (p for p in command.params if isinstance(p, TyperArgument)):
+            argument.help = told[str(argument.name)].default.help
+    return group
 
 
 def register_others() -> None:

@@ -15,7 +15,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,18 @@ import torch
 from fedlens import config as recipes
 from fedlens.algorithm import Algorithm
 from fedlens.algorithms.fedavg import FedAvg
-from fedlens.checkpoint import Checkpoint, write
+from fedlens.checkpoint import Checkpoint, naming, write
 from fedlens.client import Data, generator, seeded
 from fedlens.config import Config, ConfigError, Settings
 from fedlens.engines.worker import threads
 from fedlens.federation import Federation
 from fedlens.memory import NEVER, read_record
 from fedlens.message import Message
+from fedlens.parts import parameters
 from fedlens.pictures import save_pictures
 from fedlens.records import Curves, Peak, describe, describe_federation, versions
 from fedlens.rounds import Engine, Progress, Round, run
-from fedlens.runs import claim, clear, free_folder, holds_run, put_in_place, same_run, trim
+from fedlens.runs import claim, clear, free_folder, holds_run, put_in_place, read_records, same_run, trim
 from fedlens.stopping import stoppable, undisturbed
 from fedlens.tasks.task import LearningTask, Task
 from fedlens.tree import Tree
@@ -128,7 +129,17 @@ def prepare(config: Config, federation: Federation | None = None) -> Setup:
         raise ConfigError(f"{config.data.name} found no clients")
     if settings.cohort is not None and settings.cohort > len(federation):
         raise ConfigError(f"federation.cohort is {settings.cohort}, but {config.data.name} has only {len(federation)} clients")
+    federation = _with_remark(config, federation) if settings.personal else federation
     return Setup(config, settings, task, federation, algorithm.given(federation.facts))
+
+
+def _with_remark(config: Config, federation: Federation) -> Federation:
+    """Not refused, because recipes ask for personal metrics of whatever data somebody may put in; but not passed over either."""
+    if any(h is not None and len(h) for h in federation.held_out):
+        return federation
+    advice = ": data.holdout=0.1 keeps a tenth" if "holdout" in parameters(config.data.cls) else ""
+    note = f"federation.personal has no effect, because no client of {config.data.name} keeps anything for its own evaluation{advice}"
+    return replace(federation, facts={**federation.facts, "notes": [note, *federation.facts.get("notes", ())]})
 
 
 def rehearse(setup: Setup) -> None:
@@ -193,10 +204,21 @@ def start(
         if not resume:
             rehearse(setup)
         checkpoint = Checkpoint(folder / "checkpoint", watch.log)
-        found = checkpoint.load() if resume else None
+        found = go_on(checkpoint, folder, watch) if resume else None
         write(folder / "config.toml", config.to_toml().encode())
         write(folder / "federation.json", json.dumps(describe_federation(setup.federation), indent=1).encode())
         return _Job(setup, folder, engine, watch, checkpoint).run(found)
+
+
+def go_on(checkpoint: Checkpoint, folder: Path, watch: Watch) -> tuple[Progress, dict[int, Path]] | None:
+    """Where a run goes on. What came to its end is never run again from the beginning; what was killed may have to be, and says so."""
+    if (found := checkpoint.load()) is not None:
+        return found
+    if (folder / "summary.json").exists():
+        raise ConfigError(f"{folder} holds a run but no checkpoint to go on from: --fresh starts over, --out DIR puts a new one elsewhere")
+    if behind := len(read_records(folder / "metrics.jsonl")):
+        watch.log(f"there is no checkpoint yet, so the run starts over: {behind} round{'s' if behind > 1 else ''} will be run again")
+    return None
 
 
 class _Job:
@@ -247,7 +269,7 @@ class _Job:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(memory))
         with undisturbed():
             record = describe(finished)
-            with (self.folder / "metrics.jsonl").open("a") as f:
+            with naming(lines := self.folder / "metrics.jsonl"), lines.open("a") as f:
                 f.write(json.dumps(record) + "\n")
             self.records.append(record)
             self.curves.add(record)
@@ -321,6 +343,7 @@ class _Job:
             "asked": sum(r["asked"] for r in records),
             "heard": sum(r["heard"] for r in records),
             "refused": sum(r["refused"] for r in records),
+            "unevaluated": sum(len(r.get("unevaluated", ())) for r in records),  # older lines do not have it
             "seed": setup.settings.seed,
             "clients": len(setup.federation),
             "engine": type(self.engine).__name__.lower(),

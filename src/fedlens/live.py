@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from fedlens.job import Setup, Watch
 from fedlens.terminal import ACCENT, console, duration, few, number, size, spark
-from fedlens.view import remarks
+from fedlens.view import UNEVALUATED, remarks
 
 
 def live(spinner: Any = None) -> Watch:
@@ -36,7 +36,8 @@ class Plain(Watch):
             self.print(line)
 
     def log(self, text: str) -> None:
-        pass  # whoever got lost is in the round's own lines
+        if not in_round(text):
+            self.print(text)
 
     def end(self, summary: Mapping[str, Any]) -> None:
         for line in [*ending(summary), whereabouts(self.folder)]:
@@ -59,8 +60,10 @@ class Live(Watch):
             TextColumn("[dim]{task.fields[left]}[/]"),
             console=self.console,
             transient=True,
+            disable=not self.console.is_terminal,  # a bar that never started would end with an empty line
         )
-        self.values: list[float] = []
+        self.losses: list[float] = []
+        self.scores: list[float] = []
 
     def begin(self, setup: Setup, folder: Path, done: int) -> None:
         self.close()
@@ -78,16 +81,19 @@ class Live(Watch):
         done = record["round"] + 1
         spent = time.monotonic() - self.began
         left = spent / (done - self.first) * (self.rounds - done)
-        value = next((v for v in record["metrics"].values() if v is not None), record["loss"])
-        if value is not None:
-            self.values.append(value)
-        text = "  ".join(escape(f) for f in facts(record)) + f"  [{ACCENT}]{spark(self.values)}[/]"
+        text = "  ".join(escape(f) for f in facts(record)) + f"  [{ACCENT}]{self.curve(record)}[/]"
         self.bar.update(self.task, completed=done, facts=text, left=f"{duration(left)} left" if done < self.rounds else "")
         for line in losses(record):
             self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
 
+    def curve(self, record: Mapping[str, Any]) -> str:
+        """The headline metric so far, where it was evaluated; the training loss as long as it never was. Never one behind the other."""
+        for values, found in ((self.losses, [record["loss"]]), (self.scores, list(record["metrics"].values())[:1])):
+            values += [v for v in found if v is not None]
+        return spark(self.scores or self.losses)
+
     def log(self, text: str) -> None:
-        if not text.startswith("client "):  # those are in the round's own lines
+        if not in_round(text):
             self.console.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
 
     def end(self, summary: Mapping[str, Any]) -> None:
@@ -117,8 +123,7 @@ class Cells(Live):
         self.told.update(remarks(setup.federation.facts))
         self.first, self.rounds, self.began, self.folder = done, setup.settings.rounds, time.monotonic(), folder
         self.task = self.bar.add_task("", total=self.rounds, completed=done, facts=f"[dim]{escape(self.title)} starts[/]", left="")
-        if self.console.is_terminal:
-            self.bar.start()
+        self.bar.start()
 
     def round(self, record: Mapping[str, Any]) -> None:
         super().round(record)
@@ -151,10 +156,16 @@ def facts(record: Mapping[str, Any]) -> list[str]:
 def losses(record: Mapping[str, Any]) -> list[str]:
     """Who got lost and why, a reason a line."""
     why: dict[str, list[str]] = {}
-    for x in record["lost"]:
-        why.setdefault(("refused: " if x["refused"] else "") + x["reason"], []).append(str(x["client"]))
+    for before, missing in (("", record["lost"]), (UNEVALUATED, record["unevaluated"])):
+        for x in missing:
+            why.setdefault(before + ("refused: " if x["refused"] else "") + x["reason"], []).append(str(x["client"]))
     lines = [f"round {record['round'] + 1}: client{'s' if len(ids) > 1 else ''} {few(ids)} {reason}" for reason, ids in why.items()]
     return lines if record["heard"] else [*lines, f"round {record['round'] + 1}: nobody was heard, so it is skipped"]
+
+
+def in_round(text: str) -> bool:
+    """What an engine says about one client comes again, with all that had the same reason, in the round's own lines."""
+    return text.startswith("client ")
 
 
 def whereabouts(folder: Path) -> str:
@@ -165,6 +176,7 @@ def ending(summary: Mapping[str, Any]) -> list[str]:
     metrics = [f"{k} {number(v)}" for k, v in summary["metrics"].items() if v is not None and k != "loss"][:3]
     loss = [f"training loss {summary['loss']:.4f}"] if summary["loss"] is not None else []
     lost = f", {gone} of {summary['asked']} replies lost" if (gone := summary["asked"] - summary["heard"]) else ""
+    lost += f", {missing} evaluation{'s' if missing > 1 else ''} by clients lost" if (missing := summary["unevaluated"]) else ""
     traffic = f"{size(summary['bytes_down'])} down, {size(summary['bytes_up'])} up"
     return [
         "  ".join([*metrics, *loss]) or "done",

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedlens.parts import Part, parameters
-from fedlens.values import ConfigError, Written, nearest
+from fedlens.parts import Part, names, parameters
+from fedlens.values import ConfigError, Written, closest, nearest
 
 
 class UnknownKey(ConfigError):
@@ -88,8 +88,20 @@ def find_place(parts: Sequence[Part], key: str) -> Place:
         if len({p.text for p in found}) == 1:
             raise ConfigError(f"{key} is ambiguous: {found[0].path[1]} stands in the stack {len(found)} times, so set it in a recipe file")
         raise ConfigError(f"{key} could mean {' or '.join(p.text for p in found)}: write one of these")
-    stack = [p.name for p in parts if p.where.startswith("algorithm.")]
-    if words[0] == "algorithm" and len(words) > 2 and words[1].lower() not in [s.lower() for s in stack]:
-        raise UnknownKey(f"{words[1]} is not in the stack ({', '.join(stack)}){nearest(words[1], stack)}")
+    if why := _not_stacked(parts, everything, words):
+        raise UnknownKey(why)
     choices = {p.path[-1] for p in everything} if len(words) == 1 else {p.text for p in everything}
     raise UnknownKey(f"nothing here is called {key!r}{nearest(key, choices)}")
+
+
+def _not_stacked(parts: Sequence[Part], everything: Sequence[Place], words: Sequence[str]) -> str | None:
+    """A sentence where a key is of a layer, or nearly, that is not in this stack; without it the nearest key would be some other part's."""
+    full = words[0].lower() == "algorithm" and len(words) > 2
+    name, here = words[int(full)], {w for p in everything for w in p.path[:-1]}
+    if len(words) == 1 or name.lower() in [w.lower() for w in here]:
+        return None
+    stack, known = [p.name for p in parts if p.where.startswith("algorithm.")], names("algorithm")
+    hint = closest(name, [*(stack if full else here), *known])
+    if not full and hint == closest(name, here):
+        return None
+    return f"{name} is not in the stack ({', '.join(stack)})" + ("" if name.lower() in map(str.lower, known) else hint)

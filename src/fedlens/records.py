@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlens.checkpoint import naming
 from fedlens.federation import Federation
+from fedlens.replies import Lost
 from fedlens.rounds import Round
 
 
@@ -30,10 +32,15 @@ def describe(r: Round) -> dict[str, Any]:
         "asked": r.asked,
         "heard": len(r.scalars),
         "refused": sum(x.refused for x in r.lost),
-        "lost": [{"client": x.sender, "reason": x.reason, "refused": x.refused} for x in r.lost],
+        "lost": [_missing(x) for x in r.lost],
+        "unevaluated": [_missing(x) for x in r.unevaluated],
         "clients": {str(i): facts for i, facts in _client_facts(r).items()},
         "state": {k: v for k, v in r.state.scalars.items() if k not in ("round", "rounds", "seed", "population") and math.isfinite(v)},
     }
+
+
+def _missing(x: Lost) -> dict[str, Any]:
+    return {"client": x.sender, "reason": x.reason, "refused": x.refused}
 
 
 def _client_facts(r: Round) -> dict[int, dict[str, float]]:
@@ -116,8 +123,9 @@ class Curves:
         self._write(self.event(wall_time=time.time(), step=record["round"], summary=self.summary(value=entries)))
 
     def _write(self, event: Any) -> None:
-        self.writer.write(event.SerializeToString())
-        self.file.flush()
+        with naming(Path(self.file.name)):
+            self.writer.write(event.SerializeToString())
+            self.file.flush()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

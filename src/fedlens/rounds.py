@@ -90,6 +90,7 @@ class Round:
     bytes_up: int
     metrics: Mapping[str, float]
     state: Message = field(repr=False)  # whoever prints a round does not mean the model
+    unevaluated: Sequence[Lost] = ()  # their held-out parts are missing from the metrics: often just the clients that do worst
 
     @property
     def loss(self) -> float | None:
@@ -143,10 +144,10 @@ def run(
         here.state, here.done = state, number + 1
         stop = bool(state.scalars.get("stop"))
         due = bool(evaluate_every) and (here.done % evaluate_every == 0 or here.done == rounds or stop)
-        metrics = evaluate(algorithm, engine, here, test, personal) if due else {}
+        metrics, unevaluated = evaluate(algorithm, engine, here, test, personal) if due else ({}, [])
         up = int(sum(s.get("bytes_up", 0) for s in replies.scalars.values()))
         finished = Round(number, time.perf_counter() - began, replies.scalars, len(asked), lost,
-                         message.count_bytes() * len(asked), up, metrics, state)  # fmt: skip
+                         message.count_bytes() * len(asked), up, metrics, state, unevaluated)  # fmt: skip
         del replies  # its sums are as large as a model, and the next round needs the room
         if after_round:
             after_round(here, finished)
@@ -155,21 +156,23 @@ def run(
     return here.state
 
 
-def evaluate(algorithm: Algorithm, engine: Engine, here: Progress, test: Any | None, personal: bool) -> dict[str, float]:
-    """Metrics on the server's test set, and mean, spread and worst over the clients' held-out parts."""
+def evaluate(
+    algorithm: Algorithm, engine: Engine, here: Progress, test: Any | None, personal: bool
+) -> tuple[dict[str, float], list[Lost]]:  # fmt: skip
+    """Metrics on the server's test set, and mean, spread and worst over the clients' held-out parts; who is missing from these, and why."""
     message = algorithm.broadcast(here.state).note(**{k: here.state.scalars[k] for k in ("round", "seed")}, evaluate=1)
     metrics = algorithm.evaluate(message, test, {}) if test is not None else {}
     if not personal:
-        return metrics
+        return metrics, []
     asked = engine.ids()
-    replies, _ = gather(engine.exchange(message, asked, here.heard), asked)
+    replies, lost = gather(engine.exchange(message, asked, here.heard), asked)
     names = dict.fromkeys(n for s in replies.scalars.values() for n in s if n not in ("examples", "round", "bytes_up"))
     for name in names:
         values = replies.values(name)
         worst = max(values) if name.endswith("loss") else min(values)
         metrics |= {f"client_{name}": float(np.mean(values)), f"client_{name}_spread": float(np.std(values)),
                     f"client_{name}_worst": worst}  # fmt: skip
-    return metrics
+    return metrics, lost
 
 
 def _in_time(item: Message | Lost | Nodes, number: int, late: int) -> Message | Lost | Nodes:

@@ -75,6 +75,7 @@ def call(part: Part) -> str:
 
 
 def partition(config: Config, picture: Path) -> None:
+    picture = picture_file(picture)
     settings = config.settings
     federation = config.build_source().federation(settings.clients, settings.seed)
     labels: Sequence[Sequence[int]] | None = federation.facts.get("labels")
@@ -110,6 +111,21 @@ def partition(config: Config, picture: Path) -> None:
         out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     draw_partition(federation, sizes, picture, config.name)
     out.print(f"Picture: {picture}", soft_wrap=True)
+
+
+def picture_file(path: Path) -> Path:
+    """The file that matplotlib will write: a folder gets one of its own, a name without a suffix becomes a PNG. A suffix it does not know
+    is refused before any data is read."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if path.is_dir():
+        return path / "partition.png"
+    if not path.suffix:
+        path = path.with_name(f"{path.name}.png")
+    known = sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.suffix[1:].lower() not in known:
+        raise ConfigError(f"--out {path}: a picture cannot be a {path.suffix} file; {', '.join(known)} are known")
+    return path
 
 
 def draw_partition(federation: Federation, sizes: Sequence[int], picture: Path, title: str) -> None:

@@ -38,6 +38,7 @@ from fedlens.data.source import DataError
 from fedlens.engines.site import Facts, Site, SiteError, alone
 from fedlens.federation import Federation
 from fedlens.parts import parameters
+from fedlens.view import UNEVALUATED
 
 PLACES = ("root", "folder", "file", "image")  # what data sources call the place their data lies in
 EXPOSED = (
@@ -101,8 +102,9 @@ class _Log(job.Watch):
         numbers = {"training loss": record["loss"], **dict(list(record["metrics"].items())[:3])}
         text = "  ".join(f"{k} {v:.4g}" for k, v in numbers.items() if v is not None)
         self.log(f"round {record['round']}: {record['heard']} of {record['asked']} heard in {record['seconds']:.1f} s  {text}")
-        for lost in record["lost"]:
-            self.log(f"  client {lost['client']}: {lost['reason']}")
+        for before, missing in (("", record["lost"]), (UNEVALUATED, record["unevaluated"])):
+            for lost in missing:
+                self.log(f"  client {lost['client']}: {before}{lost['reason']}")
 
     def log(self, text: str) -> None:
         print(f"fedlens: {text}", flush=True)

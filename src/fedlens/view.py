@@ -13,6 +13,7 @@ from fedlens.folder import RunFolder, changed, digest, done, final_metrics, glan
 
 CELLS = 200_000  # client-rounds a page can hold; longer runs show every k-th round
 POINTS = 2_000  # rounds a curve can hold
+UNEVALUATED = "left out of the evaluation: "
 
 
 def view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
@@ -100,12 +101,12 @@ def _clients(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _reasons(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Why replies were lost: each reason once, how often, and which clients."""
+    """Why replies were lost, in training or in evaluation: each reason once, how often, and which clients."""
     who: dict[str, Counter[Any]] = {}
     for r in rounds:
-        for item in sequence(r.get("lost")):
-            entry = table(item)
-            who.setdefault(_reason(entry.get("reason")), Counter())[_id(entry.get("client"))] += 1
+        for column, before in (("lost", ""), ("unevaluated", UNEVALUATED)):
+            for entry in map(table, sequence(r.get(column))):
+                who.setdefault(before + _reason(entry.get("reason")), Counter())[_id(entry.get("client"))] += 1
     often = sorted(who.items(), key=lambda item: -item[1].total())[:20]
     return [{"reason": k, "times": v.total(), "clients": sorted(v, key=_order)[:50]} for k, v in often]
 

@@ -25,6 +25,7 @@ class Private(TrainingLayer):
     """Abstract: which names stay at home."""
 
     stage: ClassVar[Stage] = "share"
+    key: ClassVar[str] = ""  # names the part of the model that travels, where that can be set
     _start: Tree | None = None
 
     @abstractmethod
@@ -41,8 +42,9 @@ class Private(TrainingLayer):
         self._start = {n: t for n, t in whole.items() if self.is_private(n)}
         if not self._start or len(self._start) == len(whole):
             what = "nothing" if not self._start else "everything"
-            parts = ", ".join(sorted({n.split(".")[0] for n in whole}))
-            raise StackError(f"{type(self).__name__} would keep {what} private: the model consists of {parts}")
+            parts = list(dict.fromkeys(n.split(".")[0] for n in whole))
+            advice = f"; say which of them travels, such as {self.key}={parts[0]}" if self.key and len(parts) > 1 else ""
+            raise StackError(f"{type(self).__name__} would keep {what} private: the model consists of {', '.join(sorted(parts))}{advice}")
         return state.put(model={n: t for n, t in whole.items() if n not in self._start})
 
     def client_step(self, message: Message, client: Client) -> Message:
@@ -71,6 +73,7 @@ class Private(TrainingLayer):
 class BackboneOnly(Private):
     """Only what is named `backbone.` (or another first token) travels."""
 
+    key: ClassVar[str] = "BackboneOnly.backbone"
     backbone: str = "backbone"
 
     def is_private(self, name: str) -> bool:
