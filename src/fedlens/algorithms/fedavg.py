@@ -94,7 +94,7 @@ class FedAvg(Algorithm):
     task: what is learned. lr, optimizer, momentum, weight_decay: the local optimiser, fresh in every round. schedule: of the learning
     rate over the rounds ("step" multiplies by decay every step_every rounds, or at the rounds of `milestones`). epochs or steps: how much
     local work. clip: gradient norm. weights: how much a client counts. server_lr: 1 is plain averaging. mixed_precision: bfloat16
-    autocast. channels_last: memory format. init_from: a .safetensors file to start from.
+    autocast. channels_last: memory format. init_from: weights to start from, after the task's `init`.
 
     lr_factors: pairs of a pattern and a factor, such as ("spynet.*", 0.25): parameters whose name fits learn with that multiple of lr.
     freeze: patterns of names that do not learn in the first freeze_rounds rounds, or never if that is None.
@@ -137,6 +137,7 @@ class FedAvg(Algorithm):
     def init(self) -> Message:
         model = self._fresh()
         self._check_patterns(model)
+        self.task.load_init(model)
         if self.init_from:
             from fedlens.models.weights import load_weights
 

@@ -26,7 +26,7 @@ class Classification(LearningTask):
     """model: cnn, niid, resnet8, resnet18 or timm:NAME. classes, channels, size: of the images. stem: resnet18's first layers.
     norm: batch or group normalisation in the resnets. mean, std: of the pixels in [0, 1], one number or one per channel. smoothing: of
     the labels. evaluation_batch: images at a time. names: of the classes, for `apply`, where the data does not name them. projection: width
-    of a projection in front of the head (MOON's paper has 256); 0 is none."""
+    of a projection in front of the head (MOON's paper has 256); 0 is none. init: weights to start from."""
 
     def __init__(
         self,
@@ -42,7 +42,9 @@ class Classification(LearningTask):
         evaluation_batch: int = 250,
         names: tuple[str, ...] = (),
         projection: int = 0,
+        init: str | None = None,
     ) -> None:
+        self.init = init
         if classes < 2:
             raise ValueError(f"classification needs at least two classes, not {classes}")
         if names and len(names) != classes:

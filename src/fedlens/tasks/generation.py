@@ -22,7 +22,7 @@ from fedlens.tasks.task import Adapt, LearningTask, in_batches
 
 class Generation(LearningTask):
     """classes, channels, size: of the images. patch, widths, layers, attention, average: of the network (see models/diffusion.py). hide:
-    share of training images whose class is hidden. steps, guidance: of the sampler that draws the pictures."""
+    share of training images whose class is hidden. steps, guidance: of the sampler that draws the pictures. init: weights to start from."""
 
     def __init__(
         self,
@@ -38,7 +38,9 @@ class Generation(LearningTask):
         steps: int = 20,
         guidance: float = 1.5,
         seed: int = 0,
+        init: str | None = None,
     ) -> None:
+        self.init = init
         if classes < 1:
             raise ValueError(f"a generator needs at least one class, not {classes}")
         self.classes, self.channels, self.size, self.hide = classes, channels, size, hide

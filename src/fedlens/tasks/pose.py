@@ -36,7 +36,8 @@ class Pose(LearningTask):
     """joints: the skeleton, which also decides the metric (mpii: PCKh, lsp: PCK@0.2, coco: AP). network: vit-nano, vit-tiny, vit-small,
     vitpose-s, vitpose-b or resnet-18 ... resnet-152. patch, positions, size, drop_path: see ViTPose. stages: see SimpleBaseline. sizes:
     resolutions (height, width) to evaluate at; the data's own if none. capture, how: test images have only this resolution and are
-    interpolated to each of `sizes`, in each of these ways. embed: how many people to show in an embedding of the features."""
+    interpolated to each of `sizes`, in each of these ways. embed: how many people to show in an embedding of the features. init:
+    weights to start from, such as a public checkpoint."""
 
     joints: Literal["mpii", "lsp", "coco"] = "lsp"
     network: str = "vit-tiny"
@@ -55,6 +56,7 @@ class Pose(LearningTask):
     how: tuple[Literal["bilinear", "area", "bicubic"], ...] = ("bilinear",)
     test_batch: int = 64
     embed: int = 0
+    init: str | None = None
 
     def __post_init__(self) -> None:
         if self.network not in SIZES and not self.network.startswith("resnet-"):

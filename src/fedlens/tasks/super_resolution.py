@@ -39,7 +39,8 @@ def charbonnier(prediction: Tensor, target: Tensor, eps: float = 1e-9) -> Tensor
 class SuperResolution(LearningTask):
     """model: see above; options: its constructor arguments besides the scale. metrics: some of psnr, ssim (RGB), psnr_y, ssim_y (luma),
     temporal, lpips, vmaf. border: pixels not looked at. eps: Charbonnier's. lpips_weights: folder with local weight files. tile, margin:
-    low-resolution pixels of a piece and of its context; window, overlap: frames of a piece and of the context before and after."""
+    low-resolution pixels of a piece and of its context; window, overlap: frames of a piece and of the context before and after.
+    init: weights to start from, such as an official checkpoint."""
 
     def __init__(
         self,
@@ -54,7 +55,9 @@ class SuperResolution(LearningTask):
         margin: int = 16,
         window: int = 16,
         overlap: int = 4,
+        init: str | None = None,
     ) -> None:
+        self.init = init
         if scale not in (1, 2, 3, 4):
             raise ValueError(f"the scale is 2, 3 or 4, not {scale}")
         if unknown := sorted(set(metrics) - set(METRICS)):

@@ -90,6 +90,13 @@ def admit(federation: Federation, task: Any, least: int) -> Federation:
     return Federation(holdings, held_out, federation.test, facts)
 
 
+def load_init(model: nn.Module, path: str | None) -> None:
+    """Of a saved model the backbone alone: what its head was for need not be what this one is for."""
+    if path:
+        assert isinstance(model, SplitNet)
+        load_backbone(model, path)
+
+
 def skip(e: DataError) -> None:
     """Of a file that looked sound when it was opened: it is named, and all goes on without it. The federation's facts were written down
     before and do not count it."""
@@ -167,8 +174,10 @@ class VideoSSL(LearningTask):
 
     def model(self) -> nn.Module:
         body = backbone(self.backbone, self.last_stride)
-        net = SplitNet(body, self.head(map_shape(body, self.frames, self.size)))
-        return load_backbone(net, self.init) if self.init else net
+        return SplitNet(body, self.head(map_shape(body, self.frames, self.size)))
+
+    def load_init(self, model: nn.Module) -> None:
+        load_init(model, self.init)
 
     def admit(self, federation: Federation) -> Federation:
         return admit(federation, self, self.least)
