@@ -21,6 +21,7 @@ from torch import Generator, Tensor, nn
 from fedlens import tree
 from fedlens.algorithm import Algorithm, Layer, StackError
 from fedlens.client import Batch, Client, Data, generator, seeded
+from fedlens.limits import Count, Fraction, Natural, NotNegative, Positive
 from fedlens.message import Message
 from fedlens.replies import Replies
 from fedlens.tasks.task import Adapt, LearningTask
@@ -101,29 +102,29 @@ class FedAvg(Algorithm):
     """
 
     task: LearningTask
-    lr: float = 0.1
+    lr: Positive = 0.1
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: Fraction = 0.0
+    weight_decay: NotNegative = 0.0
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     schedule: Literal["constant", "cosine", "step"] = "constant"
-    step_every: int = 30
-    decay: float = 0.1
-    milestones: tuple[int, ...] = ()
-    epochs: int = 1
-    steps: int | None = None
-    batch: int = 32
-    clip: float | None = None
+    step_every: Count = 30
+    decay: Positive = 0.1
+    milestones: tuple[Natural, ...] = ()
+    epochs: Count = 1
+    steps: Count | None = None
+    batch: Count = 32
+    clip: Positive | None = None
     weights: Literal["examples", "uniform"] = "examples"
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
     mixed_precision: bool = False
     channels_last: bool = False
     device: str = "auto"
-    seed: int = 0
+    seed: Natural = 0
     init_from: str | None = None
     lr_factors: tuple[tuple[str, float], ...] = ()
     freeze: tuple[str, ...] = ()
-    freeze_rounds: int | None = None
+    freeze_rounds: Natural | None = None
     _resident: nn.Module | None = field(default=None, init=False, repr=False, compare=False)
 
     trains: ClassVar[bool] = True

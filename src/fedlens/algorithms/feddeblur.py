@@ -46,6 +46,7 @@ from fedlens.algorithm import Algorithm
 from fedlens.algorithms import consensus
 from fedlens.algorithms.deblur_settings import published
 from fedlens.client import Client, generator
+from fedlens.limits import Natural, NotNegative
 from fedlens.message import Message
 from fedlens.observation import Observation, inside
 from fedlens.priors import DenoiserName, Prior, PriorName, make_prior
@@ -134,10 +135,10 @@ class FedDeblur(Algorithm):
     split: bool | None = None
     decay: float = 1.0
     masks: bool = False
-    tol: float = 1e-5
+    tol: NotNegative = 1e-5
     start: Literal["grey", "random"] = "grey"
     recall: bool | None = None
-    measure_every: int = 0
+    measure_every: Natural = 0
     double: bool = False
     _scenes: dict[str, tuple[int, int, int]] = field(default_factory=dict, init=False, repr=False)
     _pad: int = field(default=0, init=False, repr=False)

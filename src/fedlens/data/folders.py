@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from fedlens.data.labelled import Collection, Labelled, LabelledSource, Reader, class_folders, find, images_in, listing
 from fedlens.data.source import DataError
+from fedlens.limits import Count
 
 TESTS = ("test", "val", "valid", "validation")
 
@@ -30,7 +31,7 @@ class ImageFolder(LabelledSource):
     folder beside test/ that is trained on, where it is not train/."""
 
     root: str = ""
-    size: int | None = None
+    size: Count | None = None
     gray: bool = False
     names: tuple[str, ...] = ()
     training: str = "train"
@@ -66,7 +67,7 @@ class TinyImageNet(LabelledSource):
     size: 64 as it is, 32 for small networks."""
 
     root: str = "tiny-imagenet-20"
-    size: int = 64
+    size: Count = 64
 
     def read(self, seed: int) -> Collection:
         root = find(self.root, "Tiny-ImageNet")
@@ -99,7 +100,7 @@ class Csv(LabelledSource):
     label: str = "label"
     split: str = "split"
     group: str = "group"
-    size: int | None = None
+    size: Count | None = None
     gray: bool = False
     names: tuple[str, ...] = ()
 
@@ -132,7 +133,7 @@ class Npz(LabelledSource):
     size: resize. channels: 3 repeats a gray channel."""
 
     file: str = ""
-    size: int | None = None
+    size: Count | None = None
     channels: int | None = None
     use_val: bool = True
 
@@ -177,7 +178,7 @@ class HuggingFace(LabelledSource):
     root: str = ""
     image: str = "image"
     label: str = "label"
-    size: int | None = None
+    size: Count | None = None
     gray: bool = False
 
     def read(self, seed: int) -> Collection:

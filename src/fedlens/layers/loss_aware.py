@@ -27,6 +27,7 @@ import torch
 
 from fedlens.algorithm import Layer, Needs, Stage
 from fedlens.client import Client
+from fedlens.limits import Fraction
 from fedlens.message import Message
 from fedlens.replies import Replies
 from fedlens.tree import Tree
@@ -37,7 +38,7 @@ class LossAware(Layer):
     """tau: gate. decay: "linear" (public code) or "paper". greedy: inverse-loss weights in every round, no gate. by: two sums of the
     replies, or one mean of the replies themselves."""
 
-    tau: float = 0.05
+    tau: Fraction = 0.05
     decay: Literal["linear", "paper"] = "linear"
     greedy: bool = False
     by: Needs = "sums"

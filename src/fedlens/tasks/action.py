@@ -18,6 +18,7 @@ from fedlens.client import Batch, Data, Output
 from fedlens.data.frames import Frames
 from fedlens.data.video_set import Search, VideoSet
 from fedlens.federation import Federation
+from fedlens.limits import Count, Fraction
 from fedlens.models.video import SplitNet, backbone, map_shape
 from fedlens.pictures import Picture
 from fedlens.tasks.task import LearningTask, in_batches
@@ -53,12 +54,12 @@ class ActionRecognition(LearningTask):
     backbone: str = "r3d18"
     init: str | None = None
     probe: bool = False
-    frames: int = 16
-    stride: int = 2
-    size: int = 112
-    dropout: float = 0.5
-    clips: int = 10
-    evaluation_batch: int = 32
+    frames: Count = 16
+    stride: Count = 2
+    size: Count = 112
+    dropout: Fraction = 0.5
+    clips: Count = 10
+    evaluation_batch: Count = 32
 
     def __post_init__(self) -> None:
         if self.classes < 2:

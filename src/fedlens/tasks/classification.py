@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from fedlens.client import Batch, Data, Output
 from fedlens.federation import Federation
+from fedlens.limits import Count, Natural, Positive, Share
 from fedlens.models.classification import Norm, Stem, classifier
 from fedlens.pictures import Picture
 from fedlens.tasks.task import LearningTask, in_batches
@@ -32,16 +33,16 @@ class Classification(LearningTask):
         self,
         model: str = "cnn",
         classes: int = 10,
-        channels: int = 3,
-        size: int = 32,
+        channels: Count = 3,
+        size: Count = 32,
         stem: Stem = "cifar",
         norm: Norm = "batch",
         mean: tuple[float, ...] = (0.5,),
-        std: tuple[float, ...] = (0.25,),
-        smoothing: float = 0.0,
-        evaluation_batch: int = 250,
+        std: tuple[Positive, ...] = (0.25,),
+        smoothing: Share = 0.0,
+        evaluation_batch: Count = 250,
         names: tuple[str, ...] = (),
-        projection: int = 0,
+        projection: Natural = 0,
         init: str | None = None,
     ) -> None:
         self.init = init

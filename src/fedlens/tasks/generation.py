@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from fedlens.client import Batch, Data, Output, generator
 from fedlens.federation import Federation
+from fedlens.limits import Count, Share
 from fedlens.models.diffusion import STEPS, Denoiser, schedule
 from fedlens.pictures import Picture
 from fedlens.tasks.task import Adapt, LearningTask, in_batches
@@ -27,15 +28,15 @@ class Generation(LearningTask):
     def __init__(
         self,
         classes: int = 10,
-        channels: int = 3,
-        size: int = 32,
-        patch: int = 2,
-        widths: tuple[int, ...] = (32, 64, 96),
-        layers: int = 1,
+        channels: Count = 3,
+        size: Count = 32,
+        patch: Count = 2,
+        widths: tuple[Count, ...] = (32, 64, 96),
+        layers: Count = 1,
         attention: bool = True,
-        average: float = 0.999,
-        hide: float = 0.1,
-        steps: int = 20,
+        average: Share = 0.999,
+        hide: Share = 0.1,
+        steps: Count = 20,
         guidance: float = 1.5,
         seed: int = 0,
         init: str | None = None,

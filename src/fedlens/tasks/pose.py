@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from fedlens.client import Batch, Output
 from fedlens.data.people import MEAN, SKELETONS, STD, Array, How, People, Person, Size, Skeleton, fit, read_image, transform
 from fedlens.federation import Federation
+from fedlens.limits import Count, Fraction, Natural, Positive
 from fedlens.metrics.pose import coco_ap, pck, pckh
 from fedlens.models.vitpose import SIZES, SimpleBaseline, ViTPose
 from fedlens.models.weights import load_weights
@@ -41,21 +42,21 @@ class Pose(LearningTask):
 
     joints: Literal["mpii", "lsp", "coco"] = "lsp"
     network: str = "vit-tiny"
-    patch: int = 4
+    patch: Count = 4
     positions: Literal["conv", "absolute"] = "conv"
     size: tuple[int, int] = (64, 48)
-    drop_path: float = 0.0
-    stages: int = 4
+    drop_path: Fraction = 0.0
+    stages: Count = 4
     targets: Literal["udp", "msra"] = "udp"
-    sigma: float = 2.0
+    sigma: Positive = 2.0
     scaled_sigma: bool = True
     decode: Literal["argmax", "quarter", "dark"] = "dark"
     flip_test: bool = True
     sizes: tuple[tuple[int, int], ...] = ()
     capture: tuple[int, int] | None = None
     how: tuple[Literal["bilinear", "area", "bicubic"], ...] = ("bilinear",)
-    test_batch: int = 64
-    embed: int = 0
+    test_batch: Count = 64
+    embed: Natural = 0
     init: str | None = None
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from fedlens.client import Batch, Output
 from fedlens.data.degrade import enlarge, resized
 from fedlens.federation import Federation
 from fedlens.lazy import named
+from fedlens.limits import Natural, Positive
 from fedlens.metrics.frames import Channel, frame_psnr, frame_ssim, temporal_gap
 from fedlens.pictures import Picture
 from fedlens.tasks.task import Adapt, LearningTask
@@ -48,8 +49,8 @@ class SuperResolution(LearningTask):
         scale: int = 4,
         options: dict[str, Any] | None = None,
         metrics: Sequence[str] = ("psnr", "ssim"),
-        border: int = 0,
-        eps: float = 1e-9,
+        border: Natural = 0,
+        eps: Positive = 1e-9,
         lpips_weights: str | None = None,
         tile: int = 256,
         margin: int = 16,

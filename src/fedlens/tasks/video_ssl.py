@@ -27,6 +27,7 @@ from fedlens.data.frames import Frames
 from fedlens.data.source import DataError
 from fedlens.data.video_set import Search, VideoSet
 from fedlens.federation import Federation
+from fedlens.limits import Count
 from fedlens.metrics.retrieval import KS, nearest, recall, vote
 from fedlens.models.video import SplitNet, backbone, load_backbone, map_shape
 from fedlens.pictures import Picture
@@ -146,7 +147,7 @@ class VideoSSL(LearningTask):
     clips: int = 10
     majority: bool = False
     init: str | None = None
-    evaluation_batch: int = 64
+    evaluation_batch: Count = 64
 
     last_stride = 2
 
