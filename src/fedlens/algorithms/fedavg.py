@@ -8,6 +8,7 @@ The server step is x + server_lr * mean(delta). With server_lr = 1 this is the w
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -136,6 +137,7 @@ class FedAvg(Algorithm):
             raise ValueError(f"the learning-rate factor of {bad[0]!r} must be above 0: to hold weights still, use freeze")
 
     def init(self) -> Message:
+        self.place  # noqa: B018  a device that is not here is refused now, not by every client
         model = self._fresh()
         self._check_patterns(model)
         self.task.load_init(model)
@@ -250,7 +252,7 @@ class FedAvg(Algorithm):
     @property
     def place(self) -> torch.device:
         if self.device != "auto":
-            return torch.device(self.device)
+            return find_device(self.device)
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
@@ -358,6 +360,20 @@ class TrainingLayer(Layer):
         head = self.fedavg.resident.head
         assert isinstance(head, nn.Linear)
         return head
+
+
+@functools.cache
+def find_device(name: str) -> torch.device:
+    """A device by its name, or a sentence. It is not tried out: workers are forked later, and a process that has used a GPU cannot be."""
+    try:
+        device = torch.device(name)
+        module: Any = torch.get_device_module(device)
+        here = module.is_available() and (device.index or 0) < module.device_count()
+    except RuntimeError:
+        here = False
+    if not here:
+        raise ValueError(f"there is no device {name!r} here, but device=cpu always works")
+    return device
 
 
 def lr_factor(schedule: str, number: int, rounds: int, step_every: int, decay: float) -> float:

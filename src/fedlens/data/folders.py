@@ -106,13 +106,7 @@ class Csv(LabelledSource):
 
     def read(self, seed: int) -> Collection:
         table = find(self.file, "table")
-        with table.open(newline="") as f:
-            rows = list(csv.DictReader(f))
-        if not rows:
-            raise DataError(f"{table} has no rows")
-        for column in (self.path, self.label):
-            if column not in rows[0]:
-                raise DataError(f"{table} has no column {column!r}; it has {', '.join(rows[0])}")
+        rows = self._rows(table)
         found = sorted({r[self.label] for r in rows}, key=lambda s: (0, int(s), "") if s.isdigit() else (1, 0, s))
         names = ordered(found, self.names, table)
         place = {n: k for k, n in enumerate(names)}
@@ -125,6 +119,22 @@ class Csv(LabelledSource):
             return reader.read([(table.parent / r[self.path], place[r[self.label]]) for r in part], groups)
 
         return Collection(take(trains), take(tests) if tests else None, names, reader.skipped)
+
+    def _rows(self, table: Path) -> list[dict[str, str]]:
+        """Every row with a path and a label; what else is missing in it is empty."""
+        rows = []
+        with table.open(newline="") as f:
+            reader = csv.DictReader(f, restval="")
+            for row in reader:
+                for column in (self.path, self.label):
+                    if column not in row:
+                        raise DataError(f"{table} has no column {column!r}; it has {', '.join(reader.fieldnames or ())}")
+                    if not row[column].strip():
+                        raise DataError(f"{table}, line {reader.line_num}: there is no {column}")
+                rows.append(row)
+        if not rows:
+            raise DataError(f"{table} has no rows")
+        return rows
 
 
 @dataclass

@@ -162,6 +162,7 @@ class SuperResolution(LearningTask):
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
         """Enlarge a video file or a folder of frames. Sound is kept. Options: quality (0-51, less is better, default 16), device."""
+        from fedlens.algorithms.fedavg import find_device
         from fedlens.data.video import open_frames
         from fedlens.models.weights import load_weights
 
@@ -171,11 +172,7 @@ class SuperResolution(LearningTask):
         quality, device = options.get("quality", 16), options.get("device", "cpu")
         if quality not in range(52):
             raise ValueError(f"quality is a whole number from 0 (best) to 51 (smallest file), not {quality}")
-        model = load_weights(self.build(), folder / "model.safetensors").eval()
-        try:
-            model.to(device)
-        except (RuntimeError, AssertionError) as e:
-            raise ValueError(f"device={device} cannot be used here: {str(e).splitlines()[0]}") from e
+        model = load_weights(self.build(), folder / "model.safetensors").eval().to(find_device(str(device)))
         return upscale(model, open_frames(source), target, self.tiles, quality, options.get("progress", True))
 
 
