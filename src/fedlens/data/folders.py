@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from fedlens.data.images import converted
 from fedlens.data.labelled import Collection, Labelled, LabelledSource, Reader, class_folders, find, images_in, listing
 from fedlens.data.source import DataError
 from fedlens.limits import Count
@@ -215,7 +216,7 @@ class HuggingFace(LabelledSource):
         for k in range(len(part)):
             try:
                 row = part[k]
-                picture = row[self.image].convert("L" if self.gray else "RGB")
+                picture = converted(row[self.image], "L" if self.gray else "RGB")
             except (OSError, ValueError, SyntaxError) as e:
                 skipped.append(f"row {k}: {e}")
                 continue
