@@ -135,8 +135,11 @@ def rehearse(setup: Setup) -> None:
     """One example through a fresh model: sizes and labels that do not fit are found out here, not by every client on its own."""
     if not isinstance(setup.algorithm.base, FedAvg) or not isinstance(setup.task, LearningTask):
         return
-    if not isinstance(next(iter(setup.federation.holdings)), Data):  # it is elsewhere
+    first = setup.federation.holdings[0]
+    if first is None:  # it is elsewhere
         return
+    if not isinstance(first, Data):
+        raise ConfigError(f"{setup.config.task.name} learns from batches of examples, and {setup.config.data.name} has none to give")
     data = next((h for h in setup.federation.holdings if len(h)), None)
     if data is None:
         raise ConfigError(f"{setup.config.data.name}: no client has any data")
