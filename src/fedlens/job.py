@@ -34,7 +34,7 @@ from fedlens.message import Message
 from fedlens.pictures import save_pictures
 from fedlens.records import Curves, Peak, describe, describe_federation, versions
 from fedlens.rounds import Engine, Progress, Round, run
-from fedlens.runs import claim, clear, free_folder, holds_run, put_in_place, same_run, trim
+from fedlens.runs import claim, clear, free_folder, holds_run, may_go_on, put_in_place, same_run, trim
 from fedlens.stopping import stoppable, undisturbed
 from fedlens.tasks.task import LearningTask, Task
 from fedlens.tree import Tree
@@ -187,7 +187,7 @@ def start(
         if fresh:
             clear(folder)
         if resume:
-            same_run(config, folder)
+            planned = same_run(config, folder)
         elif holds_run(folder):
             raise ConfigError(
                 f"{folder} already holds a run: --resume goes on with it, --fresh starts over, --out DIR puts the new one elsewhere"
@@ -197,6 +197,8 @@ def start(
             rehearse(setup)
         checkpoint = Checkpoint(folder / "checkpoint", watch.log)
         found = checkpoint.load() if resume else None
+        if found:
+            may_go_on(setup.algorithm, folder, found[0].done, planned, setup.settings.rounds)
         write(folder / "config.toml", config.to_toml().encode())
         write(folder / "federation.json", json.dumps(describe_federation(setup.federation), indent=1).encode())
         return _Job(setup, folder, engine, watch, checkpoint).run(found)

@@ -281,6 +281,11 @@ class FedAvg(Algorithm):
             return self.lr * float(self.decay ** sum(message.round >= m for m in self.milestones))
         return self.lr * lr_factor(self.schedule, message.round, int(message.scalars.get("rounds", 1)), self.step_every, self.decay)
 
+    @property
+    def paced_by(self) -> str | None:
+        """See `runs.may_go_on`."""
+        return "schedule=cosine" if self.schedule == "cosine" else None
+
     def factor(self, name: str, message: Message) -> float:
         """What the learning rate of a parameter is multiplied by in this round; 0 if it is frozen."""
         if (self.freeze_rounds is None or message.round < self.freeze_rounds) and any(fnmatchcase(name, p) for p in self.freeze):

@@ -50,8 +50,13 @@ class LossAware(Layer):
     def own_needs(self) -> Needs:  # type: ignore[override]
         return self.by
 
+    @property
+    def paced_by(self) -> str | None:
+        """See `runs.may_go_on`."""
+        return None if self.greedy or self.decay == "paper" else "decay=linear"
+
     def exponent(self, message: Message) -> float:
-        if self.greedy or self.decay == "paper":
+        if self.paced_by is None:
             return 1.0
         return 1 - (message.round + 1) / max(1.0, message.scalars.get("rounds", 1.0))
 
