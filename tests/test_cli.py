@@ -104,6 +104,8 @@ def test_a_run_in_a_pipe_prints_plain_lines(fedlens_command: Callable[..., Said]
         (["run", "demo", "data.name=Scene", "data.size=64"], "Classification learns from batches of examples, and Scene has none to give."),
         (["compare", "toy.toml"], "which ones? add --algorithms"),
         (["compare", "toy.toml", "-a", "fedavg", "--seeds", "a"], "--seeds takes whole numbers"),
+        (["compare", "toy.toml", "-a", "fedavg", "seed=5"], "compare takes its seeds together: --seeds 5 instead of seed=5."),
+        (["compare", "toy.toml", "-a", "fedavg", "federation.seed=0"], "--seeds 0 instead of"),
         (["compare", "toy.toml", "-a", "fedavg,fedprox", "nu=1"], "nothing here is called 'nu'"),
         (["list", "layres"], "did you mean layers?"),
         (["report", "nowhere"], "there is no run folder nowhere."),
