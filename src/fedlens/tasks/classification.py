@@ -17,7 +17,7 @@ from fedlens.federation import Federation
 from fedlens.limits import Count, Natural, Positive, Share
 from fedlens.models.classification import Norm, Stem, classifier
 from fedlens.pictures import Picture
-from fedlens.tasks.task import LearningTask, in_batches
+from fedlens.tasks.task import LearningTask, check_options, in_batches
 
 SHOWN = 24  # images on the sheet
 LISTED = 20  # up to this many classes, each one's accuracy is a metric of its own
@@ -98,6 +98,7 @@ class Classification(LearningTask):
         from fedlens.data.labelled import images_in, load_image
         from fedlens.models.weights import load_weights
 
+        check_options(self, options)
         files = [source] if source.is_file() else images_in(source) if source.is_dir() else []
         if not files:
             raise ValueError(f"no image at {source}")
@@ -106,16 +107,18 @@ class Classification(LearningTask):
         for path in files:
             try:
                 image = load_image(path, self.size, "L" if self.channels == 1 else "RGB").float()[None] / 255
-            except (OSError, ValueError, SyntaxError):
-                unread.append(path.name)
+            except (OSError, ValueError, SyntaxError) as e:
+                unread.append((path.name, str(e)))
                 continue
             with torch.no_grad():
                 share, label = model(image).softmax(1)[0].max(0)
             rows.append((path.name if source.is_file() else path.relative_to(source).as_posix(), names[int(label)], f"{float(share):.4f}"))
+        if not rows:
+            raise ValueError(f"none of the {len(files)} images at {source} can be read ({': '.join(unread[0])})")
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("w", newline="") as f:
             csv.writer(f).writerows([("file", "label", "confidence"), *rows])
-        left = f", {len(unread)} could not be read ({unread[0]})" if unread else ""
+        left = f", {len(unread)} could not be read ({unread[0][0]})" if unread else ""
         return f"{len(rows)} images classified{left}; labels are in {target}"
 
     def _confusion(self, result: nn.Module, data: Data) -> tuple[float, Tensor]:

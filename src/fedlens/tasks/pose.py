@@ -27,7 +27,7 @@ from fedlens.models.vitpose import SIZES, SimpleBaseline, ViTPose
 from fedlens.models.weights import load_weights
 from fedlens.pictures import Picture
 from fedlens.tasks.heatmaps import decode, draw_targets
-from fedlens.tasks.task import LearningTask, in_batches
+from fedlens.tasks.task import LearningTask, check_options, in_batches
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
@@ -197,6 +197,7 @@ class Pose(LearningTask):
         """Joints of every image of a file or folder: keypoints.json (as COCO) and drawn overlays. Options: size (HxW; default the
         highest evaluated), boxes (a COCO-style JSON list or annotation file; without it a person is taken to fill its image), capture
         (HxW: pretend the camera has only this) and how (bilinear, area, bicubic)."""
+        check_options(self, options, "size", "boxes", "capture", "how")
         plan = _Plan(self, **options)
         files = list_images(source)
         people, names = plan.people(files, source if source.is_dir() else source.parent)
@@ -271,9 +272,7 @@ def save_png(image: Tensor, path: Path) -> None:
 class _Plan:
     """The options of `apply`, read and checked."""
 
-    def __init__(self, task: Pose, size: Any = None, boxes: Any = None, capture: Any = None, how: How = "bicubic", **unknown: Any) -> None:
-        if unknown:
-            raise ValueError(f"Pose knows no option {min(unknown)!r}: there are size, boxes, capture and how")
+    def __init__(self, task: Pose, size: Any = None, boxes: Any = None, capture: Any = None, how: How = "bicubic") -> None:
         if how not in ("bilinear", "area", "bicubic"):
             raise ValueError(f"how is bilinear, area or bicubic, not {how!r}")
         self.size = parse_size(size) if size else max(task.sizes, default=task.size)

@@ -26,7 +26,7 @@ from fedlens.lazy import named
 from fedlens.limits import Natural, Positive
 from fedlens.metrics.frames import Channel, frame_psnr, frame_ssim, temporal_gap
 from fedlens.pictures import Picture
-from fedlens.tasks.task import Adapt, LearningTask
+from fedlens.tasks.task import Adapt, LearningTask, check_options
 
 NAMES = {"light": "LightVSR", "bidirectional": "BidirectionalVSR"}
 METRICS = ("psnr", "ssim", "psnr_y", "ssim_y", "temporal", "lpips", "vmaf")
@@ -166,9 +166,7 @@ class SuperResolution(LearningTask):
         from fedlens.data.video import open_frames
         from fedlens.models.weights import load_weights
 
-        known = {"quality", "device", "progress"}
-        if unknown := sorted(options.keys() - known):
-            raise ValueError(f"apply has no option {unknown[0]!r}: {', '.join(sorted(known))} are known")
+        check_options(self, options, "quality", "device", "progress")
         quality, device = options.get("quality", 16), options.get("device", "cpu")
         if quality not in range(52):
             raise ValueError(f"quality is a whole number from 0 (best) to 51 (smallest file), not {quality}")

@@ -42,6 +42,13 @@ class Task(ABC):
         raise ValueError(f"{type(self).__name__} has nothing to apply to a file")
 
 
+def check_options(task: Task, options: Mapping[str, Any], *known: str) -> None:
+    """Refuse an option of `apply` that a task does not have."""
+    if unknown := sorted(options.keys() - set(known)):
+        there = f": there {'is' if len(known) == 1 else 'are'} {', '.join(known)}" if known else ""
+        raise ValueError(f"{type(task).__name__} has no option {unknown[0]!r}{there}")
+
+
 class LearningTask(Task):
     """A task with a model and a loss: what FedAvg and its layers train.
 

@@ -31,7 +31,7 @@ from fedlens.limits import Count
 from fedlens.metrics.retrieval import KS, nearest, recall, vote
 from fedlens.models.video import SplitNet, backbone, load_backbone, map_shape
 from fedlens.pictures import Picture
-from fedlens.tasks.task import LearningTask, in_batches
+from fedlens.tasks.task import LearningTask, check_options, in_batches
 
 ZOOMS = (1.0, 7 / 8, 7 / 9)  # short sides of 112, 128 and 144 for a crop of 112: the share of the frame that a crop sees
 SHOWN, NEAR = 5, 7  # queries on the contact sheet, and what was found for each: eight fill a row of the report
@@ -230,6 +230,7 @@ class VideoSSL(LearningTask):
         """Find, for every video of a file or folder, the most similar ones: see `fedlens.tasks.search`. Options: gallery, k, clips."""
         from fedlens.tasks.search import search_folder
 
+        check_options(self, options, "gallery", "k", "clips")
         net = self.model()
         assert isinstance(net, SplitNet)
         load_backbone(net, str(folder / "model.safetensors"))
