@@ -11,7 +11,11 @@ from fedlens.models.weights import read_weights
 
 
 @pytest.mark.parametrize("name", ["passwd", "notes.md", "w.pth", "w.safetensors"])
-@pytest.mark.parametrize("content", [b"", b"root:x:0:0:root:/root:/bin/bash\n", b"[task]\nname = 1\n", b"\x80\x02}q\x00."[:4], bytes(64)])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"root:x:0:0:root:/root:/bin/bash\n", b"[task]\nname = 1\n", b"\x80\x02}q", bytes(64)],
+    ids=["empty", "passwd", "toml", "half a pickle", "zeros"],
+)
 def test_a_file_that_is_something_else_is_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"{name} cannot be read as weights") as e:
