@@ -97,11 +97,11 @@ def test_a_bare_seed_is_the_federations_and_the_model_follows_it(read: Read) -> 
         ("rounds=six", 'federation.rounds must be a whole number, not "six"'),
         ("rounds=2.5", "federation.rounds must be a whole number, not 2.5"),
         ("rounds=true", "federation.rounds must be a whole number, not true"),
-        ("lr=fast", 'algorithm.FedAvg.lr must be a number, not "fast"'),
+        ("lr=fast", 'algorithm.FedAvg.lr must be a number above 0, not "fast"'),
         ("personal=1", "federation.personal must be true or false, not 1"),
         ("optimizer=sdg", "must be one of sgd, adam, adamw, not \"sdg\": did you mean sgd?"),
-        ("betas=[0.9]", "must be a list of 2 (a number, a number), not [0.9]"),
-        ("clip=tight", "must be a number or none"),
+        ("betas=[0.9]", "must be a list of 2 (a number of at least 0 and below 1, a number of at least 0 and below 1), not [0.9]"),
+        ("clip=tight", "must be a number above 0 or none"),
         ("clients=0", "federation.clients is 0: at least 1 is needed"),
         ("rounds=0", "federation.rounds is 0"),
         ("cohort=0", "at least one client has to be asked"),
@@ -117,6 +117,55 @@ def test_a_bare_seed_is_the_federations_and_the_model_follows_it(read: Read) -> 
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused_in_one_sentence(read: Read, override: str, words: str) -> None:
     assert words in sentence(read, override)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("lr=-1", "algorithm.FedAvg.lr must be a number above 0, not -1"),
+        ("lr=0", "above 0, not 0"),
+        ("lr=nan", "above 0, not nan"),
+        ("lr=inf", "above 0, not inf"),
+        ("lr=1e999", "above 0, not inf"),
+        ("betas=[0.9, nan]", "not [0.9, nan]"),
+        ("momentum=2", "of at least 0 and below 1, not 2"),
+        ("weight_decay=-1", "of at least 0, not -1"),
+        ("batch=0", "algorithm.FedAvg.batch must be a whole number of at least 1, not 0"),
+        ("batch=-5", "at least 1, not -5"),
+        ("epochs=0", "at least 1, not 0"),
+        ("steps=0", "a whole number of at least 1 or none, not 0"),
+        ("step_every=0", "at least 1, not 0"),
+        ("clip=-1", "above 0 or none, not -1"),
+        ("server_lr=-1", "above 0, not -1"),
+        ("timeout=nan", "not nan"),
+    ],
+)  # fmt: skip
+def test_numbers_that_cannot_be_meant_are_refused(read: Read, override: str, words: str) -> None:
+    assert words in sentence(read, override)
+
+
+@pytest.mark.parametrize(
+    ("layer", "override", "words"),
+    [
+        ("FedProx", "mu=-5", "algorithm.FedProx.mu must be a number of at least 0, not -5"),
+        ("MovingMean", "beta=-1", "at least 0, not -1"),
+        ("LossAware", "tau=nan", "not nan"),
+        ("LossAware", "tau=1", "at least 0 and below 1, not 1"),
+        ("MixedWeights", "alpha=1.5", "at least 0 and at most 1, not 1.5"),
+        ("Moon", "tau=0", "above 0, not 0"),
+        ("FedAdam", "beta_2=1", "below 1, not 1"),
+    ],
+)
+def test_numbers_of_layers_too(read: Read, layer: str, override: str, words: str) -> None:
+    assert words in sentence(read, override, algorithm=layer)
+
+
+def test_every_default_is_within_its_own_limits() -> None:
+    for kind in ("task", "data", "algorithm"):
+        for name in names(kind):
+            for p in parameters(find_class(kind, name, kind, object)).values():
+                if isinstance(p.default, (int, float, tuple)):
+                    values.convert(p.default, p.hint, f"{name}.{p.name}")
 
 
 def test_a_name_that_fits_two_places_is_refused_with_both(tmp_path: Path) -> None:
@@ -139,7 +188,7 @@ class WithAlpha(ToySource):
         ("[task", "is not valid TOML"),
         (RECIPE.replace("[data]", "[dada]"), "unknown table 'dada': did you mean data?"),
         (RECIPE.replace("lr = 0.1", "learning_rate = 0.1"), "algorithm.FedAvg has no 'learning_rate'"),
-        (RECIPE.replace("lr = 0.1", 'lr = "0.1"'), 'algorithm.FedAvg.lr must be a number, not "0.1"'),
+        (RECIPE.replace("lr = 0.1", 'lr = "0.1"'), 'algorithm.FedAvg.lr must be a number above 0, not "0.1"'),
         (RECIPE.replace('"Scaffold"', '"Scafold"'), "there is no algorithm or layer 'Scafold': did you mean Scaffold?"),
         (RECIPE.replace("clients = 6", "client = 6"), "federation has no 'client': did you mean federation.clients?"),
         (RECIPE.replace('name = "FedAvg"', ""), "[algorithm] needs a name"),

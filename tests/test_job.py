@@ -180,6 +180,31 @@ def test_a_finished_run_can_be_resumed_to_nothing_and_extended(recipe: Path, tmp
     assert same_bits(longer.state, go(recipe, tmp_path / "whole", rounds=6).state)
 
 
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"schedule": "cosine"}, "was planned for 4 rounds and FedAvg's schedule=cosine depends on that"),
+        ({"algorithm": "lossaware"}, "LossAware's decay=linear depends on that"),
+    ],
+)
+def test_a_run_paced_by_its_number_of_rounds_is_not_extended(recipe: Path, tmp_path: Path, keys: dict[str, str], why: str) -> None:
+    first = go(recipe, tmp_path / "run", **keys)
+    before = (tmp_path / "run" / "config.toml").read_bytes()
+    with pytest.raises(ConfigError, match=why):
+        go(recipe, tmp_path / "run", **keys, rounds=6, resume=True)
+    assert (tmp_path / "run" / "config.toml").read_bytes() == before and (tmp_path / "run" / "summary.json").exists()
+    assert same_bits(first.state, go(recipe, tmp_path / "run", **keys, resume=True).state)
+    free = {**keys, "LossAware.decay": "paper"} if "algorithm" in keys else {"schedule": "step"}
+    go(recipe, tmp_path / "other", **free)
+    assert len(go(recipe, tmp_path / "other", **free, rounds=5, resume=True).rounds) == 5
+
+
+def test_fewer_rounds_than_were_done_are_refused(recipe: Path, tmp_path: Path) -> None:
+    go(recipe, tmp_path / "run")
+    with pytest.raises(ConfigError, match="has 4 rounds behind it, more than rounds=3: there is nothing to go on with"):
+        go(recipe, tmp_path / "run", rounds=3, resume=True)
+
+
 def test_a_run_that_stopped_itself_stays_stopped(recipe: Path, tmp_path: Path) -> None:
     """`stop` in the state ends a run; resuming it must not go on."""
     recipe.write_text(RECIPE + '[[algorithm]]\nname = "test_job:StopsAtTwo"\n')

@@ -68,6 +68,11 @@ class Algorithm(ABC):
         return ()
 
     @property
+    def paced_by(self) -> str | None:
+        """The setting by which what a round does depends on how many are planned, if there is one: that number cannot change on the way."""
+        return None
+
+    @property
     def base(self) -> Algorithm:
         return self
 

@@ -39,6 +39,8 @@ def cells(
     """All of them, checked: seed by seed, so that a comparison stopped half-way compares something. An override has to fit one
     algorithm at least and leaves alone the others."""
     pairs = split(overrides)
+    if given := [value for key, value in pairs if key in ("seed", "federation.seed")]:
+        raise ConfigError(f"compare takes its seeds together: --seeds {given[0]} instead of seed={given[0]}")
     classes = {key: value for key, value in pairs if key.lower() in ("task.name", "data.name")}  # they decide which other keys there are
     unused: dict[str, UnknownKey] = {}
     fitting: dict[str, dict[str, Any]] = {}

@@ -35,7 +35,7 @@ from fedlens.parts import parameters
 from fedlens.pictures import save_pictures
 from fedlens.records import Curves, Peak, describe, describe_federation, versions
 from fedlens.rounds import Engine, Progress, Round, run
-from fedlens.runs import claim, clear, free_folder, holds_run, put_in_place, read_records, same_run, trim
+from fedlens.runs import claim, clear, free_folder, holds_run, may_go_on, put_in_place, read_records, same_run, trim
 from fedlens.stopping import stoppable, undisturbed
 from fedlens.tasks.task import LearningTask, Task
 from fedlens.tree import Tree
@@ -146,8 +146,11 @@ def rehearse(setup: Setup) -> None:
     """One example through a fresh model: sizes and labels that do not fit are found out here, not by every client on its own."""
     if not isinstance(setup.algorithm.base, FedAvg) or not isinstance(setup.task, LearningTask):
         return
-    if not isinstance(next(iter(setup.federation.holdings)), Data):  # it is elsewhere
+    first = setup.federation.holdings[0]
+    if first is None:  # it is elsewhere
         return
+    if not isinstance(first, Data):
+        raise ConfigError(f"{setup.config.task.name} learns from batches of examples, and {setup.config.data.name} has none to give")
     data = next((h for h in setup.federation.holdings if len(h)), None)
     if data is None:
         raise ConfigError(f"{setup.config.data.name}: no client has any data")
@@ -195,7 +198,7 @@ def start(
         if fresh:
             clear(folder)
         if resume:
-            same_run(config, folder)
+            planned = same_run(config, folder)
         elif holds_run(folder):
             raise ConfigError(
                 f"{folder} already holds a run: --resume goes on with it, --fresh starts over, --out DIR puts the new one elsewhere"
@@ -205,6 +208,8 @@ def start(
             rehearse(setup)
         checkpoint = Checkpoint(folder / "checkpoint", watch.log)
         found = go_on(checkpoint, folder, watch) if resume else None
+        if found:
+            may_go_on(setup.algorithm, folder, found[0].done, planned, setup.settings.rounds)
         write(folder / "config.toml", config.to_toml().encode())
         write(folder / "federation.json", json.dumps(describe_federation(setup.federation), indent=1).encode())
         return _Job(setup, folder, engine, watch, checkpoint).run(found)

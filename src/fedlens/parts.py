@@ -175,7 +175,7 @@ def parameters(cls: type) -> dict[str, Parameter]:
     """The arguments a recipe may give: those of the constructor, without the task that is filled in."""
     from fedlens.tasks.task import Task
 
-    hints = typing.get_type_hints(cls if is_dataclass(cls) else cls.__init__)  # type: ignore[misc]
+    hints = typing.get_type_hints(cls if is_dataclass(cls) else cls.__init__, include_extras=True)  # type: ignore[misc]
     out = {}
     for p in inspect.signature(cls).parameters.values():
         hint = hints.get(p.name, Any)

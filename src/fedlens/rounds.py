@@ -102,7 +102,9 @@ class Round:
 
 def sample(ids: Sequence[int], cohort: int | None, seed: int, number: int) -> list[int]:
     """Who is asked in a round: a pure function of seed and round, so that a resumed run asks the same clients."""
-    if cohort is None or cohort >= len(ids):
+    if cohort is not None and not 1 <= cohort <= len(ids):
+        raise ValueError(f"a cohort is between 1 and the number of clients, {len(ids)}, not {cohort}")
+    if cohort is None or cohort == len(ids):
         return sorted(ids)
     order = torch.randperm(len(ids), generator=generator(seed, number, 0xC0))
     return sorted(ids[int(k)] for k in order[:cohort])

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedlens.algorithm import Algorithm
 from fedlens.checkpoint import write
 from fedlens.config import Config, ConfigError
 from fedlens.folder import parse_rounds
@@ -34,7 +35,7 @@ OWN = (
     "config.toml", "federation.json", "metrics.jsonl", "summary.json", "model.safetensors", "restored.png", "report.html",
     "pictures", "checkpoint", "tensorboard", "memory", "analysis", "flower.json", ".part",
 )  # fmt: skip
-# What may change when a run goes on: none of these alters what a round computes.
+# What may change when a run goes on: none of these alters what a round computes (the number of rounds: unless `may_go_on` objects).
 FREE = tuple(f"federation.{k}" for k in ("rounds", "workers", "timeout", "checkpoint_every", "evaluate_every", "personal"))
 
 
@@ -88,7 +89,8 @@ def claim(folder: Path) -> Iterator[None]:
         yield
 
 
-def same_run(config: Config, folder: Path) -> None:
+def same_run(config: Config, folder: Path) -> int:
+    """Refuse to go on with other settings. How many rounds were planned before."""
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"there is no run in {folder} to resume")
     try:
@@ -97,6 +99,16 @@ def same_run(config: Config, folder: Path) -> None:
         raise ConfigError(f"{folder / 'config.toml'} is damaged: {e}") from e
     if change := config.difference(before, FREE):
         raise ConfigError(f"{folder} was run with other settings ({change}): resume it as it was, or start over with --fresh")
+    return int(before.get("federation", {}).get("rounds", config.settings.rounds))
+
+
+def may_go_on(algorithm: Algorithm, folder: Path, done: int, planned: int, rounds: int) -> None:
+    """Refuse another number of rounds where the rounds so far would have been others, or are more already."""
+    if rounds < done:
+        raise ConfigError(f"{folder} has {done} rounds behind it, more than rounds={rounds}: there is nothing to go on with")
+    paced = next((f"{type(p).__name__}'s {why}" for p in algorithm.parts() if (why := p.paced_by)), None)
+    if paced and done and rounds != planned:
+        raise ConfigError(f"{folder} was planned for {planned} rounds and {paced} depends on that: resume it as it was, or use --fresh")
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

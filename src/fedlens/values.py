@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
+LIMITS = {"gt": "above {}", "ge": "of at least {}", "lt": "below {}", "le": "at most {}"}  # as annotated_types calls them
 NONE = ("none", "null")  # TOML has no such word, so these strings stand for it wherever an argument may be None
 
 
@@ -63,10 +64,12 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 def _adapter(hint: Any) -> Any:
     import pydantic
 
+    # A class of ours: only an instance will do. Nothing here can mean NaN or infinity.
+    config = pydantic.ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
     try:
+        return pydantic.TypeAdapter(hint, config=config)
+    except pydantic.errors.PydanticUserError:  # a dataclass has a configuration of its own
         return pydantic.TypeAdapter(hint)
-    except pydantic.errors.PydanticSchemaGenerationError:  # a class of ours: only an instance will do
-        return pydantic.TypeAdapter(hint, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
 
 
 def wording(hint: Any) -> str:
@@ -81,7 +84,8 @@ def wording(hint: Any) -> str:
     if origin is tuple and arguments and arguments[-1] is not Ellipsis:
         return f"a list of {len(arguments)} ({', '.join(wording(a) for a in arguments)})"
     if origin is typing.Annotated:
-        return wording(arguments[0])
+        limits = [words.format(getattr(m, key)) for m in arguments[1:] for key, words in LIMITS.items() if hasattr(m, key)]
+        return f"{wording(arguments[0])} {' and '.join(limits)}".rstrip()
     if origin is not None and issubclass(origin, Mapping):
         return "a table"
     if origin is not None:

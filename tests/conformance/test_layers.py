@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 
@@ -11,7 +12,7 @@ from stacks import SCENES, STACKS
 from toy import flat, same_bits
 
 import fedlens.layers
-from fedlens import Layer, Message, run
+from fedlens import Layer, Message, Progress, Round, run
 from fedlens.engines.loopback import Loopback
 
 
@@ -44,6 +45,29 @@ def test_what_is_sought_keeps_its_names_shapes_and_types_and_moves(name: str) ->
     assert before.keys() <= after.keys()
     assert all(after[n].shape == t.shape and after[n].dtype == t.dtype for n, t in before.items())
     assert any(not torch.equal(after[n], t) for n, t in before.items())
+
+
+@pytest.mark.parametrize("name", [*STACKS, *SCENES])
+def test_who_looks_at_the_number_of_rounds_says_so(name: str) -> None:
+    """Two rounds of two and two rounds of seven differ only where a part is `paced_by` their number: such a run cannot be extended."""
+
+    def two_of(rounds: int) -> dict[str, torch.Tensor]:
+        here = Progress(algorithm.init())
+
+        def enough(progress: Progress, _: Round) -> None:
+            if progress.done == 2:
+                raise TimeoutError
+
+        with contextlib.suppress(TimeoutError):
+            run(algorithm, Loopback(algorithm, case.federation), rounds, progress=here, after_round=enough)
+        assert here.done == 2
+        return flat(here.state)
+
+    case = (STACKS | SCENES)[name]
+    algorithm = case.make()
+    few, many = two_of(2), two_of(7)
+    paced = any(getattr(part, "paced_by", None) for part in algorithm.parts())
+    assert paced != all(torch.equal(t, many[n]) for n, t in few.items())
 
 
 @pytest.mark.parametrize("name", [*STACKS, *SCENES])

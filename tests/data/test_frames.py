@@ -16,8 +16,8 @@ def test_folder_in_natural_order_grey_and_alpha(tmp_path: Path) -> None:
     assert frames.read(0, 12)[:, 0, 0, 0].tolist() == list(range(12))  # f10 comes after f9
     alpha = np.dstack([np.full((6, 8, 3), 7, np.uint8), np.zeros((6, 8), np.uint8)])
     assert FolderFrames(save(tmp_path / "alpha", [alpha])).read(0, 1).unique().tolist() == [7]
-    deep = np.array([[0, 255, 256, 40000]], np.uint16)  # 16 bits become 8 by dropping the lower ones
-    assert FolderFrames(save(tmp_path / "deep", [deep])).read(0, 1)[0, 2, 0].tolist() == [0, 0, 1, 156]
+    deep = np.array([[0, 255, 256, 40000]], np.uint16)  # 16 bits become 8 by the nearest 257th
+    assert FolderFrames(save(tmp_path / "deep", [deep])).read(0, 1)[0, 2, 0].tolist() == [0, 1, 1, 156]
 
 
 def test_frames_of_different_sizes(tmp_path: Path) -> None:

@@ -174,6 +174,13 @@ def test_csv_with_groups(tmp_path: Path) -> None:
         Csv(file=str(tmp_path / "table.csv"), label="diagnosis").federation(2, 0)
 
 
+@pytest.mark.parametrize("row", ["a/town/0.png", "a/town/0.png,", "a/town/0.png, ,train"])
+def test_a_row_without_a_label_is_named(tmp_path: Path, row: str) -> None:
+    (tmp_path / "table.csv").write_text(f"path,label,split\na/town/0.png,town\n{row}\n")
+    with pytest.raises(DataError, match=r"table.csv, line 3: there is no label"):
+        Csv(file=str(tmp_path / "table.csv")).federation(1, 0)
+
+
 def test_npz_as_medmnist(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).integers(0, 256, (12, 28, 28), dtype=np.uint8), np.arange(12)[:, None] % 3
     parts = {"train": slice(0, 6), "val": slice(6, 8), "test": slice(8, 12)}

@@ -100,6 +100,11 @@ def test_save_and_apply(tmp_path: Path) -> None:
         share, label = model(torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255).softmax(1).max(1)
     assert [r["file"] for r in rows] == names and [r["label"] for r in rows] == [["ant", "bee", "cat"][k] for k in label.tolist()]
     assert [float(r["confidence"]) for r in rows] == pytest.approx(share.tolist(), abs=1e-4)
+    with pytest.raises(ValueError, match="Classification has no option 'foo'"):
+        task.apply(tmp_path, tmp_path / "in", tmp_path / "o.csv", foo=1)
+    with pytest.raises(ValueError, match=r"none of the 1 images at .*x.png can be read \(x.png: cannot identify"):
+        task.apply(tmp_path, tmp_path / "in" / "x.png", tmp_path / "o.csv")
+    assert not (tmp_path / "o.csv").exists()
     with pytest.raises(ValueError, match="no image at"):
         task.apply(tmp_path, tmp_path / "nothing", tmp_path / "o.csv")
 

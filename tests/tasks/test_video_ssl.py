@@ -121,7 +121,10 @@ def test_retrieval_over_a_folder(pretrained: Path, tmp_path: Path, capsys: pytes
     assert cli.invoke(["apply", str(pretrained), one, str(out), f"gallery={tmp_path / 'videos'}", "k=1"]) == 0
     found = table(out)[0]
     assert found["video"] == "left/1.mp4" and float(found["similarity"]) == pytest.approx(1, abs=1e-4)  # itself
-    for bad, sentence in (("kk=1", "retrieval has no option 'kk'"), ("k=few", "k is a whole number of at least 1, not 'few'")):
+    for bad, sentence in (
+        ("kk=1", "has no option 'kk': there are gallery, k, clips"),
+        ("k=few", "k is a whole number of at least 1, not 'few'"),
+    ):
         assert cli.invoke(["apply", str(pretrained), one, str(out), bad]) == 2
         assert sentence in capsys.readouterr().err
 

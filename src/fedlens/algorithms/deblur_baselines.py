@@ -27,6 +27,7 @@ from fedlens.algorithms.consensus import by_pixel
 from fedlens.algorithms.deblur_settings import alone
 from fedlens.algorithms.feddeblur import FedDeblur
 from fedlens.client import Client
+from fedlens.limits import Positive
 from fedlens.message import Message
 from fedlens.observation import Observation
 from fedlens.replies import Replies
@@ -211,8 +212,8 @@ class FedAvgDeblur(LocDeblur):
 class FedGDDeblur(FedDeblur):
     """Gradient descent. step: its length (the misfit curves by 2 at most, so 1 is the limit). smooth: |Dx| is sqrt(|Dx|^2 + smooth^2)."""
 
-    step: float = 0.8
-    smooth: float = 1.0
+    step: Positive = 0.8
+    smooth: Positive = 1.0
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
         return {"g": message.trees["x"]}

@@ -8,6 +8,7 @@ The server step is x + server_lr * mean(delta). With server_lr = 1 this is the w
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +22,7 @@ from torch import Generator, Tensor, nn
 from fedlens import tree
 from fedlens.algorithm import Algorithm, Layer, StackError
 from fedlens.client import Batch, Client, Data, generator, seeded
+from fedlens.limits import Count, Fraction, Natural, NotNegative, Positive
 from fedlens.message import Message
 from fedlens.replies import Replies
 from fedlens.tasks.task import Adapt, LearningTask
@@ -94,36 +96,36 @@ class FedAvg(Algorithm):
     task: what is learned. lr, optimizer, momentum, weight_decay: the local optimiser, fresh in every round. schedule: of the learning
     rate over the rounds ("step" multiplies by decay every step_every rounds, or at the rounds of `milestones`). epochs or steps: how much
     local work. clip: gradient norm. weights: how much a client counts. server_lr: 1 is plain averaging. mixed_precision: bfloat16
-    autocast. channels_last: memory format. init_from: a .safetensors file to start from.
+    autocast. channels_last: memory format. init_from: weights to start from, after the task's `init`.
 
     lr_factors: pairs of a pattern and a factor, such as ("spynet.*", 0.25): parameters whose name fits learn with that multiple of lr.
     freeze: patterns of names that do not learn in the first freeze_rounds rounds, or never if that is None.
     """
 
     task: LearningTask
-    lr: float = 0.1
+    lr: Positive = 0.1
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: Fraction = 0.0
+    weight_decay: NotNegative = 0.0
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     schedule: Literal["constant", "cosine", "step"] = "constant"
-    step_every: int = 30
-    decay: float = 0.1
-    milestones: tuple[int, ...] = ()
-    epochs: int = 1
-    steps: int | None = None
-    batch: int = 32
-    clip: float | None = None
+    step_every: Count = 30
+    decay: Positive = 0.1
+    milestones: tuple[Natural, ...] = ()
+    epochs: Count = 1
+    steps: Count | None = None
+    batch: Count = 32
+    clip: Positive | None = None
     weights: Literal["examples", "uniform"] = "examples"
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
     mixed_precision: bool = False
     channels_last: bool = False
     device: str = "auto"
-    seed: int = 0
+    seed: Natural = 0
     init_from: str | None = None
     lr_factors: tuple[tuple[str, float], ...] = ()
     freeze: tuple[str, ...] = ()
-    freeze_rounds: int | None = None
+    freeze_rounds: Natural | None = None
     _resident: nn.Module | None = field(default=None, init=False, repr=False, compare=False)
 
     trains: ClassVar[bool] = True
@@ -135,8 +137,10 @@ class FedAvg(Algorithm):
             raise ValueError(f"the learning-rate factor of {bad[0]!r} must be above 0: to hold weights still, use freeze")
 
     def init(self) -> Message:
+        self.place  # noqa: B018  a device that is not here is refused now, not by every client
         model = self._fresh()
         self._check_patterns(model)
+        self.task.load_init(model)
         if self.init_from:
             from fedlens.models.weights import load_weights
 
@@ -248,7 +252,7 @@ class FedAvg(Algorithm):
     @property
     def place(self) -> torch.device:
         if self.device != "auto":
-            return torch.device(self.device)
+            return find_device(self.device)
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
@@ -276,6 +280,11 @@ class FedAvg(Algorithm):
         if self.schedule == "step" and self.milestones:
             return self.lr * float(self.decay ** sum(message.round >= m for m in self.milestones))
         return self.lr * lr_factor(self.schedule, message.round, int(message.scalars.get("rounds", 1)), self.step_every, self.decay)
+
+    @property
+    def paced_by(self) -> str | None:
+        """See `runs.may_go_on`."""
+        return "schedule=cosine" if self.schedule == "cosine" else None
 
     def factor(self, name: str, message: Message) -> float:
         """What the learning rate of a parameter is multiplied by in this round; 0 if it is frozen."""
@@ -356,6 +365,20 @@ class TrainingLayer(Layer):
         head = self.fedavg.resident.head
         assert isinstance(head, nn.Linear)
         return head
+
+
+@functools.cache
+def find_device(name: str) -> torch.device:
+    """A device by its name, or a sentence. It is not tried out: workers are forked later, and a process that has used a GPU cannot be."""
+    try:
+        device = torch.device(name)
+        module: Any = torch.get_device_module(device)
+        here = module.is_available() and (device.index or 0) < module.device_count()
+    except RuntimeError:
+        here = False
+    if not here:
+        raise ValueError(f"there is no device {name!r} here, but device=cpu always works")
+    return device
 
 
 def lr_factor(schedule: str, number: int, rounds: int, step_every: int, decay: float) -> float:

@@ -42,15 +42,16 @@ import torch
 from torch import Tensor
 
 from fedlens import spectrum
-from fedlens.algorithm import Algorithm
+from fedlens.algorithm import Algorithm, StackError
 from fedlens.algorithms import consensus
 from fedlens.algorithms.deblur_settings import published
 from fedlens.client import Client, generator
+from fedlens.limits import Natural, NotNegative
 from fedlens.message import Message
 from fedlens.observation import Observation, inside
 from fedlens.priors import DenoiserName, Prior, PriorName, make_prior
 from fedlens.replies import Replies
-from fedlens.tasks.task import Task
+from fedlens.tasks.task import LearningTask, Task
 from fedlens.tree import Tree
 
 CHUNK = 1 << 17  # numbers worked on at a time: five arrays of this size fit into a second-level cache or nearly
@@ -134,10 +135,10 @@ class FedDeblur(Algorithm):
     split: bool | None = None
     decay: float = 1.0
     masks: bool = False
-    tol: float = 1e-5
+    tol: NotNegative = 1e-5
     start: Literal["grey", "random"] = "grey"
     recall: bool | None = None
-    measure_every: int = 0
+    measure_every: Natural = 0
     double: bool = False
     _scenes: dict[str, tuple[int, int, int]] = field(default_factory=dict, init=False, repr=False)
     _pad: int = field(default=0, init=False, repr=False)
@@ -150,6 +151,8 @@ class FedDeblur(Algorithm):
     draws: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.task, LearningTask):
+            raise ValueError(f"it restores images and trains nothing, but the task {type(self.task).__name__} is to learn a network")
         for name in ("eta", "rho", "sigma"):
             value = getattr(self, name)
             if value is not None and not (0 < value < math.inf or (value == 0 and name == "eta")):
@@ -167,6 +170,8 @@ class FedDeblur(Algorithm):
 
     def given(self, facts: Mapping[str, Any]) -> FedDeblur:
         """The scenes' sizes, and the published eta and rho where none were chosen."""
+        if "scenes" not in facts:
+            raise StackError(f"{type(self).__name__} restores scenes from blurred views, but this data has none: use data.name=Scene")
         told = replace(self)
         told._scenes = {name: (int(c), int(h), int(w)) for name, (c, h, w) in facts["scenes"].items()}
         told._pad = int(facts.get("pad", 0))

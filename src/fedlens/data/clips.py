@@ -22,6 +22,7 @@ from fedlens.data.source import DataError, Source
 from fedlens.data.video import find_clips
 from fedlens.data.windows import WholeClips
 from fedlens.federation import Federation
+from fedlens.limits import Count, Natural
 
 REDS4 = ("000", "011", "015", "020")
 
@@ -49,10 +50,10 @@ class Clips(Source):
     held_out: float = 0.0
     labels: str | None = None
     list_file: str | None = None
-    clips: int | None = None
+    clips: Count | None = None
     leave_out: str = "auto"
-    test_frames: int | None = None
-    cache_mb: int = 1024
+    test_frames: Count | None = None
+    cache_mb: Natural = 1024
     cache: str | None = None
     native: tuple[int, ...] = (1,)
 

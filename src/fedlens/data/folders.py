@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from fedlens.data.images import converted
 from fedlens.data.labelled import Collection, Labelled, LabelledSource, Reader, class_folders, find, images_in, listing
 from fedlens.data.source import DataError
+from fedlens.limits import Count
 
 TESTS = ("test", "val", "valid", "validation")
 
@@ -30,7 +32,7 @@ class ImageFolder(LabelledSource):
     folder beside test/ that is trained on, where it is not train/."""
 
     root: str = ""
-    size: int | None = None
+    size: Count | None = None
     gray: bool = False
     names: tuple[str, ...] = ()
     training: str = "train"
@@ -66,7 +68,7 @@ class TinyImageNet(LabelledSource):
     size: 64 as it is, 32 for small networks."""
 
     root: str = "tiny-imagenet-20"
-    size: int = 64
+    size: Count = 64
 
     def read(self, seed: int) -> Collection:
         root = find(self.root, "Tiny-ImageNet")
@@ -99,19 +101,13 @@ class Csv(LabelledSource):
     label: str = "label"
     split: str = "split"
     group: str = "group"
-    size: int | None = None
+    size: Count | None = None
     gray: bool = False
     names: tuple[str, ...] = ()
 
     def read(self, seed: int) -> Collection:
         table = find(self.file, "table")
-        with table.open(newline="") as f:
-            rows = list(csv.DictReader(f))
-        if not rows:
-            raise DataError(f"{table} has no rows")
-        for column in (self.path, self.label):
-            if column not in rows[0]:
-                raise DataError(f"{table} has no column {column!r}; it has {', '.join(rows[0])}")
+        rows = self._rows(table)
         found = sorted({r[self.label] for r in rows}, key=lambda s: (0, int(s), "") if s.isdigit() else (1, 0, s))
         names = ordered(found, self.names, table)
         place = {n: k for k, n in enumerate(names)}
@@ -125,6 +121,22 @@ class Csv(LabelledSource):
 
         return Collection(take(trains), take(tests) if tests else None, names, reader.skipped)
 
+    def _rows(self, table: Path) -> list[dict[str, str]]:
+        """Every row with a path and a label; what else is missing in it is empty."""
+        rows = []
+        with table.open(newline="") as f:
+            reader = csv.DictReader(f, restval="")
+            for row in reader:
+                for column in (self.path, self.label):
+                    if column not in row:
+                        raise DataError(f"{table} has no column {column!r}; it has {', '.join(reader.fieldnames or ())}")
+                    if not row[column].strip():
+                        raise DataError(f"{table}, line {reader.line_num}: there is no {column}")
+                rows.append(row)
+        if not rows:
+            raise DataError(f"{table} has no rows")
+        return rows
+
 
 @dataclass
 class Npz(LabelledSource):
@@ -132,7 +144,7 @@ class Npz(LabelledSource):
     size: resize. channels: 3 repeats a gray channel."""
 
     file: str = ""
-    size: int | None = None
+    size: Count | None = None
     channels: int | None = None
     use_val: bool = True
 
@@ -177,7 +189,7 @@ class HuggingFace(LabelledSource):
     root: str = ""
     image: str = "image"
     label: str = "label"
-    size: int | None = None
+    size: Count | None = None
     gray: bool = False
 
     def read(self, seed: int) -> Collection:
@@ -204,7 +216,7 @@ class HuggingFace(LabelledSource):
         for k in range(len(part)):
             try:
                 row = part[k]
-                picture = row[self.image].convert("L" if self.gray else "RGB")
+                picture = converted(row[self.image], "L" if self.gray else "RGB")
             except (OSError, ValueError, SyntaxError) as e:
                 skipped.append(f"row {k}: {e}")
                 continue

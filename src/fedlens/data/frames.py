@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlens.data.images import converted, opened
 from fedlens.data.source import DataError
 
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"}
@@ -106,9 +107,7 @@ def natural(path: Path) -> list[Any]:
 
 def read_picture(file: Path) -> np.ndarray[Any, Any]:
     with _opened(file) as picture:
-        if picture.mode.startswith("I"):  # 16-bit grey: Pillow would cut everything above 255 off
-            return np.repeat((np.asarray(picture) >> 8).astype(np.uint8)[..., None], 3, 2)
-        return np.asarray(picture.convert("RGB"))
+        return np.asarray(converted(picture, "RGB"))
 
 
 def _header(file: Path) -> tuple[int, int]:
@@ -119,10 +118,8 @@ def _header(file: Path) -> tuple[int, int]:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    from PIL import Image, UnidentifiedImageError
-
     try:
-        with Image.open(file) as picture:
+        with opened(file) as picture:
             yield picture
-    except (UnidentifiedImageError, OSError) as e:
+    except (OSError, ValueError) as e:
         raise DataError(f"{file} cannot be read as a picture: {e}") from e

@@ -1,8 +1,15 @@
-"""Still images as tensors: (C, H, W) in [0, 255], from a file, from an array or from scikit-image. A 16-bit file is scaled to that."""
+"""Still images as tensors: (C, H, W) in [0, 255], from a file, from an array or from scikit-image. A 16-bit file is scaled to that.
+
+`opened` and `converted` are how every image file is read, whatever it is for.
+"""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -10,26 +17,54 @@ from torch import Tensor
 
 from fedlens.data.source import DataError
 
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".npy")
 SHIPPED = (
     "astronaut", "brick", "camera", "cat", "chelsea", "clock", "coffee", "coins", "grass", "gravel", "moon", "page", "rocket", "text",
 )  # fmt: skip
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[Picture]:
+    """PIL's image. A file that claims to be larger than any picture is a broken one, so it raises what those raise."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # large, but not too large
+        try:
+            image = Image.open(path)
+        except Image.DecompressionBombError as e:
+            raise OSError(str(e).split(",")[0]) from e
+    with image:
+        yield image
+
+
+def converted(picture: Picture, mode: str) -> Picture:
+    """In another mode. PIL cuts levels off at 255, so 16 bits would be white; of floats nobody knows what is white."""
+    from PIL import Image
+
+    if picture.mode == "F":
+        raise ValueError("its pixels are floating-point numbers: save it with 8 or 16 bits")
+    if picture.mode.startswith("I"):
+        levels = np.asarray(picture).astype(np.float64) / 257
+        picture = Image.fromarray(levels.round().clip(0, 255).astype(np.uint8))
+    return picture.convert(mode)
+
+
 def read_image(path: Path, colour: str = "auto") -> Tensor:
     """colour: "grey" and "rgb" convert, "auto" leaves it as it is."""
-    from PIL import Image, UnidentifiedImageError
-
     try:
         if path.suffix == ".npy":
             array = np.load(path, allow_pickle=False)
         else:
-            with Image.open(path) as opened:
-                keep = opened.mode in ("L", "RGB") or opened.mode.startswith("I")
-                array = np.asarray(opened if keep else opened.convert("L" if opened.mode in ("1", "LA") else "RGB"))
+            with opened(path) as image:
+                keep = image.mode in ("L", "RGB") or image.mode.startswith("I")
+                array = np.asarray(image if keep else converted(image, "L" if image.mode in ("1", "LA") else "RGB"))
     except FileNotFoundError as e:
         raise DataError(f"there is no image at {path}") from e
-    except (OSError, ValueError, UnidentifiedImageError) as e:
+    except (OSError, ValueError) as e:
         raise DataError(f"{path} is not an image that can be read: {e}") from e
     return _to_tensor(array, colour, str(path))
 

@@ -21,6 +21,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from fedlens.client import generator
+from fedlens.data.images import converted, opened
 from fedlens.data.partition import Rule, split, strengths
 from fedlens.data.source import DataError, Source
 from fedlens.data.tensors import Tensors
@@ -204,8 +205,8 @@ def load_image(path: Path, size: int | None, mode: str = "RGB") -> Tensor:
     """uint8 (C, H, W), shrunk or enlarged to size x size where asked."""
     from PIL import Image
 
-    with Image.open(path) as image:
-        picture = image.convert(mode)
+    with opened(path) as image:
+        picture = converted(image, mode)
         if size is not None and picture.size != (size, size):
             picture = picture.resize((size, size), Image.Resampling.BILINEAR)
         pixels = np.array(picture)

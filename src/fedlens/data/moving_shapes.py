@@ -14,6 +14,7 @@ from fedlens.data.frames import ArrayFrames
 from fedlens.data.source import DataError, Source
 from fedlens.data.video_set import VideoSet, check, divide
 from fedlens.federation import Federation
+from fedlens.limits import Count
 
 ACTIONS = ("right", "left", "down", "up", "circle", "circle back", "grow", "shrink")
 
@@ -24,13 +25,13 @@ class MovingShapes(Source):
     shrinks. Colour, form, place, speed and ground say nothing about it. videos, tests: how many. length: frames of each. side: pixels.
     partition, classes_per_client, holdout: as in `Videos`."""
 
-    videos: int = 160
-    tests: int = 64
-    length: int = 32
-    side: int = 40
+    videos: Count = 160
+    tests: Count = 64
+    length: Count = 32
+    side: Count = 40
     actions: int = 8
     partition: Literal["iid", "classes", "sources"] = "iid"
-    classes_per_client: int = 4
+    classes_per_client: Count = 4
     holdout: float = 0.0
 
     def federation(self, clients: int, seed: int) -> Federation:

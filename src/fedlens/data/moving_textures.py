@@ -15,6 +15,7 @@ from fedlens.data.frames import ArrayFrames, Frames
 from fedlens.data.source import Source
 from fedlens.data.windows import WholeClips
 from fedlens.federation import Federation
+from fedlens.limits import Count, Natural
 
 
 @dataclass
@@ -26,16 +27,16 @@ class MovingTextures(Source):
     scale: int = 4
     frames: int = 5
     crop: int = 64
-    clips: int = 12
-    groups: int = 12
-    length: int = 7
-    height: int = 128
-    width: int = 128
+    clips: Count = 12
+    groups: Count = 12
+    length: Count = 7
+    height: Count = 128
+    width: Count = 128
     regions: int = 1
     stride: int = 1
     repeat: int = 1
     held_out: float = 0.0
-    test_clips: int = 2
+    test_clips: Natural = 2
     native: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:

@@ -164,7 +164,7 @@ def split(
         raise DataError(f"a federation needs at least one client, not {clients}")
     if len(y) < clients:
         raise DataError(f"{len(y)} samples cannot serve {clients} clients")
-    if alpha <= 0:
+    if not alpha > 0:
         raise DataError(f"alpha must be positive, not {alpha}")
     if per_client < 1:
         raise DataError(f"shards or classes per client must be at least 1, not {per_client}")

@@ -26,6 +26,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from fedlens.client import Batch
+from fedlens.data.images import converted, opened
 from fedlens.data.source import DataError
 
 Array = np.ndarray[Any, Any]
@@ -220,16 +221,16 @@ class People:
 
 
 def read_image(image: Path | Array) -> Any:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     if not isinstance(image, Path):
         return Image.fromarray(image)
     try:
-        with Image.open(image) as file:
-            return file.convert("RGB")
+        with opened(image) as file:
+            return converted(file, "RGB")
     except FileNotFoundError as e:
         raise DataError(f"no image at {image}") from e
-    except (UnidentifiedImageError, OSError) as e:
+    except (OSError, ValueError) as e:
         raise DataError(f"{image} is not an image that can be read") from e
 
 

@@ -22,6 +22,7 @@ from fedlens.client import generator
 from fedlens.data.people import SKELETONS, Array, Augment, People, Person, Size, Skeleton, fit, joints_box
 from fedlens.data.source import DataError, Source
 from fedlens.federation import Federation
+from fedlens.limits import Count, Fraction, Natural, NotNegative, Share
 
 
 @dataclass
@@ -31,12 +32,12 @@ class PoseSource(Source):
     evaluation. flip, scale, rotation: augmentation."""
 
     sizes: tuple[tuple[int, int], ...] = ((64, 48), (48, 36), (32, 24))
-    per_client: int | None = None
-    test_people: int | None = None
+    per_client: Count | None = None
+    test_people: Natural | None = None
     hold_out: float = 0.0
-    flip: float = 0.5
-    scale: float = 0.5
-    rotation: float = 40.0
+    flip: Share = 0.5
+    scale: Fraction = 0.5
+    rotation: NotNegative = 40.0
 
     skeleton_name = "lsp"
 

@@ -28,6 +28,7 @@ from fedlens.data.images import SUFFIXES, read_image, resize, shipped
 from fedlens.data.scene_folder import OwnView, client_folders, read_scene
 from fedlens.data.source import DataError, Source
 from fedlens.federation import Federation
+from fedlens.limits import Count
 from fedlens.observation import Observation, inside
 from fedlens.spectrum import blur as circular_blur
 
@@ -47,7 +48,7 @@ class Scene(Source):
     scene: str | None = None
     size: int | None = None
     colour: Literal["auto", "grey", "rgb"] = "auto"
-    limit: int | None = None
+    limit: Count | None = None
     observe: Literal["complete", "partial"] = "complete"
     blur: Blur | None = None
     kernels: Family = "fspecial"

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedlens.data.people import SKELETONS, Array, Person, fit, joints_box
 from fedlens.data.pose import PoseSource, inside, torso
+from fedlens.limits import Count, Natural
 
 
 @dataclass
@@ -16,8 +17,8 @@ class StickFigures(PoseSource):
     """Articulated figures on textured ground, drawn from the seed: pose estimation without data on disk. Fourteen joints, as LSP.
     people: drawn for training."""
 
-    people: int = 600
-    tests: int = 100
+    people: Count = 600
+    tests: Natural = 100
     canvas: tuple[int, int] = (160, 120)
 
     def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:

@@ -16,6 +16,7 @@ from torch import Generator, Tensor
 from fedlens.client import generator
 from fedlens.data.labelled import Collection, Labelled, LabelledSource
 from fedlens.data.source import DataError
+from fedlens.limits import Count, Share
 
 SHAPES = ("disc", "square", "triangle", "cross", "ring")
 TEXTURES = ("stripes", "checks", "dots", "plain")
@@ -29,9 +30,9 @@ class Synthetic(LabelledSource):
     classes: int = 10
     images: int = 4000
     test_images: int = 1000
-    size: int = 32
+    size: Count = 32
     noise: float = 0.06
-    clutter: float = 0.3
+    clutter: Share = 0.3
 
     def read(self, seed: int) -> Collection:
         if not 2 <= self.classes <= len(SHAPES) * len(TEXTURES):

@@ -26,6 +26,7 @@ from fedlens.data.video import FileFrames
 from fedlens.data.video_lists import Entry, by_part, class_names, from_hmdb51, from_kinetics, from_table, from_ucf101, in_folders
 from fedlens.data.video_set import VideoSet, check, divide
 from fedlens.federation import Federation
+from fedlens.limits import Count, Natural
 
 OPEN = 8  # files that stay open in a process: a client's next block is often of the same film
 
@@ -102,15 +103,15 @@ class Videos(Source):
     root: str = ""
     listing: str = ""
     layout: Literal["auto", "folders", "table", "ucf101", "hmdb51", "kinetics"] = "auto"
-    split: int = 1
+    split: Count = 1
     classes: str = ""
     partition: Literal["iid", "classes", "sources"] = "iid"
-    classes_per_client: int = 8
-    side: int | None = 128
+    classes_per_client: Count = 8
+    side: Count | None = 128
     test_share: float = 0.3
     holdout: float = 0.0
-    limit: int | None = None
-    cache_mb: int = 1024
+    limit: Count | None = None
+    cache_mb: Natural = 1024
     cache: str | None = None
 
     def federation(self, clients: int, seed: int) -> Federation:

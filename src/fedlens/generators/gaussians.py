@@ -18,6 +18,7 @@ from torch import Generator, Tensor
 from fedlens.data.labelled import Reader, class_folders, find, images_in
 from fedlens.data.source import DataError
 from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint, match
+from fedlens.limits import Count
 
 
 @dataclass
@@ -25,7 +26,7 @@ class Gaussians(ImageGenerator):
     """root: public images, a folder for each class. size: of the images made. components: directions per class."""
 
     root: str = ""
-    size: int | None = None
+    size: Count | None = None
     components: int = 64
     gray: bool = False
     _folders: tuple[Path, ...] = field(default=(), repr=False)

@@ -14,6 +14,7 @@ from fedlens.data.labelled import Reader, images_in
 from fedlens.data.source import DataError
 from fedlens.generators.gaussians import folders_of
 from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint
+from fedlens.limits import Count
 
 
 @dataclass
@@ -21,7 +22,7 @@ class ReadyImages(ImageGenerator):
     """root: a folder for each class. size: bring all to size x size. Nothing is taken twice before everything was taken once."""
 
     root: str = ""
-    size: int | None = None
+    size: Count | None = None
     gray: bool = False
     _folders: tuple[Path, ...] = field(default=(), repr=False)
 

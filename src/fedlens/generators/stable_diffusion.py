@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from fedlens.data.source import DataError
 from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint
+from fedlens.limits import Count
 from fedlens.models.diffusion import load_diffusers
 
 GROUP = 64  # weights that share a scale
@@ -38,11 +39,11 @@ class StableDiffusion(ImageGenerator):
     prompts: str = ""
     classes: tuple[str, ...] = ()
     negative: str = ""
-    resolution: int | None = None
-    size: int | None = None
-    steps: int = 25
+    resolution: Count | None = None
+    size: Count | None = None
+    steps: Count = 25
     guidance: float = 7.5
-    batch: int = 4
+    batch: Count = 4
     bits: Literal[4, 16, 32] = 32
     device: str = "auto"
     _channels: int = field(default=3, repr=False)

@@ -23,6 +23,7 @@ from torch import Tensor
 from fedlens.algorithm import Algorithm, Needs, StackError, Stage
 from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.layers.robust import flatten, weighted_mean
+from fedlens.limits import Natural
 from fedlens.message import MEAN, Message
 from fedlens.replies import Replies
 from fedlens.tree import Tree
@@ -35,8 +36,8 @@ class FedCDA(TrainingLayer):
 
     keep: int = 3
     group: int = 3
-    warmup: int = 0
-    exact: int = 4096
+    warmup: Natural = 0
+    exact: Natural = 4096
     stage: ClassVar[Stage] = "merge"
     own_needs: ClassVar[Needs] = "replies"
     merges: ClassVar[bool] = True

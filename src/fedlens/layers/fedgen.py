@@ -27,6 +27,7 @@ from fedlens import tree
 from fedlens.algorithm import Algorithm, Needs, StackError, server_rng
 from fedlens.algorithms.fedavg import TrainingLayer, train
 from fedlens.client import Batch, Client, Data, Output, Term, generator, seeded
+from fedlens.limits import Count, NotNegative, Positive
 from fedlens.message import Message
 from fedlens.replies import Replies
 from fedlens.tree import Tree
@@ -52,15 +53,15 @@ class FedGen(TrainingLayer):
     """alpha, beta: of the two client terms. decay: of both, per round. eta: of the diversity term. noise, hidden: sizes of the generator.
     steps, batch, lr: of its training (Adam) in every round."""
 
-    alpha: float = 10.0
-    beta: float = 10.0
-    decay: float = 0.98
-    eta: float = 1.0
-    noise: int = 32
-    hidden: int = 256
-    steps: int = 50
+    alpha: NotNegative = 10.0
+    beta: NotNegative = 10.0
+    decay: Positive = 0.98
+    eta: NotNegative = 1.0
+    noise: Count = 32
+    hidden: Count = 256
+    steps: Count = 50
     batch: int = 32
-    lr: float = 3e-4
+    lr: Positive = 3e-4
     own_needs: ClassVar[Needs] = "replies"
     whole: ClassVar[bool] = True
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"alpha": (0.1, 1.0, 100.0)}

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.client import Batch, Client, Output
 from fedlens.layers.moon import frozen
+from fedlens.limits import NotNegative, Positive
 from fedlens.message import Message
 
 
@@ -25,8 +26,8 @@ from fedlens.message import Message
 class FedNTD(TrainingLayer):
     """beta: strength. tau: temperature. For classification only."""
 
-    beta: float = 1.0
-    tau: float = 1.0
+    beta: NotNegative = 1.0
+    tau: Positive = 1.0
     whole: ClassVar[bool] = True
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"beta": (0.3, 3.0, 10.0)}
 

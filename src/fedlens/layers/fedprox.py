@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedlens.algorithm import Algorithm, Layer, StackError
 from fedlens.client import Client
+from fedlens.limits import NotNegative
 from fedlens.message import Message
 
 
@@ -21,7 +22,7 @@ from fedlens.message import Message
 class FedProx(Layer):
     """mu: strength; 0.001 to 1 in the literature."""
 
-    mu: float = 0.01
+    mu: NotNegative = 0.01
     steers: ClassVar[bool] = True
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"mu": (0.001, 0.1, 1.0)}
 

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from fedlens.algorithm import Algorithm, Needs, StackError, Stage
 from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.client import Batch, Client, Output
+from fedlens.limits import NotNegative, Positive
 from fedlens.message import Message
 from fedlens.replies import Replies
 from fedlens.tree import Tree
@@ -35,8 +36,8 @@ class FedSR(TrainingLayer):
     """layer: whose features are compared. weight: lambda. tau: temperature."""
 
     layer: str = "conv_first"
-    weight: float = 0.1
-    tau: float = 0.07
+    weight: NotNegative = 0.1
+    tau: Positive = 0.07
     stage: ClassVar[Stage] = "merge"
     own_needs: ClassVar[Needs] = "replies"
 

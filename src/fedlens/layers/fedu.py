@@ -20,6 +20,7 @@ from fedlens import tree
 from fedlens.algorithm import Algorithm, Layer, StackError, Stage
 from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.client import Client
+from fedlens.limits import NotNegative
 from fedlens.message import Message
 from fedlens.tree import Tree
 
@@ -28,7 +29,7 @@ from fedlens.tree import Tree
 class FedU(TrainingLayer):
     """mu: how far a backbone may move before its client keeps its own head. backbone: first token of the names that are not the head."""
 
-    mu: float = 0.4
+    mu: NotNegative = 0.4
     backbone: str = "backbone"
     stage: ClassVar[Stage] = "share"
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"mu": (0.1, 0.2, 0.8)}

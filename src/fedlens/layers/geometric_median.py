@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from fedlens.layers.robust import Robust, flatten
+from fedlens.limits import Count, NotNegative, Positive
 from fedlens.tree import Tree
 
 
@@ -22,9 +23,9 @@ class GeometricMedian(Robust):
     iteration."""
 
     weights: Literal["uniform", "examples"] = "uniform"
-    iterations: int = 100
-    tolerance: float = 1e-6
-    nu: float = 1e-6
+    iterations: Count = 100
+    tolerance: NotNegative = 1e-6
+    nu: Positive = 1e-6
 
     def merge(self, deltas: Sequence[Tree], weights: Sequence[float]) -> Tree:
         rows = torch.stack([flatten(t) for t in deltas])

@@ -27,6 +27,7 @@ import torch
 
 from fedlens.algorithm import Layer, Needs, Stage
 from fedlens.client import Client
+from fedlens.limits import Fraction
 from fedlens.message import Message
 from fedlens.replies import Replies
 from fedlens.tree import Tree
@@ -37,7 +38,7 @@ class LossAware(Layer):
     """tau: gate. decay: "linear" (public code) or "paper". greedy: inverse-loss weights in every round, no gate. by: two sums of the
     replies, or one mean of the replies themselves."""
 
-    tau: float = 0.05
+    tau: Fraction = 0.05
     decay: Literal["linear", "paper"] = "linear"
     greedy: bool = False
     by: Needs = "sums"
@@ -49,8 +50,13 @@ class LossAware(Layer):
     def own_needs(self) -> Needs:  # type: ignore[override]
         return self.by
 
+    @property
+    def paced_by(self) -> str | None:
+        """See `runs.may_go_on`."""
+        return None if self.greedy or self.decay == "paper" else "decay=linear"
+
     def exponent(self, message: Message) -> float:
-        if self.greedy or self.decay == "paper":
+        if self.paced_by is None:
             return 1.0
         return 1 - (message.round + 1) / max(1.0, message.scalars.get("rounds", 1.0))
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from fedlens.algorithm import Layer, Stage
 from fedlens.client import Client
+from fedlens.limits import Share
 from fedlens.message import Message
 from fedlens.replies import Replies
 
@@ -21,7 +22,7 @@ from fedlens.replies import Replies
 class MixedWeights(Layer):
     """alpha: share of the loss-based weights."""
 
-    alpha: float = 0.9
+    alpha: Share = 0.9
     stage: ClassVar[Stage] = "merge"
     merges: ClassVar[bool] = True
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"alpha": (0.0, 0.5, 1.0)}

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from fedlens.algorithm import Algorithm, StackError
 from fedlens.algorithms.fedavg import FedAvg, TrainingLayer
 from fedlens.client import Batch, Client, Output
+from fedlens.limits import NotNegative, Positive
 from fedlens.message import Message
 
 
@@ -29,8 +30,8 @@ from fedlens.message import Message
 class Moon(TrainingLayer):
     """mu: strength (5 on CIFAR-10 in the paper, 1 elsewhere). tau: temperature."""
 
-    mu: float = 1.0
-    tau: float = 0.5
+    mu: NotNegative = 1.0
+    tau: Positive = 0.5
     whole: ClassVar[bool] = True
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"mu": (0.1, 5.0, 10.0)}
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from fedlens import tree
 from fedlens.algorithm import Layer, Stage
+from fedlens.limits import Natural
 from fedlens.message import Message
 from fedlens.replies import Replies
 
@@ -21,7 +22,7 @@ from fedlens.replies import Replies
 class MovingMean(Layer):
     """beta: how many earlier globals take part; 0 switches it off."""
 
-    beta: int = 1
+    beta: Natural = 1
     stage: ClassVar[Stage] = "merge"
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"beta": (0, 2, 4)}
 

@@ -37,6 +37,7 @@ from torch.nn import functional as F
 from fedlens.algorithm import Algorithm, StackError
 from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.client import Batch, Client, Output
+from fedlens.limits import NotNegative
 from fedlens.message import Message
 
 Size = tuple[int, int]
@@ -48,8 +49,8 @@ class MultiResolution(TrainingLayer):
     BatchNorm's running statistics follow. corners: align corner pixels when upsampling."""
 
     sizes: tuple[tuple[int, int], ...] = ()
-    alpha: float = 1.0
-    gamma: float = 0.0
+    alpha: NotNegative = 1.0
+    gamma: NotNegative = 0.0
     statistics: Literal["all", "native"] = "all"
     corners: bool = False
 

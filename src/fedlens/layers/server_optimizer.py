@@ -21,6 +21,7 @@ import torch
 from fedlens.algorithm import Algorithm, StackError, Stage
 from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.layers.feddyn import FedDyn
+from fedlens.limits import Fraction, Positive
 from fedlens.message import Message
 from fedlens.replies import Replies
 from fedlens.tree import Tree
@@ -54,8 +55,8 @@ class ServerOptimizer(TrainingLayer):
 class FedAvgM(ServerOptimizer):
     """Momentum on the server (Hsu et al., 2019). lr: server learning rate. beta: momentum."""
 
-    lr: float = 1.0
-    beta: float = 0.9
+    lr: Positive = 1.0
+    beta: Fraction = 0.9
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"beta": (0.5, 0.7, 0.95)}
 
     def step(self, state: Message, gradient: Tree) -> tuple[Tree, dict[str, Tree]]:
@@ -68,10 +69,10 @@ class FedAvgM(ServerOptimizer):
 class _Adaptive(ServerOptimizer):
     """lr: server learning rate. beta_1, beta_2: of the moments. tau: how adaptive. bias: "fedopt" or "flower"."""
 
-    lr: float = 0.01
-    beta_1: float = 0.9
-    beta_2: float = 0.99
-    tau: float = 0.001
+    lr: Positive = 0.01
+    beta_1: Fraction = 0.9
+    beta_2: Fraction = 0.99
+    tau: Positive = 0.001
     bias: Literal["fedopt", "flower"] = "fedopt"
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"lr": (0.001, 0.03, 0.1)}
 
@@ -96,7 +97,7 @@ class FedAdagrad(_Adaptive):
     """Adagrad on the server (Reddi et al., 2021). lr: server learning rate. beta_1: of the first moment (0 in the paper). tau: how
     adaptive. bias: "fedopt" or "flower"."""
 
-    beta_1: float = 0.0
+    beta_1: Fraction = 0.0
 
     def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         return v + square

@@ -15,17 +15,27 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     file = Path(path)
     if not file.is_file():
         raise FileNotFoundError(f"no weights at {file}")
-    if file.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        weights: dict[str, Tensor] = load_file(file)
-        return weights
-    found: Any = torch.load(file, map_location="cpu", weights_only=True)
+    found = _load(file)
     for key in ("params_ema", "params", "state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
             break
+    if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
+        raise ValueError(f"{file} holds no weights: named arrays are needed")
     return {n.removeprefix("module."): t for n, t in found.items()}
+
+
+def _load(file: Path) -> Any:
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(file)
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as e:  # of a file that is something else, torch's reader stumbles over whatever comes first
+        raise ValueError(f"{file} cannot be read as weights: it is damaged, or no file of arrays by safetensors or torch") from e
 
 
 def load_weights(model: nn.Module, path: str | Path) -> nn.Module:

@@ -18,10 +18,11 @@ from fedlens.client import Batch, Data, Output
 from fedlens.data.frames import Frames
 from fedlens.data.video_set import Search, VideoSet
 from fedlens.federation import Federation
-from fedlens.models.video import SplitNet, backbone, load_backbone, map_shape
+from fedlens.limits import Count, Fraction
+from fedlens.models.video import SplitNet, backbone, map_shape
 from fedlens.pictures import Picture
 from fedlens.tasks.task import LearningTask, in_batches
-from fedlens.tasks.video_ssl import admit, clip_batches, cut, middle
+from fedlens.tasks.video_ssl import admit, clip_batches, cut, load_init, middle
 
 SHOWN = 12
 
@@ -53,12 +54,12 @@ class ActionRecognition(LearningTask):
     backbone: str = "r3d18"
     init: str | None = None
     probe: bool = False
-    frames: int = 16
-    stride: int = 2
-    size: int = 112
-    dropout: float = 0.5
-    clips: int = 10
-    evaluation_batch: int = 32
+    frames: Count = 16
+    stride: Count = 2
+    size: Count = 112
+    dropout: Fraction = 0.5
+    clips: Count = 10
+    evaluation_batch: Count = 32
 
     def __post_init__(self) -> None:
         if self.classes < 2:
@@ -73,8 +74,10 @@ class ActionRecognition(LearningTask):
         last = nn.Linear(map_shape(body, self.frames, self.size)[0], self.classes)
         nn.init.normal_(last.weight, std=0.001)
         nn.init.zeros_(last.bias)
-        net = (Frozen if self.probe else SplitNet)(body, nn.Sequential(nn.Dropout(self.dropout), last))
-        return load_backbone(net, self.init) if self.init else net
+        return (Frozen if self.probe else SplitNet)(body, nn.Sequential(nn.Dropout(self.dropout), last))
+
+    def load_init(self, model: nn.Module) -> None:
+        load_init(model, self.init)
 
     def fits(self, facts: Mapping[str, Any]) -> None:
         if (held := len(facts.get("classes", ()))) > self.classes:

@@ -14,9 +14,10 @@ from torch.nn import functional as F
 
 from fedlens.client import Batch, Data, Output
 from fedlens.federation import Federation
+from fedlens.limits import Count, Natural, Positive, Share
 from fedlens.models.classification import Norm, Stem, classifier
 from fedlens.pictures import Picture
-from fedlens.tasks.task import LearningTask, in_batches
+from fedlens.tasks.task import LearningTask, check_options, in_batches
 
 SHOWN = 24  # images on the sheet
 LISTED = 20  # up to this many classes, each one's accuracy is a metric of its own
@@ -26,23 +27,25 @@ class Classification(LearningTask):
     """model: cnn, niid, resnet8, resnet18 or timm:NAME. classes, channels, size: of the images. stem: resnet18's first layers.
     norm: batch or group normalisation in the resnets. mean, std: of the pixels in [0, 1], one number or one per channel. smoothing: of
     the labels. evaluation_batch: images at a time. names: of the classes, for `apply`, where the data does not name them. projection: width
-    of a projection in front of the head (MOON's paper has 256); 0 is none."""
+    of a projection in front of the head (MOON's paper has 256); 0 is none. init: weights to start from."""
 
     def __init__(
         self,
         model: str = "cnn",
         classes: int = 10,
-        channels: int = 3,
-        size: int = 32,
+        channels: Count = 3,
+        size: Count = 32,
         stem: Stem = "cifar",
         norm: Norm = "batch",
         mean: tuple[float, ...] = (0.5,),
-        std: tuple[float, ...] = (0.25,),
-        smoothing: float = 0.0,
-        evaluation_batch: int = 250,
+        std: tuple[Positive, ...] = (0.25,),
+        smoothing: Share = 0.0,
+        evaluation_batch: Count = 250,
         names: tuple[str, ...] = (),
-        projection: int = 0,
+        projection: Natural = 0,
+        init: str | None = None,
     ) -> None:
+        self.init = init
         if classes < 2:
             raise ValueError(f"classification needs at least two classes, not {classes}")
         if names and len(names) != classes:
@@ -95,6 +98,7 @@ class Classification(LearningTask):
         from fedlens.data.labelled import images_in, load_image
         from fedlens.models.weights import load_weights
 
+        check_options(self, options)
         files = [source] if source.is_file() else images_in(source) if source.is_dir() else []
         if not files:
             raise ValueError(f"no image at {source}")
@@ -103,16 +107,18 @@ class Classification(LearningTask):
         for path in files:
             try:
                 image = load_image(path, self.size, "L" if self.channels == 1 else "RGB").float()[None] / 255
-            except (OSError, ValueError, SyntaxError):
-                unread.append(path.name)
+            except (OSError, ValueError, SyntaxError) as e:
+                unread.append((path.name, str(e)))
                 continue
             with torch.no_grad():
                 share, label = model(image).softmax(1)[0].max(0)
             rows.append((path.name if source.is_file() else path.relative_to(source).as_posix(), names[int(label)], f"{float(share):.4f}"))
+        if not rows:
+            raise ValueError(f"none of the {len(files)} images at {source} can be read ({': '.join(unread[0])})")
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("w", newline="") as f:
             csv.writer(f).writerows([("file", "label", "confidence"), *rows])
-        left = f", {len(unread)} could not be read ({unread[0]})" if unread else ""
+        left = f", {len(unread)} could not be read ({unread[0][0]})" if unread else ""
         return f"{len(rows)} images classified{left}; labels are in {target}"
 
     def _confusion(self, result: nn.Module, data: Data) -> tuple[float, Tensor]:

@@ -32,6 +32,7 @@ from torch.nn import functional as F
 
 from fedlens.client import Batch, Output
 from fedlens.data.frames import Frames
+from fedlens.limits import Count, NotNegative
 from fedlens.models.video import SplitNet
 from fedlens.pictures import Picture
 from fedlens.tasks.task import Adapt
@@ -70,11 +71,11 @@ class CtP(VideoSSL):
     video pretext task: backbone (r3d18, r2plus1d18, r3d10, r3d10s, module:Class), frames and size of a clip, clips per video in
     retrieval, majority, init."""
 
-    patches: int = 3
-    stride: int = 5
-    jitter: float = 0.18
-    speed: float = SPEED
-    growth: float = GROWTH
+    patches: Count = 3
+    stride: Count = 5
+    jitter: NotNegative = 0.18
+    speed: NotNegative = SPEED
+    growth: NotNegative = GROWTH
 
     last_stride = 1
 

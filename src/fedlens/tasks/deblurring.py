@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedlens.algorithms.feddeblur import restored
 from fedlens.federation import Federation
+from fedlens.limits import Natural
 from fedlens.message import Message
 from fedlens.metrics.image import psnr, ssim
 from fedlens.observation import Observation, inside
@@ -24,7 +25,7 @@ from fedlens.tasks.task import Task
 class Deblurring(Task):
     """shown: how many scenes the report shows."""
 
-    shown: int = 3
+    shown: Natural = 3
 
     def evaluate(self, result: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> dict[str, float]:
         """`data` holds the sharp scenes, by name."""

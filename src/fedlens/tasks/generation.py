@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from fedlens.client import Batch, Data, Output, generator
 from fedlens.federation import Federation
+from fedlens.limits import Count, Share
 from fedlens.models.diffusion import STEPS, Denoiser, schedule
 from fedlens.pictures import Picture
 from fedlens.tasks.task import Adapt, LearningTask, in_batches
@@ -22,23 +23,25 @@ from fedlens.tasks.task import Adapt, LearningTask, in_batches
 
 class Generation(LearningTask):
     """classes, channels, size: of the images. patch, widths, layers, attention, average: of the network (see models/diffusion.py). hide:
-    share of training images whose class is hidden. steps, guidance: of the sampler that draws the pictures."""
+    share of training images whose class is hidden. steps, guidance: of the sampler that draws the pictures. init: weights to start from."""
 
     def __init__(
         self,
         classes: int = 10,
-        channels: int = 3,
-        size: int = 32,
-        patch: int = 2,
-        widths: tuple[int, ...] = (32, 64, 96),
-        layers: int = 1,
+        channels: Count = 3,
+        size: Count = 32,
+        patch: Count = 2,
+        widths: tuple[Count, ...] = (32, 64, 96),
+        layers: Count = 1,
         attention: bool = True,
-        average: float = 0.999,
-        hide: float = 0.1,
-        steps: int = 20,
+        average: Share = 0.999,
+        hide: Share = 0.1,
+        steps: Count = 20,
         guidance: float = 1.5,
         seed: int = 0,
+        init: str | None = None,
     ) -> None:
+        self.init = init
         if classes < 1:
             raise ValueError(f"a generator needs at least one class, not {classes}")
         self.classes, self.channels, self.size, self.hide = classes, channels, size, hide

@@ -21,12 +21,13 @@ from torch.nn import functional as F
 from fedlens.client import Batch, Output
 from fedlens.data.people import MEAN, SKELETONS, STD, Array, How, People, Person, Size, Skeleton, fit, read_image, transform
 from fedlens.federation import Federation
+from fedlens.limits import Count, Fraction, Natural, Positive
 from fedlens.metrics.pose import coco_ap, pck, pckh
 from fedlens.models.vitpose import SIZES, SimpleBaseline, ViTPose
 from fedlens.models.weights import load_weights
 from fedlens.pictures import Picture
 from fedlens.tasks.heatmaps import decode, draw_targets
-from fedlens.tasks.task import LearningTask, in_batches
+from fedlens.tasks.task import LearningTask, check_options, in_batches
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
@@ -36,25 +37,27 @@ class Pose(LearningTask):
     """joints: the skeleton, which also decides the metric (mpii: PCKh, lsp: PCK@0.2, coco: AP). network: vit-nano, vit-tiny, vit-small,
     vitpose-s, vitpose-b or resnet-18 ... resnet-152. patch, positions, size, drop_path: see ViTPose. stages: see SimpleBaseline. sizes:
     resolutions (height, width) to evaluate at; the data's own if none. capture, how: test images have only this resolution and are
-    interpolated to each of `sizes`, in each of these ways. embed: how many people to show in an embedding of the features."""
+    interpolated to each of `sizes`, in each of these ways. embed: how many people to show in an embedding of the features. init:
+    weights to start from, such as a public checkpoint."""
 
     joints: Literal["mpii", "lsp", "coco"] = "lsp"
     network: str = "vit-tiny"
-    patch: int = 4
+    patch: Count = 4
     positions: Literal["conv", "absolute"] = "conv"
     size: tuple[int, int] = (64, 48)
-    drop_path: float = 0.0
-    stages: int = 4
+    drop_path: Fraction = 0.0
+    stages: Count = 4
     targets: Literal["udp", "msra"] = "udp"
-    sigma: float = 2.0
+    sigma: Positive = 2.0
     scaled_sigma: bool = True
     decode: Literal["argmax", "quarter", "dark"] = "dark"
     flip_test: bool = True
     sizes: tuple[tuple[int, int], ...] = ()
     capture: tuple[int, int] | None = None
     how: tuple[Literal["bilinear", "area", "bicubic"], ...] = ("bilinear",)
-    test_batch: int = 64
-    embed: int = 0
+    test_batch: Count = 64
+    embed: Natural = 0
+    init: str | None = None
 
     def __post_init__(self) -> None:
         if self.network not in SIZES and not self.network.startswith("resnet-"):
@@ -194,6 +197,7 @@ class Pose(LearningTask):
         """Joints of every image of a file or folder: keypoints.json (as COCO) and drawn overlays. Options: size (HxW; default the
         highest evaluated), boxes (a COCO-style JSON list or annotation file; without it a person is taken to fill its image), capture
         (HxW: pretend the camera has only this) and how (bilinear, area, bicubic)."""
+        check_options(self, options, "size", "boxes", "capture", "how")
         plan = _Plan(self, **options)
         files = list_images(source)
         people, names = plan.people(files, source if source.is_dir() else source.parent)
@@ -268,9 +272,7 @@ def save_png(image: Tensor, path: Path) -> None:
 class _Plan:
     """The options of `apply`, read and checked."""
 
-    def __init__(self, task: Pose, size: Any = None, boxes: Any = None, capture: Any = None, how: How = "bicubic", **unknown: Any) -> None:
-        if unknown:
-            raise ValueError(f"Pose knows no option {min(unknown)!r}: there are size, boxes, capture and how")
+    def __init__(self, task: Pose, size: Any = None, boxes: Any = None, capture: Any = None, how: How = "bicubic") -> None:
         if how not in ("bilinear", "area", "bicubic"):
             raise ValueError(f"how is bilinear, area or bicubic, not {how!r}")
         self.size = parse_size(size) if size else max(task.sizes, default=task.size)

@@ -37,8 +37,6 @@ def search_folder(
     net: Any, frames: int, size: int, source: Path, target: Path, *, weights: Path, clips: int, options: Mapping[str, Any]
 ) -> str:
     """Every video of `source` asks, those of `gallery` (default: the other ones of `source`) answer. Options: gallery, k, clips."""
-    if unknown := sorted(options.keys() - {"gallery", "k", "clips"}):
-        raise ValueError(f"retrieval has no option {unknown[0]!r}: gallery, k and clips are known")
     k, clips = (whole(name, options.get(name, usual)) for name, usual in (("k", 5), ("clips", clips)))
     place = Path(str(options["gallery"])).expanduser() if options.get("gallery") else None
     target.mkdir(parents=True, exist_ok=True)

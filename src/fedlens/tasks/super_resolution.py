@@ -23,9 +23,10 @@ from fedlens.client import Batch, Output
 from fedlens.data.degrade import enlarge, resized
 from fedlens.federation import Federation
 from fedlens.lazy import named
+from fedlens.limits import Natural, Positive
 from fedlens.metrics.frames import Channel, frame_psnr, frame_ssim, temporal_gap
 from fedlens.pictures import Picture
-from fedlens.tasks.task import Adapt, LearningTask
+from fedlens.tasks.task import Adapt, LearningTask, check_options
 
 NAMES = {"light": "LightVSR", "bidirectional": "BidirectionalVSR"}
 METRICS = ("psnr", "ssim", "psnr_y", "ssim_y", "temporal", "lpips", "vmaf")
@@ -39,7 +40,8 @@ def charbonnier(prediction: Tensor, target: Tensor, eps: float = 1e-9) -> Tensor
 class SuperResolution(LearningTask):
     """model: see above; options: its constructor arguments besides the scale. metrics: some of psnr, ssim (RGB), psnr_y, ssim_y (luma),
     temporal, lpips, vmaf. border: pixels not looked at. eps: Charbonnier's. lpips_weights: folder with local weight files. tile, margin:
-    low-resolution pixels of a piece and of its context; window, overlap: frames of a piece and of the context before and after."""
+    low-resolution pixels of a piece and of its context; window, overlap: frames of a piece and of the context before and after.
+    init: weights to start from, such as an official checkpoint."""
 
     def __init__(
         self,
@@ -47,14 +49,16 @@ class SuperResolution(LearningTask):
         scale: int = 4,
         options: dict[str, Any] | None = None,
         metrics: Sequence[str] = ("psnr", "ssim"),
-        border: int = 0,
-        eps: float = 1e-9,
+        border: Natural = 0,
+        eps: Positive = 1e-9,
         lpips_weights: str | None = None,
         tile: int = 256,
         margin: int = 16,
         window: int = 16,
         overlap: int = 4,
+        init: str | None = None,
     ) -> None:
+        self.init = init
         if scale not in (1, 2, 3, 4):
             raise ValueError(f"the scale is 2, 3 or 4, not {scale}")
         if unknown := sorted(set(metrics) - set(METRICS)):
@@ -158,20 +162,15 @@ class SuperResolution(LearningTask):
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
         """Enlarge a video file or a folder of frames. Sound is kept. Options: quality (0-51, less is better, default 16), device."""
+        from fedlens.algorithms.fedavg import find_device
         from fedlens.data.video import open_frames
         from fedlens.models.weights import load_weights
 
-        known = {"quality", "device", "progress"}
-        if unknown := sorted(options.keys() - known):
-            raise ValueError(f"apply has no option {unknown[0]!r}: {', '.join(sorted(known))} are known")
+        check_options(self, options, "quality", "device", "progress")
         quality, device = options.get("quality", 16), options.get("device", "cpu")
         if quality not in range(52):
             raise ValueError(f"quality is a whole number from 0 (best) to 51 (smallest file), not {quality}")
-        model = load_weights(self.build(), folder / "model.safetensors").eval()
-        try:
-            model.to(device)
-        except (RuntimeError, AssertionError) as e:
-            raise ValueError(f"device={device} cannot be used here: {str(e).splitlines()[0]}") from e
+        model = load_weights(self.build(), folder / "model.safetensors").eval().to(find_device(str(device)))
         return upscale(model, open_frames(source), target, self.tiles, quality, options.get("progress", True))
 
 

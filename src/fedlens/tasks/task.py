@@ -42,16 +42,33 @@ class Task(ABC):
         raise ValueError(f"{type(self).__name__} has nothing to apply to a file")
 
 
+def check_options(task: Task, options: Mapping[str, Any], *known: str) -> None:
+    """Refuse an option of `apply` that a task does not have."""
+    if unknown := sorted(options.keys() - set(known)):
+        there = f": there {'is' if len(known) == 1 else 'are'} {', '.join(known)}" if known else ""
+        raise ValueError(f"{type(task).__name__} has no option {unknown[0]!r}{there}")
+
+
 class LearningTask(Task):
     """A task with a model and a loss: what FedAvg and its layers train.
 
-    multiple: the sides of an input must be multiples of this, because the model says so (a patch, a stride)."""
+    init: a file of weights to start from, for a task whose constructor takes one. multiple: the sides of an input must be multiples of
+    this, because the model says so (a patch, a stride)."""
 
+    init: str | None = None
     multiple: int = 1
 
     @abstractmethod
     def model(self) -> nn.Module:
         """A fresh network; the caller has seeded torch."""
+
+    def load_init(self, model: nn.Module) -> None:
+        """Fill a fresh network with the weights of `init`. Not in `model`: a worker, a site or `apply` gets its weights anyway, and the
+        file need not be there."""
+        if self.init:
+            from fedlens.models.weights import load_weights
+
+            load_weights(model, self.init)
 
     def forward(self, model: nn.Module, batch: Batch, adapt: Adapt | None = None) -> Output:
         """Prediction, and the features in front of the head where the model is split into `features(x)` and `head`."""

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from fedlens.client import Batch, Output
 from fedlens.data.frames import Frames
+from fedlens.limits import Fraction, Natural
 from fedlens.models.video import SplitNet
 from fedlens.pictures import Picture
 from fedlens.tasks.task import Adapt
@@ -48,8 +49,8 @@ class VCOP(VideoSSL):
     """gap: frames between two clips. dropout: before the last layer. The rest as in every video pretext task: backbone (r3d18,
     r2plus1d18, r3d10, r3d10s, module:Class), frames and size of a clip, clips per video in retrieval, majority, init."""
 
-    gap: int = 8
-    dropout: float = 0.5
+    gap: Natural = 8
+    dropout: Fraction = 0.5
 
     @property
     def least(self) -> int:

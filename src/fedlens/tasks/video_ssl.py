@@ -27,10 +27,11 @@ from fedlens.data.frames import Frames
 from fedlens.data.source import DataError
 from fedlens.data.video_set import Search, VideoSet
 from fedlens.federation import Federation
+from fedlens.limits import Count
 from fedlens.metrics.retrieval import KS, nearest, recall, vote
 from fedlens.models.video import SplitNet, backbone, load_backbone, map_shape
 from fedlens.pictures import Picture
-from fedlens.tasks.task import LearningTask, in_batches
+from fedlens.tasks.task import LearningTask, check_options, in_batches
 
 ZOOMS = (1.0, 7 / 8, 7 / 9)  # short sides of 112, 128 and 144 for a crop of 112: the share of the frame that a crop sees
 SHOWN, NEAR = 5, 7  # queries on the contact sheet, and what was found for each: eight fill a row of the report
@@ -90,6 +91,13 @@ def admit(federation: Federation, task: Any, least: int) -> Federation:
     return Federation(holdings, held_out, federation.test, facts)
 
 
+def load_init(model: nn.Module, path: str | None) -> None:
+    """Of a saved model the backbone alone: what its head was for need not be what this one is for."""
+    if path:
+        assert isinstance(model, SplitNet)
+        load_backbone(model, path)
+
+
 def skip(e: DataError) -> None:
     """Of a file that looked sound when it was opened: it is named, and all goes on without it. The federation's facts were written down
     before and do not count it."""
@@ -139,7 +147,7 @@ class VideoSSL(LearningTask):
     clips: int = 10
     majority: bool = False
     init: str | None = None
-    evaluation_batch: int = 64
+    evaluation_batch: Count = 64
 
     last_stride = 2
 
@@ -167,8 +175,10 @@ class VideoSSL(LearningTask):
 
     def model(self) -> nn.Module:
         body = backbone(self.backbone, self.last_stride)
-        net = SplitNet(body, self.head(map_shape(body, self.frames, self.size)))
-        return load_backbone(net, self.init) if self.init else net
+        return SplitNet(body, self.head(map_shape(body, self.frames, self.size)))
+
+    def load_init(self, model: nn.Module) -> None:
+        load_init(model, self.init)
 
     def admit(self, federation: Federation) -> Federation:
         return admit(federation, self, self.least)
@@ -220,6 +230,7 @@ class VideoSSL(LearningTask):
         """Find, for every video of a file or folder, the most similar ones: see `fedlens.tasks.search`. Options: gallery, k, clips."""
         from fedlens.tasks.search import search_folder
 
+        check_options(self, options, "gallery", "k", "clips")
         net = self.model()
         assert isinstance(net, SplitNet)
         load_backbone(net, str(folder / "model.safetensors"))

@@ -1,0 +1,14 @@
+"""Numbers an argument can take, said where it is declared: `lr: Positive = 0.1`. `values.convert` refuses others in one sentence."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le, Lt
+
+Count = Annotated[int, Ge(1)]
+Natural = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+Fraction = Annotated[float, Ge(0), Lt(1)]  # never the whole
