@@ -85,6 +85,38 @@ def test_avi_counts_ticks(film: Path, tmp_path: Path) -> None:
         FileFrames(tmp_path / "short.avi")
 
 
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("film.mpg", ("-c:v", "mpeg1video")),
+        ("film2.mpg", ("-c:v", "mpeg2video", "-bf", "2")),
+        ("film.ts", ("-c:v", "mpeg2video")),
+        ("one_key.ts", ("-c:v", "libx264")),
+        ("film.mkv", ("-c:v", "libx264", "-g", "8")),
+        ("open.mp4", ("-c:v", "libx264", "-x264-params", "open-gop=1:keyint=8:bframes=3")),
+        ("hidden.webm", ("-c:v", "libvpx", "-auto-alt-ref", "1", "-lag-in-frames", "16")),
+    ],
+)
+def test_a_window_is_what_decoding_from_the_start_gives(film: Path, tmp_path: Path, name: str, how: tuple[str, ...]) -> None:
+    """Twice the film, 80 frames: seeks in .mpg and .ts land late, or with other times than those of the listing."""
+    path = converted(film, tmp_path / name, *how, before=("-stream_loop", "1"))
+    whole = FileFrames(path).read(0, 80)
+    levels = whole[:, :, 40:].float().mean((1, 2, 3))
+    np.testing.assert_allclose(levels.numpy(), np.tile(5 * np.arange(40), 2), atol=6)
+    frames = FileFrames(path)
+    for low in [*np.random.default_rng(0).integers(0, 72, 30).tolist(), 44, 12, 0]:
+        assert torch.equal(frames.read(low, low + 8), whole[low : low + 8]), low
+
+
+def test_reading_on_opens_the_file_once(film: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames, opened = FileFrames(converted(film, tmp_path / "film.mpg")), []
+    reel = frames._reel
+    monkeypatch.setattr(frames, "_reel", lambda low: opened.append(low) or reel(low))
+    for low in range(0, 40, 8):
+        frames.read(low, low + 8)
+    assert opened == [0]
+
+
 def test_sizes_after_shrinking() -> None:
     assert [reduced((240, 320), 120), reduced((320, 240), 120), reduced((100, 200), 120), reduced((240, 320), None)] == [
         (120, 160), (160, 120), (100, 200), (240, 320),
