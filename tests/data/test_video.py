@@ -15,7 +15,7 @@ from fedlens.data.frames import Frames
 from fedlens.data.source import DataError
 from fedlens.data.video import FileFrames, find_clips, open_frames, reduced
 
-pytest.importorskip("av")
+av = pytest.importorskip("av")
 
 
 def test_written_file_is_read_back_frame_by_frame(film: Path) -> None:
@@ -115,6 +115,20 @@ def test_reading_on_opens_the_file_once(film: Path, tmp_path: Path, monkeypatch:
     for low in range(0, 40, 8):
         frames.read(low, low + 8)
     assert opened == [0]
+
+
+@pytest.mark.parametrize(("height", "matrix"), [(720, "bt709"), (718, "smpte170m")])
+@pytest.mark.parametrize("scale", ["tv", "pc"])
+def test_colours_that_the_file_does_not_tell(tmp_path: Path, height: int, matrix: str, scale: str) -> None:
+    """HD is BT.709 and what is smaller is BT.601, as players take it; also when frames are shrunk as they are read."""
+    save(tmp_path / "flat", [np.full((height, 64, 3), (192, 32, 64), np.uint8)])
+    filters = f"scale=out_color_matrix={matrix}:out_range={scale},format=yuv420p,setparams=colorspace=unknown"
+    path = converted(tmp_path / "flat" / "f0.png", tmp_path / "flat.mp4", "-vf", filters, "-color_range", scale, "-crf", "4")
+    with av.open(str(path)) as container:
+        assert next(container.decode(video=0)).colorspace == 2
+    for side in (None, 32):
+        pixel = FileFrames(path, side).read(0, 1)[0, :, 16, 16]
+        np.testing.assert_allclose(pixel.numpy(), [192, 32, 64], atol=3)
 
 
 def test_sizes_after_shrinking() -> None:

@@ -19,6 +19,8 @@ from fedlens.data.source import DataError
 
 VIDEOS = {".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg", ".y4m"}
 SPARE = 2  # frames in a row that may have no picture
+HD = 720  # from this height on, players take colours of which the file says nothing for BT.709
+UNTOLD = 2  # ffmpeg's number for colours of which the file says nothing
 LATE = 0.5  # seconds that a file without a count of frames may end before its header says
 FORKED: list[Any] = []  # open files of a parent process: closing them would wait for threads that a fork leaves behind
 os.register_at_fork(after_in_child=gc.freeze)  # nor may the child collect those that the parent had already dropped
@@ -93,7 +95,8 @@ class FileFrames(Frames):
         try:
             for frame in self._from(low, high - low):
                 height, width = self.whole
-                out[got] = np.rot90(shape.reformat(frame, width, height, "rgb24", interpolation="AREA").to_ndarray(), self.turns)
+                picture = shape.reformat(frame, width, height, "rgb24", src_colorspace=colours(frame), interpolation="AREA")
+                out[got] = np.rot90(picture.to_ndarray(), self.turns)
                 got += 1
         except av.FFmpegError as e:
             raise DataError(f"{self.path} cannot be decoded after frame {low + got} ({e.strerror or e}); it may be truncated") from e
@@ -212,6 +215,11 @@ def stamps(container: Any, stream: Any) -> tuple[list[Any], float]:
         if packet.stream.index == stream.index and packet.size and not packet.is_discard:
             times.append(packet.pts if packet.pts is not None else packet.dts)
     return times, end - (container.start_time or 0) / 1e6
+
+
+def colours(frame: Any) -> str | None:
+    """What the numbers of a frame mean, where it does not say so itself: ffmpeg would take BT.601 at any size."""
+    return "ITU709" if frame.colorspace == UNTOLD and frame.height >= HD and not frame.format.is_rgb else None
 
 
 def quarter_turns(av: Any, path: Path) -> int:
