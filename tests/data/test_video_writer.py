@@ -64,3 +64,20 @@ def test_names_that_cannot_be_written(tmp_path: Path, name: str) -> None:
         writer(tmp_path / name, frames, frames.size),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("codec", "source", "target"), [("pcm_s16le", "a.avi", "b.mp4"), ("aac", "a.ts", "b.avi"), ("mp2", "a.mpg", "b.m4v")]
+)
+def test_sound_that_the_file_cannot_hold(film: Path, tmp_path: Path, codec: str, source: str, target: str) -> None:
+    """Refused before the first frame is made, although the muxer would notice at the last; Matroska takes it."""
+    tone = ("-f", "lavfi", "-t", "1.6", "-i", "sine", "-ac", "2", "-ar", "44100", "-c:a", codec)
+    frames = FileFrames(converted(film, tmp_path / source, *tone))
+    refused = pytest.raises(DataError, match=rf"{codec} sound of .*{source} cannot go into this kind of file: end the name in \.mkv")
+    with refused, writer(tmp_path / target, frames, frames.size):
+        pytest.fail("frames would be made")
+    assert {p.name for p in tmp_path.iterdir()} == {source}
+    with writer(tmp_path / "b.mkv", frames, frames.size) as write:
+        write(frames.read(0, len(frames)))
+    with av.open(str(tmp_path / "b.mkv")) as container:
+        assert container.streams.audio[0].codec_context.name.startswith(codec[:3])

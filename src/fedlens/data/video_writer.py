@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -106,17 +108,29 @@ def _file_writer(path: Path, like: Frames, size: tuple[int, int], quality: int) 
                 sound.close()
 
 
+def _try_sound(path: Path, kind: str) -> None:
+    """Some pairs of sound and file fail only when the file is closed, which is after all the work: so one packet goes first, alone."""
+    av = load_av()
+    with av.open(str(path), metadata_errors="ignore") as source:
+        track = source.streams.audio[0]
+        try:
+            with av.open(io.BytesIO(), "w", format=kind) as out:
+                copied = out.add_stream_from_template(track)
+                for packet in islice((p for p in source.demux(track) if p.dts is not None), 1):
+                    packet.stream = copied
+                    out.mux(packet)
+        except (ValueError, av.FFmpegError) as e:
+            raise DataError(f"{track.codec_context.name} sound of {path} cannot go into this kind of file: end the name in .mkv") from e
+
+
 class _Sound:
     """The sound track of a file, packet by packet into another one, unchanged."""
 
     def __init__(self, out: Any, path: Path) -> None:
+        _try_sound(path, out.format.name)
         self.source = load_av().open(str(path), metadata_errors="ignore")
         track = self.source.streams.audio[0]
-        try:
-            self.copied = out.add_stream_from_template(track)
-        except ValueError as e:
-            self.close()
-            raise DataError(f"{track.codec_context.name} sound of {path} cannot go into this kind of file: end the name in .mkv") from e
+        self.copied = out.add_stream_from_template(track)
         self.packets = (p for p in self.source.demux(track) if p.dts is not None)
         self.next = next(self.packets, None)
 
