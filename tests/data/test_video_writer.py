@@ -13,6 +13,7 @@ from fedlens.data.video import FileFrames, open_frames
 from fedlens.data.video_writer import writer
 
 av = pytest.importorskip("av")
+PictureType = pytest.importorskip("av.video.frame").PictureType
 
 
 def test_an_upright_telephone(film: Path, tmp_path: Path) -> None:
@@ -42,6 +43,26 @@ def test_a_copy_keeps_an_uneven_pace(film: Path, tmp_path: Path) -> None:
     copy = FileFrames(tmp_path / "copy.mp4")
     expected = [*range(10), *range(20, 60, 2)]
     assert [round(float(t * f.base * 25), 2) for f in (frames, copy) for t in f.times] == expected * 2
+    refused = pytest.raises(
+        DataError, match=r"uneven\.mp4 come at an uneven pace, which an \.avi cannot keep: end the name in \.mkv or \.mp4"
+    )
+    with refused, writer(tmp_path / "copy.avi", frames, frames.size):
+        pytest.fail("frames would be made")
+    assert not list(tmp_path.glob("*.avi"))
+
+
+@pytest.mark.parametrize("rate", ["25", "30000/1001"])
+@pytest.mark.parametrize("source", ["film.mkv", "film.mp4", "film.ts", "film.avi"])
+def test_avi_holds_frames_in_the_order_in_which_they_are_shown(film: Path, tmp_path: Path, source: str, rate: str) -> None:
+    """The times of Matroska are rounded to milliseconds: that is no uneven pace."""
+    frames = FileFrames(converted(film, tmp_path / source, before=("-r", rate)))
+    with writer(tmp_path / "copy.avi", frames, frames.size) as write:
+        write(frames.read(0, 40))
+    copy = FileFrames(tmp_path / "copy.avi")
+    assert len(copy) == 40 and float(copy.rate or 0) == pytest.approx(float(Fraction(rate)), rel=1e-3)
+    assert (copy.read(0, 40).float() - frames.read(0, 40).float()).abs().mean() < 3
+    with av.open(str(tmp_path / "copy.avi")) as container:
+        assert PictureType.B not in {frame.pict_type for frame in container.decode(video=0)}
 
 
 def test_colours_are_told_with_the_file(tmp_path: Path) -> None:

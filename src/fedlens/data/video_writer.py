@@ -64,22 +64,35 @@ def _save_picture(frame: Tensor, path: Path) -> None:
     Image.fromarray(frame.permute(1, 2, 0).contiguous().numpy()).save(path)
 
 
+def _even(film: FileFrames) -> bool:
+    """Whether a constant rate shows every frame within half a frame of its time. The times of an AVI say nothing."""
+    if film.counted or not film.rate:
+        return True
+    ticks = float(1 / (film.rate * film.base))
+    return all(abs(time - film.times[0] - k * ticks) <= ticks / 2 for k, time in enumerate(film.times))
+
+
 @contextmanager
 def _file_writer(path: Path, like: Frames, size: tuple[int, int], quality: int) -> Iterator[Write]:
     av = load_av()
     height, width = size
     film = like if isinstance(like, FileFrames) else None
+    avi = path.suffix.lower() == ".avi"  # has a rate, but no times
+    if avi and film and not _even(film):
+        raise DataError(f"the frames of {film.path} come at an uneven pace, which an .avi cannot keep: end the name in .mkv or .mp4")
     with av.open(str(path), "w") as out:
         stream = out.add_stream("libx264", rate=like.rate or Fraction(25))
         # 4:2:0 needs even sides; x3 of an odd clip has odd ones and keeps full chroma instead.
         stream.pix_fmt = "yuv420p" if height % 2 == 0 and width % 2 == 0 else "yuv444p"
         stream.height, stream.width = height, width
         stream.options = {"crf": str(quality), "preset": "medium"}
+        if avi:
+            stream.codec_context.max_b_frames = 0  # they are stored out of order, and it takes times to put them back
         stream.codec_context.colorspace = BT709  # written down: players guess it from the size, and the size has changed
         if film:
             stream.codec_context.sample_aspect_ratio = film.aspect
-        # Every frame at its own time, because telephones film at an uneven pace; an AVI has no times.
-        timed = film if film and not film.counted and path.suffix.lower() != ".avi" else None
+        # Every frame at its own time, because telephones film at an uneven pace.
+        timed = film if film and not film.counted and not avi else None
         if timed:
             stream.codec_context.time_base = timed.base
         sound = _Sound(out, film.path) if film and film.sound else None
