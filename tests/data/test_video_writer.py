@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from films import converted, ramp
+from PIL import Image
 
-from fedlens.data.frames import ArrayFrames, FolderFrames
+from fedlens.data.frames import ArrayFrames, FolderFrames, read_picture
 from fedlens.data.source import DataError
 from fedlens.data.video import FileFrames, open_frames
 from fedlens.data.video_writer import writer
@@ -102,3 +103,23 @@ def test_sound_that_the_file_cannot_hold(film: Path, tmp_path: Path, codec: str,
         write(frames.read(0, len(frames)))
     with av.open(str(tmp_path / "b.mkv")) as container:
         assert container.streams.audio[0].codec_context.name.startswith(codec[:3])
+
+
+@pytest.mark.parametrize(
+    ("names", "written"),
+    [
+        (["a.png", "b.bmp"], ["a.png", "b.png"]),
+        (["a.bmp", "a.png", "b.bmp"], ["a.bmp.png", "a.png", "b.png"]),
+        (["a.bmp", "a.bmp.png", "a.png"], ["a.bmp.png", "a.bmp.png.png", "a.png.png"]),
+    ],
+)
+def test_pictures_that_differ_in_their_suffix_alone(tmp_path: Path, names: list[str], written: list[str]) -> None:
+    (tmp_path / "in").mkdir()
+    for k, name in enumerate(names):
+        Image.new("RGB", (8, 8), (k, k, k)).save(tmp_path / "in" / name)
+    frames = FolderFrames(tmp_path / "in")
+    assert [f.name for f in frames.files] == names
+    with writer(tmp_path / "out", frames, frames.size) as write:
+        write(frames.read(0, len(names)))
+    assert sorted(f.name for f in (tmp_path / "out").iterdir()) == written
+    assert [read_picture(tmp_path / "out" / name)[0, 0, 0] for name in written] == list(range(len(names)))

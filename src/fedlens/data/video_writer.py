@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -48,7 +49,7 @@ def writer(target: Path, like: Frames, size: tuple[int, int], quality: int = 16)
 
 def _folder_writer(folder: Path, like: Frames) -> Write:
     folder.mkdir(parents=True, exist_ok=True)
-    names = [f.stem for f in like.files] if isinstance(like, FolderFrames) else [f"{k:08d}" for k in range(len(like))]
+    names = _distinct(like.files) if isinstance(like, FolderFrames) else [f"{k:08d}" for k in range(len(like))]
     left = iter(names)
 
     def write(part: Tensor) -> None:
@@ -56,6 +57,13 @@ def _folder_writer(folder: Path, like: Frames) -> Write:
             _save_picture(frame, folder / f"{next(left)}.png")
 
     return write
+
+
+def _distinct(files: list[Path]) -> list[str]:
+    """Names without suffix; where that would make a.png and a.jpg one, with it: a and a.jpg. Should that be taken too, all keep theirs."""
+    stems = Counter(f.stem for f in files)
+    names = [f.name if stems[f.stem] > 1 and f.suffix != ".png" else f.stem for f in files]
+    return names if len({*names}) == len(names) else [f.name for f in files]
 
 
 def _save_picture(frame: Tensor, path: Path) -> None:
