@@ -69,6 +69,11 @@ def test_truncated_file(film: Path, tmp_path: Path) -> None:
     (tmp_path / "half.mkv").write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     with pytest.raises(DataError, match=r"truncated: its header promises 1\.6 seconds, 0\.\d are there"):
         FileFrames(tmp_path / "half.mkv")
+    late = converted(film, tmp_path / "late.mkv", "-c", "copy", "-output_ts_offset", "3")  # as films cut from a broadcast may be
+    assert len(FileFrames(late)) == 40
+    (tmp_path / "half.mkv").write_bytes(late.read_bytes()[: late.stat().st_size // 2])
+    with pytest.raises(DataError, match=r"truncated: its header promises 4\.6 seconds, 3\.\d are there"):
+        FileFrames(tmp_path / "half.mkv")
     (tmp_path / "text.mp4").write_text("not a film")
     with pytest.raises(DataError, match=r"text\.mp4 cannot be read as a video"):
         open_frames(tmp_path / "text.mp4")

@@ -207,14 +207,16 @@ class _Reel:
 
 
 def stamps(container: Any, stream: Any) -> tuple[list[Any], float]:
-    """When each frame is shown, and how many seconds there are in all streams. Packets are let go at once: together they are the file."""
+    """When each frame is shown, and how many seconds there are in all streams. Packets are let go at once: together they are the file.
+    Matroska counts seconds from zero, the others from where the film begins."""
     times, end = [], 0.0
     for packet in container.demux():
         if packet.pts is not None:
             end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
         if packet.stream.index == stream.index and packet.size and not packet.is_discard:
             times.append(packet.pts if packet.pts is not None else packet.dts)
-    return times, end - (container.start_time or 0) / 1e6
+    began = 0 if "matroska" in container.format.name else container.start_time or 0
+    return times, end - began / 1e6
 
 
 def colours(frame: Any) -> str | None:
