@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from films import converted, save
 
 from fedlens.data.frames import Frames
 from fedlens.data.source import DataError
-from fedlens.data.video import FileFrames, find_clips, open_frames, reduced
+from fedlens.data.video import FileFrames, _Lost, _Reel, find_clips, open_frames, reduced
 
 av = pytest.importorskip("av")
 
@@ -111,6 +112,29 @@ def test_a_window_is_what_decoding_from_the_start_gives(film: Path, tmp_path: Pa
     frames = FileFrames(path)
     for low in [*np.random.default_rng(0).integers(0, 72, 30).tolist(), 44, 12, 0]:
         assert torch.equal(frames.read(low, low + 8), whole[low : low + 8]), low
+
+
+def _reel(times: list[int | None], place: int = 0) -> _Reel:
+    """A decoder that gives these times, of a file that lists 0, 10, ... 90."""
+    pictures = (SimpleNamespace(pts=t) for t in times)
+    return _Reel(Path("film.mkv"), None, pictures, range(0, 100, 10), place, counted=False)
+
+
+def test_packets_without_a_picture() -> None:
+    """The last frame stays on for two packets, not for three; what comes later is never shown in their place."""
+    two, three = _reel([0, 10, 40, 50]), _reel([0, 10, 50])
+    assert [two.frame(k).pts for k in range(6)] == [0, 10, 10, 10, 40, 50] and two.frame(6) is None
+    assert [three.frame(k).pts for k in range(4)] == [0, 10, 10, 10]
+    with pytest.raises(DataError, match="no picture for frame 4, though 10 frames are listed: it is damaged"):
+        three.frame(4)
+
+
+def test_a_seek_that_lands_late_or_where_nothing_has_a_time() -> None:
+    for times in ([30, 40], [None, None]):
+        with pytest.raises(_Lost):
+            _reel(times, place=2).frame(2)
+    from_start = _reel([None, None, None])
+    assert [from_start.frame(1), from_start.frame(2)] == [SimpleNamespace(pts=None)] * 2 and from_start.frame(3) is None
 
 
 def test_reading_on_opens_the_file_once(film: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
