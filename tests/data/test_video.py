@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from films import converted, save
 
 from fedlens.data.frames import Frames
 from fedlens.data.source import DataError
-from fedlens.data.video import FileFrames, find_clips, open_frames, reduced
+from fedlens.data.video import FileFrames, _Lost, _Reel, find_clips, open_frames, reduced
 
-pytest.importorskip("av")
+av = pytest.importorskip("av")
 
 
 def test_written_file_is_read_back_frame_by_frame(film: Path) -> None:
@@ -69,6 +70,11 @@ def test_truncated_file(film: Path, tmp_path: Path) -> None:
     (tmp_path / "half.mkv").write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     with pytest.raises(DataError, match=r"truncated: its header promises 1\.6 seconds, 0\.\d are there"):
         FileFrames(tmp_path / "half.mkv")
+    late = converted(film, tmp_path / "late.mkv", "-c", "copy", "-output_ts_offset", "3")  # as films cut from a broadcast may be
+    assert len(FileFrames(late)) == 40
+    (tmp_path / "half.mkv").write_bytes(late.read_bytes()[: late.stat().st_size // 2])
+    with pytest.raises(DataError, match=r"truncated: its header promises 4\.6 seconds, 3\.\d are there"):
+        FileFrames(tmp_path / "half.mkv")
     (tmp_path / "text.mp4").write_text("not a film")
     with pytest.raises(DataError, match=r"text\.mp4 cannot be read as a video"):
         open_frames(tmp_path / "text.mp4")
@@ -83,6 +89,75 @@ def test_avi_counts_ticks(film: Path, tmp_path: Path) -> None:
     (tmp_path / "short.avi").write_bytes(copied.path.read_bytes()[:-2000])
     with pytest.raises(DataError, match=r"truncated: its header promises 40 frames, \d+ are there"):
         FileFrames(tmp_path / "short.avi")
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("film.mpg", ("-c:v", "mpeg1video")),
+        ("film2.mpg", ("-c:v", "mpeg2video", "-bf", "2")),
+        ("film.ts", ("-c:v", "mpeg2video")),
+        ("one_key.ts", ("-c:v", "libx264")),
+        ("film.mkv", ("-c:v", "libx264", "-g", "8")),
+        ("open.mp4", ("-c:v", "libx264", "-x264-params", "open-gop=1:keyint=8:bframes=3")),
+        ("hidden.webm", ("-c:v", "libvpx", "-auto-alt-ref", "1", "-lag-in-frames", "16")),
+    ],
+)
+def test_a_window_is_what_decoding_from_the_start_gives(film: Path, tmp_path: Path, name: str, how: tuple[str, ...]) -> None:
+    """Twice the film, 80 frames: seeks in .mpg and .ts land late, or with other times than those of the listing."""
+    path = converted(film, tmp_path / name, *how, before=("-stream_loop", "1"))
+    whole = FileFrames(path).read(0, 80)
+    levels = whole[:, :, 40:].float().mean((1, 2, 3))
+    np.testing.assert_allclose(levels.numpy(), np.tile(5 * np.arange(40), 2), atol=6)
+    frames = FileFrames(path)
+    for low in [*np.random.default_rng(0).integers(0, 72, 30).tolist(), 44, 12, 0]:
+        assert torch.equal(frames.read(low, low + 8), whole[low : low + 8]), low
+
+
+def _reel(times: list[int | None], place: int = 0) -> _Reel:
+    """A decoder that gives these times, of a file that lists 0, 10, ... 90."""
+    pictures = (SimpleNamespace(pts=t) for t in times)
+    return _Reel(Path("film.mkv"), None, pictures, range(0, 100, 10), place, counted=False)
+
+
+def test_packets_without_a_picture() -> None:
+    """The last frame stays on for two packets, not for three; what comes later is never shown in their place."""
+    two, three = _reel([0, 10, 40, 50]), _reel([0, 10, 50])
+    assert [two.frame(k).pts for k in range(6)] == [0, 10, 10, 10, 40, 50] and two.frame(6) is None
+    assert [three.frame(k).pts for k in range(4)] == [0, 10, 10, 10]
+    with pytest.raises(DataError, match="no picture for frame 4, though 10 frames are listed: it is damaged"):
+        three.frame(4)
+
+
+def test_a_seek_that_lands_late_or_where_nothing_has_a_time() -> None:
+    for times in ([30, 40], [None, None]):
+        with pytest.raises(_Lost):
+            _reel(times, place=2).frame(2)
+    from_start = _reel([None, None, None])
+    assert [from_start.frame(1), from_start.frame(2)] == [SimpleNamespace(pts=None)] * 2 and from_start.frame(3) is None
+
+
+def test_reading_on_opens_the_file_once(film: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames, opened = FileFrames(converted(film, tmp_path / "film.mpg")), []
+    reel = frames._reel
+    monkeypatch.setattr(frames, "_reel", lambda low: opened.append(low) or reel(low))
+    for low in range(0, 40, 8):
+        frames.read(low, low + 8)
+    assert opened == [0]
+
+
+@pytest.mark.parametrize(("height", "matrix"), [(720, "bt709"), (718, "smpte170m")])
+@pytest.mark.parametrize("scale", ["tv", "pc"])
+def test_colours_that_the_file_does_not_tell(tmp_path: Path, height: int, matrix: str, scale: str) -> None:
+    """HD is BT.709 and what is smaller is BT.601, as players take it; also when frames are shrunk as they are read."""
+    save(tmp_path / "flat", [np.full((height, 64, 3), (192, 32, 64), np.uint8)])
+    filters = f"scale=out_color_matrix={matrix}:out_range={scale},format=yuv420p,setparams=colorspace=unknown"
+    path = converted(tmp_path / "flat" / "f0.png", tmp_path / "flat.mp4", "-vf", filters, "-color_range", scale, "-crf", "4")
+    with av.open(str(path)) as container:
+        assert next(container.decode(video=0)).colorspace == 2
+    for side in (None, 32):
+        pixel = FileFrames(path, side).read(0, 1)[0, :, 16, 16]
+        np.testing.assert_allclose(pixel.numpy(), [192, 32, 64], atol=3)
 
 
 def test_sizes_after_shrinking() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from fedlens.data.frames import PICTURES, ArrayFrames, FolderFrames, Frames, nat
 from fedlens.data.source import DataError
 
 VIDEOS = {".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg", ".y4m"}
-SPARE = 2  # frames that may be missing at the end of a file
+SPARE = 2  # frames in a row that may have no picture
+HD = 720  # from this height on, players take colours of which the file says nothing for BT.709
+UNTOLD = 2  # ffmpeg's number for colours of which the file says nothing
 LATE = 0.5  # seconds that a file without a count of frames may end before its header says
 FORKED: list[Any] = []  # open files of a parent process: closing them would wait for threads that a fork leaves behind
 os.register_at_fork(after_in_child=gc.freeze)  # nor may the child collect those that the parent had already dropped
@@ -33,8 +36,9 @@ def load_av() -> Any:
 
 class FileFrames(Frames):
     """A video file, by PyAV. Which frames there are is read from the packets, without decoding; reading on where the last read ended
-    costs no seek. The open file belongs to a process: a copy that is sent elsewhere opens its own. Frames of a telephone held upright are
-    turned as a player would. Damage inside a packet shows only when it is decoded: `read` then raises, or gives what the decoder guesses.
+    costs no seek, reading back in a file without an index (.avi, .mpg, .ts) decodes from its start. The open file belongs to a process: a
+    copy that is sent elsewhere opens its own. Frames of a telephone held upright are turned as a player would. Damage inside a packet
+    shows only when it is decoded: `read` then raises, or gives what the decoder guesses.
     side: frames are shrunk to this short side as they are decoded. threads: AUTO lets the decoder have several, NONE keeps it in the
     caller's."""
 
@@ -42,7 +46,7 @@ class FileFrames(Frames):
 
     def __init__(self, path: Path, side: int | None = None, threads: str = "AUTO") -> None:
         self.path, self.name, self.threads = path, path.stem, threads
-        self._open: tuple[Any, Iterator[Any], int] | None = None  # container, decoder, number of the frame that comes next
+        self._open: _Reel | None = None
         self._owner = os.getpid()
         av = load_av()
         try:
@@ -58,6 +62,8 @@ class FileFrames(Frames):
                 aspect = stream.sample_aspect_ratio or Fraction(1)
                 self.aspect, self.base = 1 / aspect if self.turns % 2 else aspect, stream.time_base
                 self.counted = container.format.name == "avi"  # its time stamps say nothing about the order of frames
+                # Programme and transport streams have no index: a seek lands anywhere, and times after it may not be those of the listing.
+                self.indexed = not self.counted and not container.format.flags & av.format.Flags.ts_discont.value
                 times, lasted = stamps(container, stream)
         except (av.FFmpegError, OSError) as e:
             raise DataError(f"{path} cannot be read as a video ({e.strerror or e}); it may be truncated") from e
@@ -89,7 +95,8 @@ class FileFrames(Frames):
         try:
             for frame in self._from(low, high - low):
                 height, width = self.whole
-                out[got] = np.rot90(shape.reformat(frame, width, height, "rgb24", interpolation="AREA").to_ndarray(), self.turns)
+                picture = shape.reformat(frame, width, height, "rgb24", src_colorspace=colours(frame), interpolation="AREA")
+                out[got] = np.rot90(picture.to_ndarray(), self.turns)
                 got += 1
         except av.FFmpegError as e:
             raise DataError(f"{self.path} cannot be decoded after frame {low + got} ({e.strerror or e}); it may be truncated") from e
@@ -102,51 +109,119 @@ class FileFrames(Frames):
         return torch.from_numpy(out).permute(0, 3, 1, 2)
 
     def _from(self, low: int, count: int) -> Iterator[Any]:
-        reach = len(self) if self.counted else self.block
+        reach = self.block if self.indexed else len(self)
         if self._owner != os.getpid():
             FORKED.append(self._open)
             self._open, self._owner = None, os.getpid()
-        if self._open is None or not 0 <= low - self._open[2] <= reach:
-            self._seek(low)
-        assert self._open is not None
-        container, decoder, place = self._open
-        for frame in decoder:
-            early = place < low if self.counted else place <= low and frame.pts is not None and frame.pts < self.times[low]
-            place = place + 1 if self.counted else max(place, low) + (not early)
-            self._open = (container, decoder, place)
-            if not early:
-                yield frame
-            if place == low + count:
+        if self._open is None or not 0 <= low - self._open.place <= reach:
+            self._open = self._reel(low)
+        for number in range(low, low + count):
+            frame = self._frame(number)
+            if frame is None:
+                self.close()
                 return
-        self.close()
+            yield frame
 
-    def _seek(self, low: int) -> None:
+    def _frame(self, number: int) -> Any:
+        back = self.block
+        while True:
+            try:
+                assert self._open is not None
+                return self._open.frame(number)
+            except _Lost:
+                self._open = self._reel(max(0, number - back))
+                back *= 4
+
+    def _reel(self, low: int) -> _Reel:
         self.close()
         container = load_av().open(str(self.path), metadata_errors="ignore")
         stream = container.streams.video[0]
         stream.thread_type = self.threads
-        if low and not self.counted:
+        sought = bool(low) and self.indexed
+        if sought:
             container.seek(self.times[low], stream=stream, backward=True)
-        self._open = (container, container.decode(stream), 0 if self.counted else low)
+        times = range(len(self)) if self.counted else self.times
+        return _Reel(self.path, container, container.decode(stream), times, low if sought else 0, self.counted)
 
     def close(self) -> None:
         if self._open:
-            self._open[0].close()
+            self._open.container.close()
         self._open = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": None}
 
 
+class _Lost(Exception):
+    """After a seek, what the decoder gives lies behind the wanted frame, or has no time."""
+
+
+class _Reel:
+    """An open file from some place on: gives the frames whose turn it is, by their times.
+    times: of all frames, in order; their numbers if the times of the file say nothing (`counted`). place: number of the frame that comes
+    next; unless it is 0 at first, there was a seek."""
+
+    def __init__(self, path: Path, container: Any, decoder: Iterator[Any], times: Sequence[int], place: int, counted: bool) -> None:
+        self.path, self.container, self.decoder, self.times = path, container, decoder, times
+        self.place, self.sought, self.counted = place, place > 0, counted
+        self.decoded = 0
+        self.last: tuple[int, Any] | None = None  # time and picture
+        self.ahead: tuple[int, Any] | None = None  # came from the decoder before its turn
+
+    def frame(self, number: int) -> Any:
+        """None at the end of the file."""
+        due = self.times[number]
+        while self.ahead or self._decode():
+            assert self.ahead is not None
+            self.place = number + 1
+            if self.ahead[0] > due:
+                return self._held(number)
+            self.last, self.ahead = self.ahead, None
+            if self.last[0] == due:
+                return self.last[1]
+        return None
+
+    def _decode(self) -> bool:
+        picture = next(self.decoder, None)
+        if picture is None:
+            return False
+        if not self.counted and picture.pts is not None:
+            time = picture.pts
+        elif self.sought:
+            raise _Lost
+        else:
+            time = self.times[min(self.decoded, len(self.times) - 1)]
+        self.ahead = (time, picture)
+        self.decoded += 1
+        return True
+
+    def _held(self, number: int) -> Any:
+        """A packet may hold no picture of its own (a frame "as before", or one that is never shown): the last frame stays on."""
+        if self.last is None and self.sought:
+            raise _Lost
+        shown = self.last or self.ahead
+        assert shown is not None
+        if abs(number - bisect_right(self.times, shown[0]) + 1) > SPARE:
+            raise DataError(f"{self.path} has no picture for frame {number}, though {len(self.times)} frames are listed: it is damaged")
+        return shown[1]
+
+
 def stamps(container: Any, stream: Any) -> tuple[list[Any], float]:
-    """When each frame is shown, and how many seconds there are in all streams. Packets are let go at once: together they are the file."""
+    """When each frame is shown, and how many seconds there are in all streams. Packets are let go at once: together they are the file.
+    Matroska counts seconds from zero, the others from where the film begins."""
     times, end = [], 0.0
     for packet in container.demux():
         if packet.pts is not None:
             end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
         if packet.stream.index == stream.index and packet.size and not packet.is_discard:
             times.append(packet.pts if packet.pts is not None else packet.dts)
-    return times, end - (container.start_time or 0) / 1e6
+    began = 0 if "matroska" in container.format.name else container.start_time or 0
+    return times, end - began / 1e6
+
+
+def colours(frame: Any) -> str | None:
+    """What the numbers of a frame mean, where it does not say so itself: ffmpeg would take BT.601 at any size."""
+    return "ITU709" if frame.colorspace == UNTOLD and frame.height >= HD and not frame.format.is_rgb else None
 
 
 def quarter_turns(av: Any, path: Path) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +49,7 @@ def writer(target: Path, like: Frames, size: tuple[int, int], quality: int = 16)
 
 def _folder_writer(folder: Path, like: Frames) -> Write:
     folder.mkdir(parents=True, exist_ok=True)
-    names = [f.stem for f in like.files] if isinstance(like, FolderFrames) else [f"{k:08d}" for k in range(len(like))]
+    names = _distinct(like.files) if isinstance(like, FolderFrames) else [f"{k:08d}" for k in range(len(like))]
     left = iter(names)
 
     def write(part: Tensor) -> None:
@@ -56,10 +59,25 @@ def _folder_writer(folder: Path, like: Frames) -> Write:
     return write
 
 
+def _distinct(files: list[Path]) -> list[str]:
+    """Names without suffix; where that would make a.png and a.jpg one, with it: a and a.jpg. Should that be taken too, all keep theirs."""
+    stems = Counter(f.stem for f in files)
+    names = [f.name if stems[f.stem] > 1 and f.suffix != ".png" else f.stem for f in files]
+    return names if len({*names}) == len(names) else [f.name for f in files]
+
+
 def _save_picture(frame: Tensor, path: Path) -> None:
     from PIL import Image
 
     Image.fromarray(frame.permute(1, 2, 0).contiguous().numpy()).save(path)
+
+
+def _even(film: FileFrames) -> bool:
+    """Whether a constant rate shows every frame within half a frame of its time. The times of an AVI say nothing."""
+    if film.counted or not film.rate:
+        return True
+    ticks = float(1 / (film.rate * film.base))
+    return all(abs(time - film.times[0] - k * ticks) <= ticks / 2 for k, time in enumerate(film.times))
 
 
 @contextmanager
@@ -67,17 +85,22 @@ def _file_writer(path: Path, like: Frames, size: tuple[int, int], quality: int) 
     av = load_av()
     height, width = size
     film = like if isinstance(like, FileFrames) else None
+    avi = path.suffix.lower() == ".avi"  # has a rate, but no times
+    if avi and film and not _even(film):
+        raise DataError(f"the frames of {film.path} come at an uneven pace, which an .avi cannot keep: end the name in .mkv or .mp4")
     with av.open(str(path), "w") as out:
         stream = out.add_stream("libx264", rate=like.rate or Fraction(25))
         # 4:2:0 needs even sides; x3 of an odd clip has odd ones and keeps full chroma instead.
         stream.pix_fmt = "yuv420p" if height % 2 == 0 and width % 2 == 0 else "yuv444p"
         stream.height, stream.width = height, width
         stream.options = {"crf": str(quality), "preset": "medium"}
+        if avi:
+            stream.codec_context.max_b_frames = 0  # they are stored out of order, and it takes times to put them back
         stream.codec_context.colorspace = BT709  # written down: players guess it from the size, and the size has changed
         if film:
             stream.codec_context.sample_aspect_ratio = film.aspect
-        # Every frame at its own time, because telephones film at an uneven pace; an AVI has no times.
-        timed = film if film and not film.counted and path.suffix.lower() != ".avi" else None
+        # Every frame at its own time, because telephones film at an uneven pace.
+        timed = film if film and not film.counted and not avi else None
         if timed:
             stream.codec_context.time_base = timed.base
         sound = _Sound(out, film.path) if film and film.sound else None
@@ -106,17 +129,29 @@ def _file_writer(path: Path, like: Frames, size: tuple[int, int], quality: int) 
                 sound.close()
 
 
+def _try_sound(path: Path, kind: str) -> None:
+    """Some pairs of sound and file fail only when the file is closed, which is after all the work: so one packet goes first, alone."""
+    av = load_av()
+    with av.open(str(path), metadata_errors="ignore") as source:
+        track = source.streams.audio[0]
+        try:
+            with av.open(io.BytesIO(), "w", format=kind) as out:
+                copied = out.add_stream_from_template(track)
+                for packet in islice((p for p in source.demux(track) if p.dts is not None), 1):
+                    packet.stream = copied
+                    out.mux(packet)
+        except (ValueError, av.FFmpegError) as e:
+            raise DataError(f"{track.codec_context.name} sound of {path} cannot go into this kind of file: end the name in .mkv") from e
+
+
 class _Sound:
     """The sound track of a file, packet by packet into another one, unchanged."""
 
     def __init__(self, out: Any, path: Path) -> None:
+        _try_sound(path, out.format.name)
         self.source = load_av().open(str(path), metadata_errors="ignore")
         track = self.source.streams.audio[0]
-        try:
-            self.copied = out.add_stream_from_template(track)
-        except ValueError as e:
-            self.close()
-            raise DataError(f"{track.codec_context.name} sound of {path} cannot go into this kind of file: end the name in .mkv") from e
+        self.copied = out.add_stream_from_template(track)
         self.packets = (p for p in self.source.demux(track) if p.dts is not None)
         self.next = next(self.packets, None)
 
