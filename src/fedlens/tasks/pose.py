@@ -196,7 +196,8 @@ class Pose(LearningTask):
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
         """Joints of every image of a file or folder: keypoints.json (as COCO) and drawn overlays. Options: size (HxW; default the
         highest evaluated), boxes (a COCO-style JSON list or annotation file; without it a person is taken to fill its image), capture
-        (HxW: pretend the camera has only this) and how (bilinear, area, bicubic)."""
+        (HxW: pretend the camera has only this) and how (bilinear, area, bicubic). Photos are turned as their EXIF says, and joints and
+        boxes count the pixels of the upright photo."""
         check_options(self, options, "size", "boxes", "capture", "how")
         plan = _Plan(self, **options)
         files = list_images(source)
@@ -207,7 +208,7 @@ class Pose(LearningTask):
         target.mkdir(parents=True, exist_ok=True)
         (target / "keypoints.json").write_text(json.dumps(as_coco(found, people, names, self.skeleton), indent=1))
         for number, name in enumerate(names):
-            image = torch.from_numpy(np.asarray(read_image(files[number])).copy()).permute(2, 0, 1).float() / 255
+            image = torch.from_numpy(np.asarray(read_image(files[number], upright=True)).copy()).permute(2, 0, 1).float() / 255
             for k in [k for k, p in enumerate(people) if p.image_id == number]:
                 image = draw_joints(image, torch.from_numpy(found["predicted"][k]), self.skeleton)
             save_png(image, target / f"{Path(name).stem}-pose.png")
@@ -286,12 +287,12 @@ class _Plan:
         known = read_boxes(self.boxes) if self.boxes else None
         people, blank = [], np.zeros((len(self.skeleton.joints), 3))
         for number, file in enumerate(files):
-            width, height = read_image(file).size
+            width, height = read_image(file, upright=True).size
             given = [(0.0, 0.0, float(width), float(height))] if known is None else known.get(file.name, [])
             for left, top, w, h in given:
                 box = fit((w, h), self.size, 1.0 if known is None else 1.25)
                 centre = (left + (w - 1) / 2, top + (h - 1) / 2)
-                people.append(Person(file, blank, centre, box, 1.0, w * h, number))
+                people.append(Person(file, blank, centre, box, 1.0, w * h, number, upright=True))
         if not people:
             raise ValueError(f"{self.boxes} has no box for any of the images")
         return people, names
@@ -351,7 +352,7 @@ def as_coco(found: Mapping[str, Array], people: Sequence[Person], names: Sequenc
     images = []
     for number, name in enumerate(names):
         first = next((p for p in people if p.image_id == number), None)
-        size = read_image(first.image).size if first else (0, 0)
+        size = read_image(first.image, upright=True).size if first else (0, 0)
         images.append({"id": number, "file_name": name, "width": size[0], "height": size[1]})
     category = {
         "id": 1, "name": "person", "keypoints": list(skeleton.joints), "skeleton": [[a + 1, b + 1] for a, b in skeleton.bones],
