@@ -182,6 +182,7 @@ def test_a_federation_learns_and_its_model_is_of_use(tmp_path: Path) -> None:
     assert task.apply(tmp_path, tmp_path / "in", tmp_path / "out", boxes=tmp_path / "boxes.json").startswith("2 people in 2 images")
     for wrong, why in (
         ({"size": "63x48"}, "multiples of 4"), ({"size": "big"}, "HEIGHTxWIDTH"), ({"how": "cubic"}, "bilinear, area or bicubic"),
+        ({"capture": "0x24"}, "at least one pixel a side"),
         ({"zoom": 2}, "no option 'zoom'"), ({"boxes": tmp_path / "model.safetensors"}, "not a list of boxes"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=why):

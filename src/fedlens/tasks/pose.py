@@ -295,4 +295,6 @@ def parse_size(text: Any) -> Size:
         height, width = (int(p) for p in parts)
     except (TypeError, ValueError) as e:
         raise ValueError(f"a resolution is written HEIGHTxWIDTH, for example 256x192, not {text!r}") from e
+    if min(height, width) < 1:
+        raise ValueError(f"a resolution has at least one pixel a side, not {text!r}")
     return height, width
