@@ -131,3 +131,17 @@ def test_a_folder_of_turned_frames_has_one_size(tmp_path: Path) -> None:
 def test_broken_exif_leaves_the_pixels_as_they_are(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((16, 24, 3), np.uint8)).save(tmp_path / "a.jpg", exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xffjunk")
     assert read_image(tmp_path / "a.jpg").shape == (3, 16, 24)
+
+
+def test_a_png_broken_in_its_middle_is_said_to_be(tmp_path: Path) -> None:
+    """PIL finds out when it decodes, and calls it a syntax error."""
+    file = tmp_path / "a.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 300, 3), dtype=np.uint8)).save(file)
+    raw = file.read_bytes()
+    second = raw.index(b"IDAT", raw.index(b"IDAT") + 4)
+    file.write_bytes(raw[:second] + b"\x00\x01\x02\x03" + raw[second + 4 :])
+    for read in (read_image, read_picture, people_image):
+        with pytest.raises(DataError, match=r"a.png .* read"):
+            read(file)
+    with pytest.raises(OSError, match="broken PNG"):
+        load_image(file, None)

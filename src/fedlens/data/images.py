@@ -39,8 +39,11 @@ def opened(path: Path) -> Iterator[Picture]:
             image = Image.open(path)
         except Image.DecompressionBombError as e:
             raise OSError(str(e).split(",")[0]) from e
-    with image:
-        yield image
+    try:
+        with image:
+            yield image
+    except SyntaxError as e:  # PIL's, of a PNG with a broken piece in its middle
+        raise OSError(str(e)) from e
 
 
 def orientation(picture: Picture) -> int:

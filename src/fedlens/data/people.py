@@ -232,7 +232,7 @@ def read_image(image: Path | Array, upright: bool = False) -> Any:
             return converted(file, "RGB", upright)
     except FileNotFoundError as e:
         raise DataError(f"no image at {image}") from e
-    except (OSError, ValueError, SyntaxError) as e:
+    except (OSError, ValueError) as e:
         raise DataError(f"{image} is not an image that can be read") from e
 
 
