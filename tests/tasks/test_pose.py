@@ -244,9 +244,9 @@ def test_boxes_belong_to_paths_and_are_written_as_they_were_given(applied: Calla
 @pytest.mark.parametrize(
     ("boxes", "why"),
     [
-        ([5], "not a list of boxes: "),
-        (5, "not a list of boxes: "),
-        ([{"file_name": "c.jpg", "bbox": "1234"}], "not a list of boxes: "),
+        ([5], r"not a list of boxes: .* or the annotations of COCO are needed"),
+        (5, r"not a list of boxes: .* or the annotations of COCO are needed"),
+        ([{"file_name": "c.jpg", "bbox": "1234"}], r"not a list of boxes: .* or the annotations of COCO are needed"),
         ([{"file_name": "1.jpg", "bbox": [5, 6, 20, 30]}], r"is 1.jpg the photo a/1.jpg\? Several have this name"),
         ([{"file_name": "c.jpg", "bbox": [float("nan"), 6, 20, 30]}], r"the box \[nan, 6, 20, 30\] of c.jpg is none: .* are numbers"),
         ([{"file_name": "c.jpg", "bbox": [5, 6, 0, 30]}], "the last two above 0"),
