@@ -126,6 +126,7 @@ def test_a_run_in_a_pipe_prints_plain_lines(fedlens_command: Callable[..., Said]
         (["run", "toy.toml", "device=cuda:99"], "there is no device 'cuda:99' here"),
         (["run", "toy.toml", "-a", "FedDeblur"], "it restores images and trains nothing, but the task Slow is to learn a network."),
         (["run", "deblur", "-a", "fedavg"], "FedAvg trains a network, but the task Deblurring has none."),
+        (["run", "deblur", "patch=[0,0]"], "data.patch must be a list of 2 (a whole number of at least 1, "),
         (["run", "deblur", "data.name=Synthetic"], "FedDeblur restores scenes from blurred views, but this data has none"),
         (["run", "demo", "data.name=Scene", "data.size=64"], "Classification learns from batches of examples, and Scene has none to give."),
         (["compare", "toy.toml"], "which ones? add --algorithms"),

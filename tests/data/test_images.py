@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,11 @@ import torch
 from PIL import Image
 
 from fedlens.data.folders import ImageFolder
-from fedlens.data.images import converted, opened, read_image, resize
+from fedlens.data.frames import FolderFrames, read_picture
+from fedlens.data.images import converted, opened, read_image, resize, upright_size
 from fedlens.data.labelled import Reader, load_image
+from fedlens.data.people import SKELETONS, People, Person
+from fedlens.data.people import read_image as people_image
 from fedlens.data.source import DataError
 
 
@@ -68,3 +72,76 @@ def test_sixteen_bits_and_resizing(tmp_path: Path) -> None:
     big = rng.integers(0, 256, (40, 40)).astype(np.float32)
     want = np.asarray(Image.fromarray(big).resize((20, 20), Image.Resampling.BICUBIC))
     np.testing.assert_allclose(resize(torch.from_numpy(big)[None], 20)[0].numpy(), want.clip(0, 255))
+
+
+def on_its_side(path: Path, number: int) -> None:
+    """16 rows of 24 pixels, bright in the first corner, and a note how to hold them."""
+    pixels = np.zeros((16, 24, 3), np.uint8)
+    pixels[:8, :8] = 255
+    exif = Image.Exif()
+    exif[0x0112] = number
+    Image.fromarray(pixels).save(path, exif=exif)
+
+
+CORNERS = {
+    1: (0, 0),
+    2: (0, -1),
+    3: (-1, -1),
+    4: (-1, 0),
+    5: (0, 0),
+    6: (0, -1),
+    7: (-1, -1),
+    8: (-1, 0),
+}  # where the bright one comes to lie
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif"])
+@pytest.mark.parametrize("number", CORNERS)
+def test_photos_are_turned_as_their_exif_says_whatever_reads_them(tmp_path: Path, number: int, suffix: str) -> None:
+    file = tmp_path / f"a{suffix}"
+    on_its_side(file, number)
+    size = (24, 16) if number >= 5 else (16, 24)
+    y, x = CORNERS[number]
+    with opened(file) as picture:
+        assert upright_size(picture) == size[::-1]
+    people = np.asarray(people_image(file, upright=True)).transpose(2, 0, 1)
+    for pixels in (read_image(file).numpy(), load_image(file, None).numpy(), read_picture(file).transpose(2, 0, 1), people):
+        assert pixels.shape[1:] == size
+        assert pixels[0, y, x] > 200 and sum(int(pixels[0, a, b] > 200) for a in (0, -1) for b in (0, -1)) == 1
+
+
+def test_published_annotations_count_stored_pixels(tmp_path: Path) -> None:
+    on_its_side(tmp_path / "a.jpg", 6)
+    joints = np.zeros((14, 3))
+    person = Person(tmp_path / "a.jpg", joints, (11.5, 7.5), (24, 16), 1.0)
+    stored = People([person], SKELETONS["lsp"], (16, 24)).batch(torch.tensor([0]))["x"][0, 0]
+    assert stored[2, 2] > 1 > 0 > stored[2, -3]
+    turned = replace(person, centre=(7.5, 11.5), box=(16, 24), upright=True)
+    upright = People([turned], SKELETONS["lsp"], (24, 16)).batch(torch.tensor([0]))["x"][0, 0]
+    assert upright[2, -3] > 1 > 0 > upright[2, 2]
+
+
+def test_a_folder_of_turned_frames_has_one_size(tmp_path: Path) -> None:
+    for k in range(2):
+        on_its_side(tmp_path / f"{k}.jpg", 6)
+    frames = FolderFrames(tmp_path)
+    assert frames.size == (24, 16) and frames.read(0, 2).shape == (2, 3, 24, 16)
+
+
+def test_broken_exif_leaves_the_pixels_as_they_are(tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((16, 24, 3), np.uint8)).save(tmp_path / "a.jpg", exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xffjunk")
+    assert read_image(tmp_path / "a.jpg").shape == (3, 16, 24)
+
+
+def test_a_png_broken_in_its_middle_is_said_to_be(tmp_path: Path) -> None:
+    """PIL finds out when it decodes, and calls it a syntax error."""
+    file = tmp_path / "a.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 300, 3), dtype=np.uint8)).save(file)
+    raw = file.read_bytes()
+    second = raw.index(b"IDAT", raw.index(b"IDAT") + 4)
+    file.write_bytes(raw[:second] + b"\x00\x01\x02\x03" + raw[second + 4 :])
+    for read in (read_image, read_picture, people_image):
+        with pytest.raises(DataError, match=r"a.png .* read"):
+            read(file)
+    with pytest.raises(OSError, match="broken PNG"):
+        load_image(file, None)

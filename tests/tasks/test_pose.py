@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedlens import Output, StackError, run, stack
@@ -180,6 +182,7 @@ def test_a_federation_learns_and_its_model_is_of_use(tmp_path: Path) -> None:
     assert task.apply(tmp_path, tmp_path / "in", tmp_path / "out", boxes=tmp_path / "boxes.json").startswith("2 people in 2 images")
     for wrong, why in (
         ({"size": "63x48"}, "multiples of 4"), ({"size": "big"}, "HEIGHTxWIDTH"), ({"how": "cubic"}, "bilinear, area or bicubic"),
+        ({"capture": "0x24"}, "at least one pixel a side"),
         ({"zoom": 2}, "no option 'zoom'"), ({"boxes": tmp_path / "model.safetensors"}, "not a list of boxes"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=why):
@@ -187,6 +190,96 @@ def test_a_federation_learns_and_its_model_is_of_use(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no images in"):
         task.apply(tmp_path, tmp_path / "empty", tmp_path / "x")
+
+
+@pytest.fixture
+def applied(tmp_path: Path) -> Callable[..., str]:
+    """`apply` of a model that has learned nothing, from photos/ to out/."""
+    task = Pose("lsp", "vit-nano", size=(32, 24))
+    save_file(task.model().state_dict(), tmp_path / "model.safetensors")
+
+    def run(boxes: object = None) -> str:
+        if boxes is not None:
+            (tmp_path / "boxes.json").write_text(json.dumps(boxes))
+        return task.apply(tmp_path, tmp_path / "photos", tmp_path / "out", **({} if boxes is None else {"boxes": tmp_path / "boxes.json"}))
+
+    return run
+
+
+def photos(root: Path, *names: str) -> None:
+    for name in names:
+        (root / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 60), (90, 80, 70)).save(root / "photos" / name)
+
+
+def written(root: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((root / "out" / "keypoints.json").read_text())
+    return found
+
+
+def test_every_photo_has_an_overlay_of_its_own(applied: Callable[..., str], tmp_path: Path) -> None:
+    photos(tmp_path, "a/1.jpg", "b/1.jpg")
+    assert applied().startswith("2 people in 2 images: ")
+    assert {p.relative_to(tmp_path / "out").as_posix() for p in tmp_path.glob("out/**/*.png")} == {"a/1-pose.png", "b/1-pose.png"}
+    photos(tmp_path, "b/1.png")
+    applied()
+    assert {"a/1.jpg-pose.png", "b/1.jpg-pose.png", "b/1.png-pose.png"} <= {
+        p.relative_to(tmp_path / "out").as_posix() for p in tmp_path.glob("out/**/*.png")
+    }
+
+
+def test_boxes_belong_to_paths_and_are_written_as_they_were_given(applied: Callable[..., str], tmp_path: Path) -> None:
+    """The crop is 1.25 times as large and of the input's shape; COCO's box is the person's. A photo without people has a size too."""
+    photos(tmp_path, "a/1.jpg", "b/1.jpg", "b/2.jpg")
+    applied([{"file_name": "./b/1.jpg", "bbox": [5, 6, 20, 30]}, {"file_name": "elsewhere/2.jpg", "bbox": [1, 2, 3, 4]}])
+    found = written(tmp_path)
+    names = [i["file_name"] for i in found["images"]]
+    assert [(names[a["image_id"]], a["bbox"], a["area"]) for a in found["annotations"]] == [
+        ("b/1.jpg", [5, 6, 20, 30], 600),
+        ("b/2.jpg", [1, 2, 3, 4], 12),
+    ]
+    assert [(i["width"], i["height"]) for i in found["images"]] == [(40, 60)] * 3
+
+
+@pytest.mark.parametrize(
+    ("boxes", "why"),
+    [
+        ([5], r"not a list of boxes: .* or the annotations of COCO are needed"),
+        (5, r"not a list of boxes: .* or the annotations of COCO are needed"),
+        ([{"file_name": "c.jpg", "bbox": "1234"}], r"not a list of boxes: .* or the annotations of COCO are needed"),
+        ([{"file_name": "1.jpg", "bbox": [5, 6, 20, 30]}], r"is 1.jpg the photo a/1.jpg\? Several have this name"),
+        ([{"file_name": "c.jpg", "bbox": [float("nan"), 6, 20, 30]}], r"the box \[nan, 6, 20, 30\] of c.jpg is none: .* are numbers"),
+        ([{"file_name": "c.jpg", "bbox": [5, 6, 0, 30]}], "the last two above 0"),
+        ([{"file_name": "c.jpg", "bbox": [40, 6, 10, 30]}], "lies outside the photo, which has 40x60 pixels"),
+        ([{"file_name": "x.jpg", "bbox": [4, 6, 10, 30]}], "has no box for any of the images"),
+    ],
+    ids=["number in a list", "number", "text", "name of two", "nan", "no width", "outside", "no photo"],
+)
+def test_boxes_that_cannot_be_meant(applied: Callable[..., str], tmp_path: Path, boxes: object, why: str) -> None:
+    photos(tmp_path, "a/1.jpg", "b/1.jpg", "c.jpg")
+    with pytest.raises(ValueError, match=why):
+        applied(boxes)
+
+
+def test_photos_that_cannot_be_read_are_skipped_and_counted(applied: Callable[..., str], tmp_path: Path) -> None:
+    photos(tmp_path, "a.jpg", "b.jpg")
+    (tmp_path / "photos" / "a.jpg").write_text("no picture")
+    assert applied().startswith("1 people in 1 images, 1 could not be read (a.jpg): ")
+    assert [i["file_name"] for i in written(tmp_path)["images"]] == ["b.jpg"]
+    (tmp_path / "photos" / "b.jpg").write_text("no picture")
+    with pytest.raises(ValueError, match=r"none of the 2 images at .* can be read \(a.jpg\)"):
+        applied()
+
+
+def test_a_portrait_of_a_telephone_is_looked_at_upright(applied: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (60, 40)).save(tmp_path / "photos" / "a.jpg", exif=exif)
+    applied()
+    assert (written(tmp_path)["images"][0]["width"], written(tmp_path)["annotations"][0]["bbox"]) == (40, [0, 0, 40, 60])
+    with Image.open(tmp_path / "out" / "a-pose.png") as overlay:
+        assert overlay.size == (40, 60)
 
 
 def test_refusals() -> None:

@@ -207,6 +207,8 @@ def test_apply_to_a_folder_and_a_picture(tmp_path: Path) -> None:
     assert open_frames(tmp_path / "one.png").size == (30, 42)
     with pytest.raises(ValueError, match="no option 'colour'"):
         task.apply(run_folder, tmp_path / "in", tmp_path / "out", colour="red")
+    with pytest.raises(ValueError, match=r"quality is for video files, and one\.jpg is none"):
+        task.apply(run_folder, tmp_path / "in" / "shot0.png", tmp_path / "one.jpg", quality=3)
 
 
 def test_odd_sides_can_be_written(tmp_path: Path) -> None:
@@ -243,7 +245,7 @@ def test_bad_input() -> None:
         SuperResolution(metrics=("pnsr",))
     with pytest.raises(ValueError, match="has no argument 'depth'"):
         SuperResolution("light", options={"depth": 3})
-    with pytest.raises(ValueError, match="scale is 2, 3 or 4"):
+    with pytest.raises(ValueError, match=r"scale is 1 \(.*\), 2, 3 or 4, not 5"):
         SuperResolution(scale=5)
     with pytest.raises(ValueError, match="no network at"):
         SuperResolution("no.such.module:Net")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from films import make_clips
 from safetensors.torch import load_file
 
 from fedlens import cli, config
@@ -157,6 +158,36 @@ def test_a_query_from_elsewhere_has_no_class_of_the_gallery(
     assert cli.invoke(["apply", str(pretrained), str(tmp_path / "mine" / "q.mp4"), out, gallery, "k=3"]) == 0
     assert "3 videos indexed" in " ".join(capsys.readouterr().out.split())
     assert table(tmp_path / "found")[0]["video"] == "left/a.mp4"
+
+
+def test_what_cannot_be_decoded_is_no_result_and_a_broken_index_is_made_again(
+    pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A clip whose first frame is sound and whose others are cut short looks like a video until it is read."""
+    videos, out = make_clips(tmp_path / "videos", ["a", "b", "c"]), tmp_path / "found"
+    for frame in sorted((videos / "c").iterdir())[1:]:
+        frame.write_bytes(frame.read_bytes()[:200])
+    search = ["apply", str(pretrained), str(videos), str(out), "k=2"]
+
+    def said() -> str:
+        assert cli.invoke(search) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    with pytest.warns(UserWarning, match="skipped"):
+        first = said()
+    assert "2 videos indexed" in first and "1 skipped (c: cannot be decoded)" in first
+    assert len(load_file(out / "index.safetensors")["rows"]) == 2
+    assert {r["query"] for r in table(out)} == {r["video"] for r in table(out)} == {"a", "b"}
+    again = said()  # without looking at c's frames again
+    assert "2 videos read from the index" in again and "1 skipped (c: cannot be decoded)" in again
+    (out / "index.safetensors").write_text("junk")
+    with pytest.warns(UserWarning, match="skipped"):
+        assert "2 videos indexed" in said()
+    assert "read from the index" in said()
+    assert not list(out.glob(".*"))
+    with pytest.warns(UserWarning, match="skipped"):
+        assert cli.invoke(["apply", str(pretrained), str(videos), str(out), f"gallery={videos}", "k=1"]) == 0
+    assert {r["query"] for r in table(out)} == {"a", "b"}
 
 
 @pytest.mark.parametrize(

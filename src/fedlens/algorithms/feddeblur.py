@@ -121,8 +121,8 @@ class FedDeblur(Algorithm):
     multiplied by it every round. masks: average each pixel over those who saw it, as the public code does for denoisers; clients then
     send their masks. tol: relative change of the image that ends a run; 0 never does. start: what the server begins with. recall: when
     not everyone answers, count the others with the last w they sent (None: when only part of them is asked). measure_every: rounds
-    between two measurements of objective, consensus error and change of w (they cost as much as a round, and each client then also
-    sends two scalars). double: float64.
+    between two measurements of objective, consensus error and change of w, 0 for none (they cost as much as a round, each client then
+    also sends two scalars). double: float64.
     """
 
     task: Task | None = None

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlens.data.images import converted, opened
+from fedlens.data.images import converted, opened, upright_size
 from fedlens.data.source import DataError
 
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"}
@@ -111,9 +111,10 @@ def read_picture(file: Path) -> np.ndarray[Any, Any]:
 
 
 def _header(file: Path) -> tuple[int, int]:
-    """(height, width), without decoding."""
+    """(height, width) as `read_picture` will give it, without decoding."""
     with _opened(file) as picture:
-        return picture.height, picture.width
+        width, height = upright_size(picture)
+        return height, width
 
 
 @contextmanager

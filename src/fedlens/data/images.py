@@ -1,6 +1,7 @@
 """Still images as tensors: (C, H, W) in [0, 255], from a file, from an array or from scikit-image. A 16-bit file is scaled to that.
 
-`opened` and `converted` are how every image file is read, whatever it is for.
+`opened` and `converted` are how every image file is read, whatever it is for. A telephone stores pixels as its sensor lay and says in EXIF
+how to hold them; `converted` turns them as a viewer would, unless somebody's annotations count the stored pixels.
 """
 
 from __future__ import annotations
@@ -33,18 +34,60 @@ def opened(path: Path) -> Iterator[Picture]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # large, but not too large
+        warnings.filterwarnings("ignore", ".*orrupt EXIF")  # the pixels are good all the same
         try:
             image = Image.open(path)
         except Image.DecompressionBombError as e:
             raise OSError(str(e).split(",")[0]) from e
-    with image:
-        yield image
+    try:
+        with image:
+            yield image
+    except SyntaxError as e:  # PIL's, of a PNG with a broken piece in its middle
+        raise OSError(str(e)) from e
 
 
-def converted(picture: Picture, mode: str) -> Picture:
-    """In another mode. PIL cuts levels off at 255, so 16 bits would be white; of floats nobody knows what is white."""
+def orientation(picture: Picture) -> int:
+    """EXIF's number, 1 (as stored) to 8. EXIF is often broken, and PIL then warns or stumbles; the pixels are good all the same."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = picture.getexif().get(0x0112, 1)
+        except Exception:
+            return 1
+    return found if found in range(1, 9) else 1
+
+
+def upright(picture: Picture) -> Picture:
     from PIL import Image
 
+    picture.load()  # PIL turns a TIFF by itself when it is loaded, and forgets the tag
+    ways = Image.Transpose
+    how = (
+        None,
+        ways.FLIP_LEFT_RIGHT,
+        ways.ROTATE_180,
+        ways.FLIP_TOP_BOTTOM,
+        ways.TRANSPOSE,
+        ways.ROTATE_270,
+        ways.TRANSVERSE,
+        ways.ROTATE_90,
+    )
+    turn = how[orientation(picture) - 1]
+    return picture if turn is None else picture.transpose(turn)
+
+
+def upright_size(picture: Picture) -> tuple[int, int]:
+    """(width, height) after `upright`, from the header alone wherever that can be."""
+    if picture.format == "TIFF":  # versions of PIL differ in when they turn it
+        picture.load()
+    return picture.size[::-1] if orientation(picture) >= 5 else picture.size
+
+
+def converted(picture: Picture, mode: str, turn: bool = True) -> Picture:
+    """In another mode, and upright. PIL cuts levels off at 255, so 16 bits would be white; of floats nobody knows what is white."""
+    from PIL import Image
+
+    picture = upright(picture) if turn else picture
     if picture.mode == "F":
         raise ValueError("its pixels are floating-point numbers: save it with 8 or 16 bits")
     if picture.mode.startswith("I"):
@@ -61,7 +104,7 @@ def read_image(path: Path, colour: str = "auto") -> Tensor:
         else:
             with opened(path) as image:
                 keep = image.mode in ("L", "RGB") or image.mode.startswith("I")
-                array = np.asarray(image if keep else converted(image, "L" if image.mode in ("1", "LA") else "RGB"))
+                array = np.asarray(upright(image) if keep else converted(image, "L" if image.mode in ("1", "LA") else "RGB"))
     except FileNotFoundError as e:
         raise DataError(f"there is no image at {path}") from e
     except (OSError, ValueError) as e:

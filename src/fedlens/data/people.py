@@ -83,7 +83,8 @@ SKELETONS = {
 @dataclass(frozen=True)
 class Person:
     """image: a file, or pixels (H, W, 3) uint8. joints: (J, 3) as x, y, visible. centre and box (width, height): what is cropped. All
-    in image pixels."""
+    in image pixels. upright: turn the file as its EXIF says. Not for published sets: COCO's, MPII's and LSP's annotations count pixels as
+    they are stored, so a turned picture would no longer fit its joints."""
 
     image: Path | Array
     joints: Array
@@ -92,6 +93,7 @@ class Person:
     reference: float
     area: float = 0.0
     image_id: int = 0
+    upright: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class People:
         bw, bh = person.box[0] * (w + 2 * mw) / w, person.box[1] * (h + 2 * mh) / h
         left, top = round(person.centre[0] + 0.5 - bw / 2), round(person.centre[1] + 0.5 - bh / 2)
         right, bottom = max(left + 1, round(left + bw)), max(top + 1, round(top + bh))
-        pixels = read_image(person.image).crop((left, top, right, bottom)).resize((w + 2 * mw, h + 2 * mh), 2)
+        pixels = read_image(person.image, person.upright).crop((left, top, right, bottom)).resize((w + 2 * mw, h + 2 * mh), 2)
         sx, sy = (right - left) / (w + 2 * mw), (bottom - top) / (h + 2 * mh)
         to_image = np.array([[sx, 0, sx / 2 - 0.5 + left], [0, sy, sy / 2 - 0.5 + top], [0, 0, 1]])
         kept = np.asarray(pixels), to_image
@@ -220,14 +222,14 @@ class People:
         return F.grid_sample(canvas.float() / 255, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-def read_image(image: Path | Array) -> Any:
+def read_image(image: Path | Array, upright: bool = False) -> Any:
     from PIL import Image
 
     if not isinstance(image, Path):
         return Image.fromarray(image)
     try:
         with opened(image) as file:
-            return converted(file, "RGB")
+            return converted(file, "RGB", upright)
     except FileNotFoundError as e:
         raise DataError(f"no image at {image}") from e
     except (OSError, ValueError) as e:

@@ -54,7 +54,7 @@ class Scene(Source):
     kernels: Family = "fspecial"
     kernel_size: int = 15
     noise: float = 1.0
-    patch: tuple[int, int] | None = None
+    patch: tuple[Count, Count] | None = None
     boundary: Literal["circular", "unknown", "taper", "ignore"] | None = None
     align: bool = False
 

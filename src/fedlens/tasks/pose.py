@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.client import Batch, Output
-from fedlens.data.people import MEAN, SKELETONS, STD, Array, How, People, Person, Size, Skeleton, fit, read_image, transform
+from fedlens.data.people import MEAN, SKELETONS, STD, Array, How, People, Size, Skeleton, read_image, transform
 from fedlens.federation import Federation
 from fedlens.limits import Count, Fraction, Natural, Positive
 from fedlens.metrics.pose import coco_ap, pck, pckh
@@ -27,9 +27,8 @@ from fedlens.models.vitpose import SIZES, SimpleBaseline, ViTPose
 from fedlens.models.weights import load_weights
 from fedlens.pictures import Picture
 from fedlens.tasks.heatmaps import decode, draw_targets
+from fedlens.tasks.photos import as_coco, find_people, overlay_names, read_photos
 from fedlens.tasks.task import LearningTask, check_options, in_batches
-
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
 @dataclass
@@ -196,22 +195,30 @@ class Pose(LearningTask):
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
         """Joints of every image of a file or folder: keypoints.json (as COCO) and drawn overlays. Options: size (HxW; default the
         highest evaluated), boxes (a COCO-style JSON list or annotation file; without it a person is taken to fill its image), capture
-        (HxW: pretend the camera has only this) and how (bilinear, area, bicubic)."""
+        (HxW: pretend the camera has only this) and how (bilinear, area, bicubic). Photos are turned as their EXIF says, and joints and
+        boxes count the pixels of the upright photo."""
         check_options(self, options, "size", "boxes", "capture", "how")
         plan = _Plan(self, **options)
-        files = list_images(source)
-        people, names = plan.people(files, source if source.is_dir() else source.parent)
+        photos, unread = read_photos(source)
+        found = find_people(photos, plan.boxes)
         model = load_weights(self.model(), folder / "model.safetensors").eval()
-        view = People(people, self.skeleton, plan.size, capture=plan.capture, how=plan.how)
-        found = self.find(model, view)
+        people = [f.person(photos, len(self.skeleton.joints), plan.size) for f in found]
+        made = self.find(model, People(people, self.skeleton, plan.size, capture=plan.capture, how=plan.how))
         target.mkdir(parents=True, exist_ok=True)
-        (target / "keypoints.json").write_text(json.dumps(as_coco(found, people, names, self.skeleton), indent=1))
-        for number, name in enumerate(names):
-            image = torch.from_numpy(np.asarray(read_image(files[number])).copy()).permute(2, 0, 1).float() / 255
-            for k in [k for k, p in enumerate(people) if p.image_id == number]:
-                image = draw_joints(image, torch.from_numpy(found["predicted"][k]), self.skeleton)
-            save_png(image, target / f"{Path(name).stem}-pose.png")
-        return f"{len(people)} people in {len(files)} images: {target / 'keypoints.json'} and one overlay each"
+        written = as_coco(made["predicted"], made["peaks"], found, photos, self.skeleton)
+        (target / "keypoints.json").write_text(json.dumps(written, indent=1))
+        for number, (photo, name) in enumerate(zip(photos, overlay_names(photos), strict=True)):
+            own = [made["predicted"][k] for k, f in enumerate(found) if f.photo == number]
+            self._overlay(photo.file, own, target / name)
+        left = f", {len(unread)} could not be read ({unread[0]})" if unread else ""
+        return f"{len(people)} people in {len(photos)} images{left}: {target / 'keypoints.json'} and one overlay each"
+
+    def _overlay(self, photo: Path, people: Sequence[Array], target: Path) -> None:
+        image = torch.from_numpy(np.asarray(read_image(photo, upright=True)).copy()).permute(2, 0, 1).float() / 255
+        for joints in people:
+            image = draw_joints(image, torch.from_numpy(joints), self.skeleton)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        save_png(image, target)
 
 
 # -- drawing -------------------------------------------------------------------------------------------------------------------------
@@ -278,23 +285,7 @@ class _Plan:
         self.size = parse_size(size) if size else max(task.sizes, default=task.size)
         task.check_size(self.size)
         self.capture, self.how = parse_size(capture) if capture else None, how
-        self.skeleton = task.skeleton
         self.boxes = Path(boxes) if boxes else None
-
-    def people(self, files: Sequence[Path], root: Path) -> tuple[list[Person], list[str]]:
-        names = [str(f.relative_to(root)) for f in files]
-        known = read_boxes(self.boxes) if self.boxes else None
-        people, blank = [], np.zeros((len(self.skeleton.joints), 3))
-        for number, file in enumerate(files):
-            width, height = read_image(file).size
-            given = [(0.0, 0.0, float(width), float(height))] if known is None else known.get(file.name, [])
-            for left, top, w, h in given:
-                box = fit((w, h), self.size, 1.0 if known is None else 1.25)
-                centre = (left + (w - 1) / 2, top + (h - 1) / 2)
-                people.append(Person(file, blank, centre, box, 1.0, w * h, number))
-        if not people:
-            raise ValueError(f"{self.boxes} has no box for any of the images")
-        return people, names
 
 
 def parse_size(text: Any) -> Size:
@@ -304,56 +295,6 @@ def parse_size(text: Any) -> Size:
         height, width = (int(p) for p in parts)
     except (TypeError, ValueError) as e:
         raise ValueError(f"a resolution is written HEIGHTxWIDTH, for example 256x192, not {text!r}") from e
+    if min(height, width) < 1:
+        raise ValueError(f"a resolution has at least one pixel a side, not {text!r}")
     return height, width
-
-
-def list_images(source: Path) -> list[Path]:
-    if source.is_file():
-        return [source]
-    if not source.is_dir():
-        raise ValueError(f"there is no {source}")
-    files = sorted(p for p in source.rglob("*") if p.suffix.lower() in IMAGES)
-    if not files:
-        raise ValueError(f"no images in {source}")
-    return files
-
-
-def read_boxes(path: Path) -> dict[str, list[tuple[float, float, float, float]]]:
-    """File name -> boxes (left, top, width, height), from COCO annotations or from a list of {"file_name", "bbox"}."""
-    try:
-        found = json.loads(path.read_text())
-        entries = found["annotations"] if isinstance(found, dict) else found
-        files = {i["id"]: i["file_name"] for i in found["images"]} if isinstance(found, dict) else {}
-        out: dict[str, list[tuple[float, float, float, float]]] = {}
-        for entry in entries:
-            name = entry["file_name"] if "file_name" in entry else files[entry["image_id"]]
-            left, top, width, height = (float(v) for v in entry["bbox"])
-            out.setdefault(Path(name).name, []).append((left, top, width, height))
-        return out
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise ValueError(f"{path} is not a list of boxes: {e}") from e
-
-
-def as_coco(found: Mapping[str, Array], people: Sequence[Person], names: Sequence[str], skeleton: Skeleton) -> dict[str, Any]:
-    annotations = []
-    for k, person in enumerate(people):
-        joints, peaks = found["predicted"][k], found["peaks"][k]
-        flags = np.where(peaks > 0, 2.0, 0.0)
-        (cx, cy), (w, h) = person.centre, person.box
-        annotations.append(
-            {
-                "id": k + 1, "image_id": person.image_id, "category_id": 1, "num_keypoints": int((flags > 0).sum()),
-                "keypoints": [round(float(v), 2) for v in np.c_[joints, flags].ravel()],
-                "joint_scores": [round(float(p), 4) for p in peaks], "score": float(peaks.mean()),
-                "bbox": [cx + 0.5 - w / 2, cy + 0.5 - h / 2, w, h], "area": person.area, "iscrowd": 0,
-            }
-        )  # fmt: skip
-    images = []
-    for number, name in enumerate(names):
-        first = next((p for p in people if p.image_id == number), None)
-        size = read_image(first.image).size if first else (0, 0)
-        images.append({"id": number, "file_name": name, "width": size[0], "height": size[1]})
-    category = {
-        "id": 1, "name": "person", "keypoints": list(skeleton.joints), "skeleton": [[a + 1, b + 1] for a, b in skeleton.bones],
-    }  # fmt: skip
-    return {"images": images, "annotations": annotations, "categories": [category]}

@@ -1,7 +1,7 @@
 """Retrieval over a folder of one's own: `fedlens apply RUN videos/ found/` with what a pretraining run has learned.
 
 Writes into the target folder
-    index.safetensors    a row for every video, with the names, the settings and the sha256 of the weights in its header
+    index.safetensors    a row for every video that can be decoded, with the names, the settings and the sha256 of the weights in its header
     neighbours.csv       query, rank, video, similarity
     sheet.png            the first queries and the nearest clips of each
     report.html          the same sheet, to be looked at, and what was skipped and why
@@ -30,7 +30,7 @@ from fedlens.data.video_lists import Entry
 from fedlens.data.video_set import VideoSet
 from fedlens.data.videos import Opened, scan
 from fedlens.metrics.retrieval import nearest
-from fedlens.tasks.video_ssl import SHOWN, contact_sheet, embed, scores
+from fedlens.tasks.video_ssl import SHOWN, contact_sheet, embed_all, scores
 
 
 def search_folder(
@@ -48,7 +48,8 @@ def search_folder(
     asked, queries = held, rows
     if place is not None:
         asked = videos_of(source, folders, size, frames, skipped)
-        queries = embed(net, asked, frames, size, clips)
+        queries, seen = embed_all(net, asked, frames, size, clips)
+        asked, queries = decoded(asked, seen, skipped), queries[seen]
     if len(held) < 2 and place is None:
         raise DataError(f"{source} holds {len(held)} readable video: there is nothing to compare it with; name others with gallery=FOLDER")
     found, alike = nearest(queries, rows, k, same=place is None)
@@ -80,20 +81,60 @@ def indexed(
     net: Any, source: Path, folders: Sequence[str], file: Path, plan: Mapping[str, Any], skipped: list[str]
 ) -> tuple[VideoSet, Tensor, bool]:
     """The videos and their rows; whether the rows were there already."""
-    from safetensors import safe_open
+    videos = videos_of(source, folders, plan["size"], plan["frames"], skipped)
+    files = stamped(videos)
+    kept = read_index(file, plan, files)
+    if kept is None:
+        rows, seen = embed_all(net, videos, plan["frames"], plan["size"], plan["clips"])
+        rows = rows[seen]
+        write_index(file, plan, rows, [files[n] for n in seen], [f for n, f in enumerate(files) if n not in set(seen)])
+    else:
+        rows, seen = kept
+    return decoded(videos, seen, skipped), rows, kept is not None
+
+
+def stamped(videos: VideoSet) -> list[list[Any]]:
+    """Name, frames, bytes and time of change of each: what tells whether it is still the same."""
+    stamps = [Path(s).stat() for s in videos.sources]
+    return [[c.name, len(c), stamp.st_size, stamp.st_mtime_ns] for c, stamp in zip(videos.clips, stamps, strict=True)]
+
+
+def read_index(file: Path, plan: Mapping[str, Any], files: Sequence[list[Any]]) -> tuple[Tensor, list[int]] | None:
+    """The rows, and the numbers of the videos they are for, if the index was made of these files in this way. One that cannot be read is
+    none: it can be made again."""
+    from safetensors import SafetensorError, safe_open
+
+    if not file.is_file():
+        return None
+    try:
+        with safe_open(file, framework="pt") as kept:
+            header, rows = kept.metadata() or {}, kept.get_tensor("rows")
+        made, videos, broken = (json.loads(header[key]) for key in ("plan", "videos", "broken"))
+    except (SafetensorError, OSError, ValueError, KeyError):
+        return None
+    seen = [n for n, f in enumerate(files) if f not in broken]
+    same = made == dict(plan) and [files[n] for n in seen] == videos and len(rows) == len(seen)
+    return (rows, seen) if same and len(videos) + len(broken) == len(files) else None
+
+
+def write_index(file: Path, plan: Mapping[str, Any], rows: Tensor, videos: Sequence[list[Any]], broken: Sequence[list[Any]]) -> None:
+    """Broken ones have no row, but are named: otherwise every search would try to decode them, and everything else, again. The file takes
+    its name when it is complete."""
     from safetensors.torch import save_file
 
-    videos = videos_of(source, folders, plan["size"], plan["frames"], skipped)
-    stamps = [Path(s).stat() for s in videos.sources]
-    files = [[c.name, len(c), stamp.st_size, stamp.st_mtime_ns] for c, stamp in zip(videos.clips, stamps, strict=True)]
-    header = {"plan": json.dumps(plan, sort_keys=True), "videos": json.dumps(files)}
-    if file.is_file():
-        with safe_open(file, framework="pt") as kept:
-            if kept.metadata() == header:
-                return videos, kept.get_tensor("rows"), True
-    rows = embed(net, videos, plan["frames"], plan["size"], plan["clips"])
-    save_file({"rows": rows.contiguous()}, file, metadata=header)
-    return videos, rows, False
+    part = file.with_name(f".{file.name}.part")
+    header = {"plan": json.dumps(plan, sort_keys=True), "videos": json.dumps(videos), "broken": json.dumps(broken)}
+    try:
+        save_file({"rows": rows.contiguous()}, part, metadata=header)
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def decoded(videos: VideoSet, seen: Sequence[int], skipped: list[str]) -> VideoSet:
+    """Those that gave clips; the first frame of the others is sound, but what comes after is not."""
+    skipped += [f"{c.name}: cannot be decoded" for n, c in enumerate(videos.clips) if n not in set(seen)]
+    return videos.take(seen)
 
 
 def paths_of(source: Path) -> list[Path]:

@@ -60,7 +60,7 @@ class SuperResolution(LearningTask):
     ) -> None:
         self.init = init
         if scale not in (1, 2, 3, 4):
-            raise ValueError(f"the scale is 2, 3 or 4, not {scale}")
+            raise ValueError(f"the scale is 1 (restore and keep the size), 2, 3 or 4, not {scale}")
         if unknown := sorted(set(metrics) - set(METRICS)):
             raise ValueError(f"there is no metric {unknown[0]!r}: {', '.join(METRICS)} are known")
         self.scale, self.metrics, self.border, self.eps, self.lpips_weights = scale, tuple(metrics), border, eps, lpips_weights
@@ -161,15 +161,18 @@ class SuperResolution(LearningTask):
     # -- to be used ------------------------------------------------------------------------------------------------------------------------
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
-        """Enlarge a video file or a folder of frames. Sound is kept. Options: quality (0-51, less is better, default 16), device."""
+        """Enlarge a video file or a folder of frames. Sound is kept. Options: quality (of a video file: 0-51, less is better,
+        default 16), device."""
         from fedlens.algorithms.fedavg import find_device
-        from fedlens.data.video import open_frames
+        from fedlens.data.video import VIDEOS, open_frames
         from fedlens.models.weights import load_weights
 
         check_options(self, options, "quality", "device", "progress")
         quality, device = options.get("quality", 16), options.get("device", "cpu")
         if quality not in range(52):
             raise ValueError(f"quality is a whole number from 0 (best) to 51 (smallest file), not {quality}")
+        if "quality" in options and target.suffix.lower() not in VIDEOS:  # the writer would ignore it
+            raise ValueError(f"quality is for video files, and {target.name} is none: leave it out")
         model = load_weights(self.build(), folder / "model.safetensors").eval().to(find_device(str(device)))
         return upscale(model, open_frames(source), target, self.tiles, quality, options.get("progress", True))
 

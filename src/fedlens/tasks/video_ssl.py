@@ -273,17 +273,24 @@ def pooled(maps: Tensor) -> Tensor:
 
 def embed(net: Any, videos: VideoSet, frames: int, size: int, clips: int, batch: int = 64) -> Tensor:
     """A row for every video: its clips' features, averaged. A video that gives none gets a row of zeros, which is like nothing."""
+    return embed_all(net, videos, frames, size, clips, batch)[0]
+
+
+def embed_all(net: Any, videos: VideoSet, frames: int, size: int, clips: int, batch: int = 64) -> tuple[Tensor, list[int]]:
+    """As `embed`, and the numbers of the videos that gave clips."""
     place = next(net.parameters()).device
     total: Tensor | None = None
+    seen: set[int] = set()
     with torch.no_grad():
         for numbers, x in clip_batches(videos, frames, size, clips, 1, batch):
             features = pooled(net.maps(x.to(place)).float()).cpu()
             if total is None:
                 total = torch.zeros(len(videos), features.shape[1])
             total.index_add_(0, torch.tensor(numbers), features / clips)
+            seen.update(numbers)
     if total is None:
         raise DataError(f"no video has {frames} frames of a clip that can be decoded")
-    return total
+    return total, sorted(seen)
 
 
 def scores(
