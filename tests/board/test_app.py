@@ -115,6 +115,36 @@ def test_only_what_changed_is_read_again(root: Path, monkeypatch: pytest.MonkeyP
     assert board.cards()["a"]["done"] == 5 and read == ["a"]
 
 
+def test_broken_files_do_not_take_the_list_down(client: TestClient, root: Path) -> None:
+    with (root / "a" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 1' + "0" * 400 + "}\n" + "[" * 100_000 + "\n")
+    (root / "sweep" / "b" / "summary.json").write_text('{"metrics": {"accuracy": 1' + "0" * 400 + "}}")
+    write_run(root / "c", rounds=1)
+    (root / "c" / "config.toml").write_text("x = " + "[" * 100_000)
+    (root / "c" / "pictures" / "index.json").write_text(json.dumps([{"files": ["a\0.png"]}]))
+    assert {"a", "sweep/b", "c"} <= {c["name"] for c in client.get("/api/runs").json()["runs"]}
+    views = client.get("/api/run", params={"name": ["a", "sweep/b", "c"]}).json()["views"]
+    assert all(v["problems"] for v in views)
+
+
+def test_a_run_that_cannot_be_read_is_listed_with_the_reason(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedlens import view as views
+
+    real, board = views.glance, Board(root)
+
+    def fail(path: Path) -> object:
+        if path.name == "a":
+            raise KeyError("whatever it is")
+        return real(path)
+
+    monkeypatch.setattr(views, "glance", fail)
+    cards = board.cards()
+    assert cards["a"]["status"] == "broken" and cards["a"]["problem"] == "This folder could not be read (KeyError)."
+    assert cards["sweep/b"]["status"] == "finished"
+    monkeypatch.setattr(views, "glance", real)
+    assert board.cards()["a"]["status"] == "finished"
+
+
 def test_the_command_refuses_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="There is no folder"):
         cli_board.board(tmp_path / "absent")

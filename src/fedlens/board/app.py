@@ -44,14 +44,15 @@ class Board:
         self._cards: dict[str, tuple[Any, dict[str, Any]]] = {}
 
     def cards(self) -> dict[str, dict[str, Any]]:
-        """The list. Only folders that changed are read again; a running one always, because time alone can make it a stopped one."""
+        """The list. Only folders that changed are read again; a running one always, because time alone can make it a stopped one,
+        and a broken one, because the reason may lie outside its files."""
         found = folders.find_runs(self.root)
         seen = {}
         for name, path in found.items():
             mark = folders.signature(path)
             old = self._cards.get(name)
-            fresh = old is None or old[0] != mark or old[1]["status"] == "running"
-            seen[name] = (mark, views.card(path, name)) if fresh or old is None else old
+            fresh = old is None or old[0] != mark or old[1]["status"] in ("running", "broken")
+            seen[name] = (mark, _card(path, name)) if fresh or old is None else old
         self._cards = seen
         return {name: card for name, (_, card) in seen.items()}
 
@@ -132,6 +133,14 @@ def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Sta
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))],
         exception_handlers={HTTPException: _refuse, Exception: _apologise},
     )
+
+
+def _card(path: Path, name: str) -> dict[str, Any]:
+    """One run that cannot be read, for whatever reason, must not take the list with it."""
+    try:
+        return views.card(path, name)
+    except Exception as error:
+        return views.broken(path, name, f"This folder could not be read ({type(error).__name__}).")
 
 
 async def _stream(request: Request, look: Callable[[], Any]) -> AsyncIterator[str]:

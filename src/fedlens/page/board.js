@@ -48,7 +48,7 @@
     ["done", "Rounds", (c) => c.done], ["metric", "Result", (c) => { const m = best(c); return m ? m[1] : -Infinity; }], ["loss", "Loss", (c) => c.loss.at(-1) ?? Infinity], ["seconds", "Time", (c) => c.seconds ?? 0], ["changed", "Changed", (c) => c.changed],
   ];
   const best = (card) => { const name = View.chief(Object.keys(card.metrics))[0]; return name ? [name, card.metrics[name]] : null; };
-  const isRun = (card) => !["empty", "not a run"].includes(card.status);  // what is no run comes last, however the list is sorted
+  const isRun = (card) => !["empty", "not a run", "broken"].includes(card.status);  // what is no run comes last, however the list is sorted
   const ago = (t) => { const s = Date.now() / 1000 - t; return s < 60 ? "now" : s < 3600 ? `${Math.floor(s / 60)} min ago` : s < 86400 ? `${Math.floor(s / 3600)} h ago` : new Date(t * 1000).toLocaleDateString("en-CA"); };
   const state = { text: "", status: "", sort: "changed", down: true };
 
@@ -57,14 +57,14 @@
     const cards = new Map(runs.map((c) => [c.name, c])), rows = new Map(), body = h("tbody"), count = h("p", { class: "soft small", role: "status" });
     const compare = h("button", { type: "button", onclick: () => { location.hash = address("compare", [...chosen]); } });
     const search = h("input", { type: "search", placeholder: "Filter by name, task or algorithm", "aria-label": "Filter runs", value: state.text, oninput: () => { state.text = search.value; arrange(); } });
-    const status = h("select", { "aria-label": "Status", onchange: () => { state.status = status.value; arrange(); } }, ["", "running", "finished", "stopped", "empty", "not a run"].map((v) => h("option", { value: v, text: v || "any status", selected: v === state.status })));
+    const status = h("select", { "aria-label": "Status", onchange: () => { state.status = status.value; arrange(); } }, ["", "running", "finished", "stopped", "empty", "not a run", "broken"].map((v) => h("option", { value: v, text: v || "any status", selected: v === state.status })));
     const heads = COLUMNS.map(([id, text]) => h("th", { scope: "col", "data-column": id, class: ["done", "metric", "loss", "seconds", "changed"].includes(id) ? "n" : null }, h("button", { type: "button", text, onclick: () => { state.down = state.sort === id ? !state.down : !["name", "status", "task", "algorithm"].includes(id); state.sort = id; arrange(); } })));
 
     function row(card) {
       const box = h("input", { type: "checkbox", "aria-label": `Choose ${card.name}`, checked: chosen.has(card.name), onchange: () => { box.checked ? chosen.add(card.name) : chosen.delete(card.name); ready(); } });
       const metric = best(card), planned = card.title.rounds, run = isRun(card);
       if (!run) box.disabled = true;
-      return h("tr", { "data-run": card.name }, h("td", {}, box), h("td", { class: "name" }, h("a", { href: address("run", [card.name]), text: card.name })),
+      return h("tr", { "data-run": card.name }, h("td", {}, box), h("td", { class: "name" }, card.problem ? [card.name, h("div", { class: "small soft", text: card.problem })] : h("a", { href: address("run", [card.name]), text: card.name })),
         h("td", {}, h("span", { class: `status ${card.status.replaceAll(" ", "-")}`, text: card.status })), h("td", { class: "optional", text: card.title.task || "" }), h("td", { class: "under soft", text: (card.title.algorithm || []).join(" + ") }),
         h("td", { class: "n optional" }, run ? [number(card.done), planned ? h("span", { class: "soft", text: ` / ${planned}` }) : "", card.status === "running" && planned ? h("progress", { max: planned, value: card.done, "aria-label": "rounds done", style: "display:block;margin-left:auto" }) : ""] : ""),
         h("td", { class: "n under" }, metric ? [h("b", { text: number(metric[1]) }), " ", h("span", { class: "soft small", text: words(metric[0]) })] : ""),
