@@ -154,3 +154,8 @@ def test_a_picture_that_cannot_be_named_is_left_out(tmp_path: Path, name: str) -
     (run / "pictures" / "index.json").write_text(json.dumps([{"caption": "c", "files": [name, "00-00.png"]}]))
     read = folders.read(run)
     assert [len(p["paths"]) for p in read.pictures] == [1] and "1 of 2 files are missing or not allowed" in read.problems[-1]
+
+
+def test_names_that_are_not_utf8_can_be_shown_and_told_apart() -> None:
+    names = folders.distinct([Path(os.fsdecode(b"bad\xff")), Path(os.fsdecode(b"bad\xfe")), Path("größe")])
+    assert len(set(names)) == 3 and names[2] == "größe" and all(name.encode() for name in names)

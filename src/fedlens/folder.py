@@ -229,10 +229,15 @@ def find_runs(root: Path, depth: int = 3) -> dict[str, Path]:
 def distinct(paths: Sequence[Path]) -> list[str]:
     """The shortest tails of the paths that tell the runs apart."""
     for parts in range(1, 5):
-        names = ["/".join(p.parts[-parts:]) for p in paths]
+        names = [printable("/".join(p.parts[-parts:])) for p in paths]
         if len(set(names)) == len(names):
             return names
-    return [f"{p.name} ({k + 1})" for k, p in enumerate(paths)]
+    return [f"{printable(p.name)} ({k + 1})" for k, p in enumerate(paths)]
+
+
+def printable(text: str) -> str:
+    """Names of files need not be UTF-8: bytes that are not are shown as escapes, which keeps two such names apart."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def table(value: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.folder import RunFolder, changed, digest, done, final_metrics, glance, number, sequence, table
+from fedlens.folder import RunFolder, changed, digest, done, final_metrics, glance, number, printable, sequence, table
 
 CELLS = 200_000  # client-rounds a page can hold; longer runs show every k-th round
 POINTS = 2_000  # rounds a curve can hold
@@ -19,7 +19,7 @@ UNEVALUATED = "left out of the evaluation: "
 def view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
     """What the page draws, as plain JSON. `source` turns an image file into what `<img src>` gets: a data URI or an address."""
     seen: dict[str, Any] = {
-        "name": run.path.resolve().name,
+        "name": printable(run.path.resolve().name),
         "status": run.status,
         "problems": list(run.problems),
         "title": run.title,

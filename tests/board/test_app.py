@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -143,6 +144,23 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(root: Path, monkeyp
     assert cards["sweep/b"]["status"] == "finished"
     monkeypatch.setattr(views, "glance", real)
     assert board.cards()["a"]["status"] == "finished"
+
+
+def test_a_name_that_is_not_utf8_is_listed_but_not_opened(client: TestClient, root: Path) -> None:
+    write_run(root / os.fsdecode(b"bad\xffname"), rounds=1, pictures=False)
+    text = client.get("/api/runs").text
+    cards = {c["name"]: c for c in json.loads(text)["runs"]}
+    assert cards["a"]["status"] == "finished" and all(name.encode() for name in cards)
+    assert cards["bad\\udcffname"]["status"] == "broken" and "not UTF-8" in cards["bad\\udcffname"]["problem"]
+    assert client.get("/api/run", params={"name": "bad\\udcffname"}).status_code == 404
+
+
+def test_a_board_over_a_folder_whose_name_is_not_utf8(root: Path) -> None:
+    odd = root.rename(root.parent / os.fsdecode(b"odd\xff"))
+    client = TestClient(make(odd), base_url="http://127.0.0.1")
+    assert client.get("/api/runs").json()["root"] == "odd\\udcff"
+    for path in ("/api/run?name=a", "/report?run=a"):
+        assert client.get(path).status_code == 200
 
 
 def test_the_command_refuses_in_one_sentence(tmp_path: Path) -> None:

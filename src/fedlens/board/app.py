@@ -54,7 +54,7 @@ class Board:
             fresh = old is None or old[0] != mark or old[1]["status"] in ("running", "broken")
             seen[name] = (mark, _card(path, name)) if fresh or old is None else old
         self._cards = seen
-        return {name: card for name, (_, card) in seen.items()}
+        return {card["name"]: card for _, card in seen.values()}
 
     def folder(self, name: str) -> Path:
         """The folder of that name, if it lies below the directory."""
@@ -73,7 +73,7 @@ class Board:
         def address(image: Path) -> str:
             return "/picture?" + urlencode({"run": name, "file": image.name, "v": folders.digest(image)})
 
-        return {**views.view(folders.read(path), address), "name": name if name != "." else path.name}
+        return {**views.view(folders.read(path), address), "name": name if name != "." else folders.printable(path.name)}
 
 
 def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Starlette:
@@ -90,7 +90,7 @@ def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Sta
         return FileResponse(report.PAGE / name, media_type=STATIC[name], headers={"Cache-Control": "no-cache"})
 
     async def runs(request: Request) -> Response:
-        return _json({"root": board.root.name, "runs": list((await _aside(board.cards)).values())})
+        return _json({"root": folders.printable(board.root.name), "runs": list((await _aside(board.cards)).values())})
 
     async def one(request: Request) -> Response:
         names = request.query_params.getlist("name")
@@ -137,6 +137,8 @@ def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Sta
 
 def _card(path: Path, name: str) -> dict[str, Any]:
     """One run that cannot be read, for whatever reason, must not take the list with it."""
+    if (shown := folders.printable(name)) != name:  # an address is UTF-8, so none leads there
+        return views.broken(path, shown, "The name of this folder is not UTF-8. Rename it to open it here.")
     try:
         return views.card(path, name)
     except Exception as error:
