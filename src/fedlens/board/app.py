@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -29,6 +31,8 @@ from fedlens import view as views
 
 LOOK = 0.2  # seconds between two looks at the files
 BEAT = 10.0  # seconds after which an idle stream says that it is alive
+ABSENT = "There is no such run."
+MOST = 24  # runs that one page compares
 STATIC = {"page.css": "text/css", **dict.fromkeys((*report.SCRIPTS, "board.js"), "text/javascript")}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
@@ -64,7 +68,7 @@ class Board:
         except (OSError, ValueError):
             allowed = False
         if not allowed:
-            raise HTTPException(404, "There is no such run.")
+            raise HTTPException(404, ABSENT)
         return path
 
     def view(self, name: str) -> dict[str, Any]:
@@ -74,6 +78,27 @@ class Board:
             return "/picture?" + urlencode({"run": name, "file": image.name, "v": folders.digest(image)})
 
         return {**views.view(folders.read(path), address), "name": name if name != "." else folders.printable(path.name)}
+
+    def views(self, names: Sequence[str]) -> dict[str, Any]:
+        """Those that are there, and the names of those that are not: a deleted run must not end a comparison of the others."""
+        found, gone = [], []
+        for name in names:
+            try:
+                found.append(self.view(name))
+            except HTTPException:
+                gone.append(name)
+        if not found:
+            raise HTTPException(404, ABSENT)
+        return {"views": found, "gone": gone}
+
+    def there(self, names: Sequence[str]) -> dict[str, Path]:
+        found = {}
+        for name in names:
+            with suppress(HTTPException):
+                found[name] = self.folder(name)
+        if not found:
+            raise HTTPException(404, ABSENT)
+        return found
 
 
 def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Starlette:
@@ -94,7 +119,7 @@ def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Sta
 
     async def one(request: Request) -> Response:
         names = request.query_params.getlist("name")
-        return _json({"views": [await _aside(board.view, name) for name in names[:24]]})
+        return _json({**await _aside(board.views, names[:MOST]), "left_out": len(names[MOST:])})
 
     async def picture(request: Request) -> Response:
         inside = board.folder(request.query_params.get("run", "")) / "pictures"
@@ -114,7 +139,7 @@ def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Sta
         return HTMLResponse(text, headers={"Content-Disposition": f'attachment; filename="{_plain(path.name)}.html"'})
 
     async def events(request: Request) -> Response:
-        names = request.query_params.getlist("run")[:24]
+        names = request.query_params.getlist("run")[:MOST]
         look = _watch_runs(board, names) if names else _watch_list(board)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(_stream(request, look), media_type="text/event-stream", headers=headers)
@@ -161,17 +186,17 @@ async def _stream(request: Request, look: Callable[[], Any]) -> AsyncIterator[st
 
 
 def _watch_runs(board: Board, names: list[str]) -> Callable[[], Any]:
-    paths = {name: board.folder(name) for name in names}
+    paths = board.there(names)
 
-    def marks() -> dict[str, Any]:
-        return {name: folders.signature(path) for name, path in paths.items()}
+    def marks() -> dict[str, Any]:  # a folder that loses its files and one that is gone have the same signature
+        return {name: (os.path.isdir(path), folders.signature(path)) for name, path in paths.items()}
 
     before = marks()
 
     def look() -> Any:
         nonlocal before
         now = marks()
-        changed = [name for name in names if now[name] != before[name]]
+        changed = [name for name in paths if now[name] != before[name]]
         before = now
         return {"runs": changed} if changed else None
 
