@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -117,3 +118,27 @@ def test_a_map_says_what_its_colours_mean(tmp_path: Path) -> None:
 
     save_pictures([Picture("m", [torch.tensor([[[-2.0, 0.5], [1.0, 3.0]]])], kind="map")], tmp_path)
     assert json.loads((tmp_path / "index.json").read_text())[0]["ranges"] == [[-2.0, 3.0]]
+
+
+def test_a_folder_whose_name_is_not_utf8_gets_its_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / os.fsdecode(b"bad\xffname"), rounds=1, pictures=False)
+    for folder in (run, tmp_path):  # alone, and among the runs below a folder
+        views = data_of(report.write(folder).read_text(encoding="utf-8"))["views"]
+        assert isinstance(views, list) and views[0]["name"] == "bad\\udcffname"
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_half_a_character_in_a_caption_does_not_cost_the_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rounds=1)
+    index = json.loads((run / "pictures" / "index.json").read_text())
+    index[0]["caption"] = "half \ud800"
+    (run / "pictures" / "index.json").write_text(json.dumps(index))
+    assert "half ?" in report.write(run).read_text(encoding="utf-8")
+
+
+def test_a_report_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rounds=1, pictures=False)
+    (run / "report.html").mkdir()
+    with pytest.raises(OSError):
+        report.write(run)
+    assert not list(run.glob("*.part"))

@@ -9,7 +9,7 @@ import math
 import os
 import time
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import Any, Literal
 Status = Literal["finished", "running", "stopped", "empty", "not a run"]
 MARKS = ("config.toml", "metrics.jsonl", "summary.json")  # any one of them makes a folder a run
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")
+DEPTH = 50  # levels of nesting; nothing FedLens writes has ten, and whatever walks a value later may recurse
+LARGEST = 1 << 1023  # whole numbers beyond it are no float
 QUIET = 120.0  # seconds without a new line after which a run without summary counts as stopped (longer if its rounds are longer)
 
 
@@ -110,11 +112,27 @@ def parse_rounds(text: str, problems: list[str]) -> list[dict[str, Any]]:
 
 def _entry(line: str) -> dict[str, Any] | None:
     try:
-        entry = json.loads(line)
+        entry = decode(line)
     except ValueError:
         return None
     whole = isinstance(entry, dict) and isinstance(entry.get("round"), int | float) and math.isfinite(entry["round"])
     return entry if whole else None
+
+
+def decode(text: str, parse: Callable[[str], Any] = json.loads) -> Any:
+    """What a text says, or a ValueError with the reason, whatever is wrong with it."""
+    try:
+        value = parse(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    level = [value]
+    for _ in range(DEPTH):
+        if any(isinstance(x, int) and abs(x) > LARGEST for x in level):
+            raise ValueError("a number in it is too large")
+        level = [x for v in level if isinstance(v, dict | list) for x in (v.values() if isinstance(v, dict) else v)]
+        if not level:
+            return value
+    raise ValueError("it is nested too deeply")
 
 
 def read_pictures(path: Path, problems: list[str]) -> list[dict[str, Any]]:
@@ -127,7 +145,7 @@ def read_pictures(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     for entry in index:
         names = table(entry).get("files")
         files = [str(name) for name in names] if isinstance(names, list) else []
-        paths = [p for name in files if (p := (folder / name).resolve()).parent == inside and p.suffix.lower() in IMAGES and p.is_file()]
+        paths = [p for name in files if (p := _image(inside, name)) is not None]
         if len(paths) < len(files):
             problems.append(
                 f"Picture “{entry.get('caption', '')}”: {len(files) - len(paths)} of {len(files)} files are missing or not allowed."
@@ -135,6 +153,17 @@ def read_pictures(path: Path, problems: list[str]) -> list[dict[str, Any]]:
         if paths:
             entries.append({**entry, "paths": paths})
     return entries
+
+
+def _image(folder: Path, name: str) -> Path | None:
+    """The image of that name, if it lies in the folder itself and its name can be part of an address."""
+    try:
+        name.encode()
+        path = (folder / name).resolve()
+        allowed = path.parent == folder and path.suffix.lower() in IMAGES and path.is_file()
+    except (OSError, ValueError, RuntimeError):  # a NUL, a name of 300 letters, a link to itself
+        return None
+    return path if allowed else None
 
 
 def done(rounds: Sequence[Mapping[str, Any]]) -> int:
@@ -200,10 +229,15 @@ def find_runs(root: Path, depth: int = 3) -> dict[str, Path]:
 def distinct(paths: Sequence[Path]) -> list[str]:
     """The shortest tails of the paths that tell the runs apart."""
     for parts in range(1, 5):
-        names = ["/".join(p.parts[-parts:]) for p in paths]
+        names = [printable("/".join(p.parts[-parts:])) for p in paths]
         if len(set(names)) == len(names):
             return names
-    return [f"{p.name} ({k + 1})" for k, p in enumerate(paths)]
+    return [f"{printable(p.name)} ({k + 1})" for k, p in enumerate(paths)]
+
+
+def printable(text: str) -> str:
+    """Names of files need not be UTF-8: bytes that are not are shown as escapes, which keeps two such names apart."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def table(value: Any) -> dict[str, Any]:
@@ -219,7 +253,7 @@ def number(value: Any) -> float | int | None:
 
 
 def is_run(path: Path) -> bool:
-    return any((path / name).is_file() for name in MARKS)
+    return any(os.path.isfile(path / name) for name in MARKS)  # unlike Path.is_file, False where looking is forbidden
 
 
 def _kind(path: Path) -> Literal["empty", "not a run"] | None:
@@ -275,8 +309,8 @@ def _text(path: Path, problems: list[str], wanted: bool = False) -> str:
 
 def _toml(text: str, problems: list[str]) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return table(decode(text, tomllib.loads))
+    except ValueError as error:
         problems.append(f"config.toml is not valid TOML ({error}).")
         return {}
 
@@ -286,9 +320,9 @@ def _json(path: Path, problems: list[str]) -> Any:
     if not text:
         return {}
     try:
-        return json.loads(text)
-    except ValueError:
-        problems.append(f"{path.name} is not valid JSON.")
+        return decode(text)
+    except ValueError as error:
+        problems.append(f"{path.name} is not valid JSON ({error}).")
         return {}
 
 

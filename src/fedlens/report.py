@@ -62,6 +62,7 @@ def render(runs: Sequence[RunFolder], title: str | None = None) -> str:
     """The page as text. With a title it is a comparison, however many runs there are."""
     images = _Images(runs)
     views = [view(run, images.name) for run in runs]
+    title = title and folders.printable(title)
     names = folders.distinct([run.path.resolve() for run in runs])
     for seen, name in zip(views, names):
         seen["name"] = name
@@ -77,7 +78,8 @@ def render(runs: Sequence[RunFolder], title: str | None = None) -> str:
     }
     page = (PAGE / "report.html").read_text()
     first, *rest = page.split("<!--")
-    return first + "".join(pieces[name] + after for name, _, after in (part.partition("-->") for part in rest))
+    whole = first + "".join(pieces[name] + after for name, _, after in (part.partition("-->") for part in rest))
+    return whole.encode("utf-8", "replace").decode()  # half a character, as JSON can have it in a caption, cannot be written
 
 
 class _Images:
@@ -136,6 +138,9 @@ def _refusal(run: RunFolder) -> str:
 
 def _save(text: str, path: Path) -> Path:
     part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     return path

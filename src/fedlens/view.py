@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.folder import RunFolder, changed, digest, done, final_metrics, glance, number, sequence, table
+from fedlens.folder import RunFolder, changed, digest, done, final_metrics, glance, number, printable, sequence, table
 
 CELLS = 200_000  # client-rounds a page can hold; longer runs show every k-th round
 POINTS = 2_000  # rounds a curve can hold
@@ -19,7 +19,7 @@ UNEVALUATED = "left out of the evaluation: "
 def view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
     """What the page draws, as plain JSON. `source` turns an image file into what `<img src>` gets: a data URI or an address."""
     seen: dict[str, Any] = {
-        "name": run.path.resolve().name,
+        "name": printable(run.path.resolve().name),
         "status": run.status,
         "problems": list(run.problems),
         "title": run.title,
@@ -42,7 +42,7 @@ def card(path: Path, name: str) -> dict[str, Any]:
     """A line in the board's list."""
     run = glance(path)
     if run.status in ("empty", "not a run"):
-        return {"name": name, "status": run.status, "title": {}, "metrics": {}, "loss": [], "done": 0, "changed": changed(path)}
+        return _bare(path, name, run.status)
     return clean(  # type: ignore[no-any-return]
         {
             "name": name,
@@ -55,6 +55,15 @@ def card(path: Path, name: str) -> dict[str, Any]:
             "changed": changed(path),
         }
     )
+
+
+def broken(path: Path, name: str, reason: str) -> dict[str, Any]:
+    """The line of a folder that cannot be shown, with the reason."""
+    return {**_bare(path, name, "broken"), "problem": reason}
+
+
+def _bare(path: Path, name: str, status: str) -> dict[str, Any]:
+    return {"name": name, "status": status, "title": {}, "metrics": {}, "loss": [], "done": 0, "changed": changed(path)}
 
 
 def _curves(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -119,7 +128,7 @@ def _reason(value: Any) -> str:
 def _id(value: Any) -> int | str:
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return str(value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -113,6 +114,53 @@ def test_only_what_changed_is_read_again(root: Path, monkeypatch: pytest.MonkeyP
     with (root / "a" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"round": 4, "loss": 0.5}) + "\n")
     assert board.cards()["a"]["done"] == 5 and read == ["a"]
+
+
+def test_broken_files_do_not_take_the_list_down(client: TestClient, root: Path) -> None:
+    with (root / "a" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 1' + "0" * 400 + "}\n" + "[" * 100_000 + "\n")
+    (root / "sweep" / "b" / "summary.json").write_text('{"metrics": {"accuracy": 1' + "0" * 400 + "}}")
+    write_run(root / "c", rounds=1)
+    (root / "c" / "config.toml").write_text("x = " + "[" * 100_000)
+    (root / "c" / "pictures" / "index.json").write_text(json.dumps([{"files": ["a\0.png"]}]))
+    assert {"a", "sweep/b", "c"} <= {c["name"] for c in client.get("/api/runs").json()["runs"]}
+    views = client.get("/api/run", params={"name": ["a", "sweep/b", "c"]}).json()["views"]
+    assert all(v["problems"] for v in views)
+
+
+def test_a_run_that_cannot_be_read_is_listed_with_the_reason(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedlens import view as views
+
+    real, board = views.glance, Board(root)
+
+    def fail(path: Path) -> object:
+        if path.name == "a":
+            raise KeyError("whatever it is")
+        return real(path)
+
+    monkeypatch.setattr(views, "glance", fail)
+    cards = board.cards()
+    assert cards["a"]["status"] == "broken" and cards["a"]["problem"] == "This folder could not be read (KeyError)."
+    assert cards["sweep/b"]["status"] == "finished"
+    monkeypatch.setattr(views, "glance", real)
+    assert board.cards()["a"]["status"] == "finished"
+
+
+def test_a_name_that_is_not_utf8_is_listed_but_not_opened(client: TestClient, root: Path) -> None:
+    write_run(root / os.fsdecode(b"bad\xffname"), rounds=1, pictures=False)
+    text = client.get("/api/runs").text
+    cards = {c["name"]: c for c in json.loads(text)["runs"]}
+    assert cards["a"]["status"] == "finished" and all(name.encode() for name in cards)
+    assert cards["bad\\udcffname"]["status"] == "broken" and "not UTF-8" in cards["bad\\udcffname"]["problem"]
+    assert client.get("/api/run", params={"name": "bad\\udcffname"}).status_code == 404
+
+
+def test_a_board_over_a_folder_whose_name_is_not_utf8(root: Path) -> None:
+    odd = root.rename(root.parent / os.fsdecode(b"odd\xff"))
+    client = TestClient(make(odd), base_url="http://127.0.0.1")
+    assert client.get("/api/runs").json()["root"] == "odd\\udcff"
+    for path in ("/api/run?name=a", "/report?run=a"):
+        assert client.get(path).status_code == 200
 
 
 def test_the_command_refuses_in_one_sentence(tmp_path: Path) -> None:

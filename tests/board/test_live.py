@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import threading
@@ -150,6 +151,112 @@ def test_what_is_not_there_is_a_sentence(browser: Any, address: str) -> None:
     tab.page.get_by_role("link", name="empty").click()
     tab.wait("document.querySelector('.problems')?.textContent === 'This folder is empty.'")
     tab.close()
+
+
+# The streams a page opened, so that a test can count them and cut them.
+RECORD = """window.streams = []; window.EventSource = class extends EventSource {
+    constructor(url) { super(url); window.streams.push(this); } };"""
+
+
+def test_a_slow_page_does_not_replace_a_newer_one(tab: Tab, address: str) -> None:
+    page = tab.page
+    held: list[Any] = []
+    page.add_init_script(RECORD)
+    page.route(lambda url: url.endswith("/api/run?name=first"), lambda route: held.append(route))
+    page.goto(address + "#/run/first")
+    while not held:
+        page.wait_for_timeout(20)
+    page.evaluate("location.hash = '#/run/second'")
+    tab.wait("document.querySelector('h1')?.textContent === 'second' && streams.length > 0")
+    with page.expect_response(lambda answer: answer.url.endswith("name=first")):
+        held[0].continue_()
+    page.wait_for_timeout(300)
+    assert page.locator("h1").inner_text() == "second" and page.title().startswith("second")
+    assert page.evaluate("streams.filter((s) => s.readyState !== 2).map((s) => s.url.split('?')[1])") == ["run=second"]
+
+
+def test_what_was_deleted_while_the_connection_was_lost_leaves_the_list(tab: Tab, address: str, root: Path) -> None:
+    page = tab.page
+    page.add_init_script(RECORD)
+    page.goto(address)
+    for name in ("first", "second"):
+        page.get_by_label(f"Choose {name}").check()
+    tab.wait("streams.at(-1)?.readyState === 1")
+    page.evaluate("streams.at(-1).close()")
+    shutil.rmtree(root / "second")
+    page.evaluate("streams.at(-1).dispatchEvent(new Event('open'))")  # what the browser says when it is connected again
+    tab.wait("!document.querySelector('[data-run=second]')")
+    assert page.get_by_role("button", name="Compare").is_disabled()
+
+
+def test_an_open_run_that_is_deleted_says_so_until_it_is_back(browser: Any, address: str, root: Path) -> None:
+    tab = Tab(browser)
+    tab.page.goto(address + "#/run/second")
+    tab.page.locator(".what").wait_for()
+    (root / "second").rename(root.parent / "away")
+    tab.wait("document.querySelector('.problems')?.textContent.includes('no longer there')")
+    assert tab.page.locator("[data-chart=accuracy]").count() == 1
+    (root.parent / "away").rename(root / "second")
+    tab.wait("!document.querySelector('.problems')")
+    tab.close()
+
+
+def test_a_run_that_goes_before_its_stream_opens_is_noticed_too(browser: Any, address: str, root: Path) -> None:
+    write_run(root / "bare", rounds=2, pictures=False)
+    tab = Tab(browser)
+    held: list[Any] = []
+    tab.page.route(lambda url: "/events" in url, lambda route: held.append(route))
+    tab.page.goto(address + "#/run/bare")
+    while not held:
+        tab.page.wait_for_timeout(20)
+    (root / "bare").rename(root.parent / "away")
+    held[0].continue_()
+    tab.page.unroute_all()
+    tab.wait("document.querySelector('.problems')?.textContent.includes('no longer there')")
+    (root.parent / "away").rename(root / "bare")
+    tab.wait("!document.querySelector('.problems')")
+    tab.close()
+
+
+def test_a_comparison_goes_on_without_a_run_that_is_deleted(browser: Any, address: str, root: Path) -> None:
+    tab = Tab(browser)
+    page = tab.page
+    page.goto(address + "#/compare/first/second/live")
+    page.locator(".results tbody tr").nth(2).wait_for()
+    shutil.rmtree(root / "second")
+    tab.wait("document.querySelector('.problems')?.textContent.includes('second is not there')")
+    tab.wait("!document.querySelector('.results').textContent.includes('second')")
+    page.reload()
+    tab.wait("document.querySelector('.problems')?.textContent.includes('second is not there')")
+    add_round(root / "live", 3)
+    add_round(root / "live", 4)
+    tab.wait("document.querySelectorAll('[data-chart=accuracy] path.series').length === 2")
+    tab.close()
+    assert [c for c in tab.complaints if "Failed to load" not in c] == []  # pictures of what was deleted may be asked for once more
+
+
+def test_a_comparison_that_is_cut_says_so(tab: Tab, address: str, root: Path) -> None:
+    many = [f"r{k}" for k in range(26)]
+    for name in many:
+        write_run(root / name, rounds=1, clients=2, cohort=2, pictures=False)
+    tab.page.goto(f"{address}#/compare/{'/'.join(many)}")
+    tab.page.locator(".problems").wait_for()
+    assert tab.page.locator(".problems").inner_text() == "Only the first 24 of 26 runs are compared; 2 did not fit."
+    assert tab.page.locator("h1").inner_text() == "24 runs side by side"
+
+
+def test_a_damaged_address_is_a_sentence(tab: Tab, address: str) -> None:
+    tab.page.goto(address + "#/run/%E0%A4%A")
+    tab.page.locator(".problems").wait_for()
+    assert tab.page.locator(".problems").inner_text() == "This address cannot be read: a % in it stands for nothing."
+
+
+def test_a_name_that_is_not_utf8_does_not_cost_the_list(tab: Tab, address: str, root: Path) -> None:
+    write_run(root / os.fsdecode(b"bad\xffname"), rounds=1, pictures=False)
+    tab.page.goto(address)
+    tab.wait("document.querySelectorAll('.runs tbody tr').length === 5")
+    odd = tab.page.locator(".runs tbody tr", has_text="not UTF-8")
+    assert odd.locator("a").count() == 0 and odd.get_by_role("checkbox").is_disabled()
 
 
 def test_readable_on_a_phone_and_by_keyboard(browser: Any, address: str) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -29,6 +31,8 @@ from fedlens import view as views
 
 LOOK = 0.2  # seconds between two looks at the files
 BEAT = 10.0  # seconds after which an idle stream says that it is alive
+ABSENT = "There is no such run."
+MOST = 24  # runs that one page compares
 STATIC = {"page.css": "text/css", **dict.fromkeys((*report.SCRIPTS, "board.js"), "text/javascript")}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
@@ -44,16 +48,17 @@ class Board:
         self._cards: dict[str, tuple[Any, dict[str, Any]]] = {}
 
     def cards(self) -> dict[str, dict[str, Any]]:
-        """The list. Only folders that changed are read again; a running one always, because time alone can make it a stopped one."""
+        """The list. Only folders that changed are read again; a running one always, because time alone can make it a stopped one,
+        and a broken one, because the reason may lie outside its files."""
         found = folders.find_runs(self.root)
         seen = {}
         for name, path in found.items():
             mark = folders.signature(path)
             old = self._cards.get(name)
-            fresh = old is None or old[0] != mark or old[1]["status"] == "running"
-            seen[name] = (mark, views.card(path, name)) if fresh or old is None else old
+            fresh = old is None or old[0] != mark or old[1]["status"] in ("running", "broken")
+            seen[name] = (mark, _card(path, name)) if fresh or old is None else old
         self._cards = seen
-        return {name: card for name, (_, card) in seen.items()}
+        return {card["name"]: card for _, card in seen.values()}
 
     def folder(self, name: str) -> Path:
         """The folder of that name, if it lies below the directory."""
@@ -63,7 +68,7 @@ class Board:
         except (OSError, ValueError):
             allowed = False
         if not allowed:
-            raise HTTPException(404, "There is no such run.")
+            raise HTTPException(404, ABSENT)
         return path
 
     def view(self, name: str) -> dict[str, Any]:
@@ -72,7 +77,28 @@ class Board:
         def address(image: Path) -> str:
             return "/picture?" + urlencode({"run": name, "file": image.name, "v": folders.digest(image)})
 
-        return {**views.view(folders.read(path), address), "name": name if name != "." else path.name}
+        return {**views.view(folders.read(path), address), "name": name if name != "." else folders.printable(path.name)}
+
+    def views(self, names: Sequence[str]) -> dict[str, Any]:
+        """Those that are there, and the names of those that are not: a deleted run must not end a comparison of the others."""
+        found, gone = [], []
+        for name in names:
+            try:
+                found.append(self.view(name))
+            except HTTPException:
+                gone.append(name)
+        if not found:
+            raise HTTPException(404, ABSENT)
+        return {"views": found, "gone": gone}
+
+    def there(self, names: Sequence[str]) -> dict[str, Path]:
+        found = {}
+        for name in names:
+            with suppress(HTTPException):
+                found[name] = self.folder(name)
+        if not found:
+            raise HTTPException(404, ABSENT)
+        return found
 
 
 def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Starlette:
@@ -89,11 +115,11 @@ def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Sta
         return FileResponse(report.PAGE / name, media_type=STATIC[name], headers={"Cache-Control": "no-cache"})
 
     async def runs(request: Request) -> Response:
-        return _json({"root": board.root.name, "runs": list((await _aside(board.cards)).values())})
+        return _json({"root": folders.printable(board.root.name), "runs": list((await _aside(board.cards)).values())})
 
     async def one(request: Request) -> Response:
         names = request.query_params.getlist("name")
-        return _json({"views": [await _aside(board.view, name) for name in names[:24]]})
+        return _json({**await _aside(board.views, names[:MOST]), "left_out": len(names[MOST:])})
 
     async def picture(request: Request) -> Response:
         inside = board.folder(request.query_params.get("run", "")) / "pictures"
@@ -113,7 +139,7 @@ def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Sta
         return HTMLResponse(text, headers={"Content-Disposition": f'attachment; filename="{_plain(path.name)}.html"'})
 
     async def events(request: Request) -> Response:
-        names = request.query_params.getlist("run")[:24]
+        names = request.query_params.getlist("run")[:MOST]
         look = _watch_runs(board, names) if names else _watch_list(board)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(_stream(request, look), media_type="text/event-stream", headers=headers)
@@ -134,6 +160,16 @@ def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Sta
     )
 
 
+def _card(path: Path, name: str) -> dict[str, Any]:
+    """One run that cannot be read, for whatever reason, must not take the list with it."""
+    if (shown := folders.printable(name)) != name:  # an address is UTF-8, so none leads there
+        return views.broken(path, shown, "The name of this folder is not UTF-8. Rename it to open it here.")
+    try:
+        return views.card(path, name)
+    except Exception as error:
+        return views.broken(path, name, f"This folder could not be read ({type(error).__name__}).")
+
+
 async def _stream(request: Request, look: Callable[[], Any]) -> AsyncIterator[str]:
     """Whatever `look` finds changed, as an event; a comment now and then, so that a dead connection is noticed."""
     spoke = time.monotonic()
@@ -150,17 +186,17 @@ async def _stream(request: Request, look: Callable[[], Any]) -> AsyncIterator[st
 
 
 def _watch_runs(board: Board, names: list[str]) -> Callable[[], Any]:
-    paths = {name: board.folder(name) for name in names}
+    paths = board.there(names)
 
-    def marks() -> dict[str, Any]:
-        return {name: folders.signature(path) for name, path in paths.items()}
+    def marks() -> dict[str, Any]:  # a folder that loses its files and one that is gone have the same signature
+        return {name: (os.path.isdir(path), folders.signature(path)) for name, path in paths.items()}
 
     before = marks()
 
     def look() -> Any:
         nonlocal before
         now = marks()
-        changed = [name for name in names if now[name] != before[name]]
+        changed = [name for name in paths if now[name] != before[name]]
         before = now
         return {"runs": changed} if changed else None
 

@@ -4,40 +4,67 @@
   const { h, number, seconds, words, spark } = Draw;
   const main = document.getElementById("main");
   let stream = null;  // the events of the page that is shown
+  let turn = 0;  // counts pages: one that was slow to load must not replace the one that was asked for after it
   const chosen = new Set();
 
   const address = (kind, names) => `#/${kind}/${names.map(encodeURIComponent).join("/")}`;
   const query = (key, names) => names.map((n) => `${key}=${encodeURIComponent(n)}`).join("&");
   async function get(url) {
     const answer = await fetch(url), body = await answer.json().catch(() => ({}));
-    if (!answer.ok) throw new Error(body.error || `The board answered ${answer.status}.`);
+    if (!answer.ok) throw Object.assign(new Error(body.error || `The board answered ${answer.status}.`), { status: answer.status });
     return body;
+  }
+  function decoded(part) {
+    try { return decodeURIComponent(part); } catch { throw new Error("This address cannot be read: a % in it stands for nothing."); }
   }
   const home = () => h("a", { href: "#/", text: "FedLens board" });
   function complain(text) { main.replaceChildren(h("header", {}, h("div", { class: "masthead" }, h("div", {}, h("div", { class: "brand" }, home()), h("h1", { text: "Nothing to show" })))), h("ul", { class: "problems" }, h("li", { text }))); }
 
   /* One connection a page. Whenever it opens everything is fetched again: what changed before that would be missed. */
   function listen(url, changed, again) {
-    stream = new EventSource(url);
-    stream.addEventListener("change", (e) => changed(JSON.parse(e.data)));
-    stream.addEventListener("open", again);
+    const source = stream = new EventSource(url);
+    source.addEventListener("change", (e) => changed(JSON.parse(e.data)));
+    source.addEventListener("open", again);
+    source.addEventListener("error", () => {  // a browser tries again by itself, but not after a refusal, as for a run that is gone
+      if (source.readyState !== EventSource.CLOSED || source !== stream) return;
+      again();
+      setTimeout(() => { if (source === stream) listen(url, changed, again); }, 3000);
+    });
   }
 
   // ---- one run, or several
-  async function show(names, comparing) {
-    const fetchAll = async () => (await get(`/api/run?${query("name", names)}`)).views;
-    const views = await fetchAll();
-    const page = comparing ? View.comparison(views, home(), names.length > 1 ? `${names.length} runs side by side` : names[0]) : View.run(views[0], home());
+  function missing(gone, leftOut, shown) {
+    const lines = gone.map((name) => `${name} is not there: it was deleted or renamed.`);
+    if (leftOut) lines.push(`Only the first ${shown} of ${shown + leftOut} runs are compared; ${leftOut} did not fit.`);
+    return lines;
+  }
+  async function show(names, comparing, current) {
+    const fetchAll = () => get(`/api/run?${query("name", names)}`), notes = h("div", { role: "status" });
+    const say = (lines) => notes.replaceChildren(lines.length ? h("ul", { class: "problems" }, lines.map((text) => h("li", { text }))) : "");
+    const { views, gone, left_out: leftOut } = await fetchAll();
+    if (!current()) return;
+    const page = comparing ? View.comparison(views, home(), names.length > 1 ? `${views.length} runs side by side` : names[0]) : View.run(views[0], home());
     const link = comparing ? "" : h("p", { class: "small", style: "margin-top:48px" }, h("a", { href: `/report?${query("run", names)}`, text: "Save this page as one file" }));
-    main.replaceChildren(page.node, link);
+    main.replaceChildren(notes, page.node, link);
+    say(missing(gone, leftOut, views.length + gone.length));
     document.title = `${comparing ? "Comparison" : names[0]} · FedLens`;
     let busy = false, more = false;
+    async function renew() {
+      try {
+        const next = await fetchAll();
+        if (!current()) return;
+        page.update(comparing ? next.views : next.views[0]);
+        say(missing(next.gone, next.left_out, next.views.length + next.gone.length));
+      } catch (error) {  // anything but a 404 may pass: the folder may be in the middle of a change, or the board away
+        if (current() && error.status === 404) say([`${comparing ? "These runs are" : "This run is"} no longer there: deleted or renamed. Below is what was last known.`]);
+      }
+    }
     async function refresh() {  // news that arrive while some are being fetched are fetched once, after them
       if (busy) { more = true; return; }
       busy = true;
-      try { const next = await fetchAll(); page.update(comparing ? next : next[0]); } catch { /* the folder may be in the middle of a change */ }
+      await renew();
       busy = false;
-      if (more) { more = false; refresh(); }
+      if (more && current()) { more = false; refresh(); }
     }
     listen(`/events?${query("run", names)}`, refresh, refresh);
   }
@@ -48,23 +75,24 @@
     ["done", "Rounds", (c) => c.done], ["metric", "Result", (c) => { const m = best(c); return m ? m[1] : -Infinity; }], ["loss", "Loss", (c) => c.loss.at(-1) ?? Infinity], ["seconds", "Time", (c) => c.seconds ?? 0], ["changed", "Changed", (c) => c.changed],
   ];
   const best = (card) => { const name = View.chief(Object.keys(card.metrics))[0]; return name ? [name, card.metrics[name]] : null; };
-  const isRun = (card) => !["empty", "not a run"].includes(card.status);  // what is no run comes last, however the list is sorted
+  const isRun = (card) => !["empty", "not a run", "broken"].includes(card.status);  // what is no run comes last, however the list is sorted
   const ago = (t) => { const s = Date.now() / 1000 - t; return s < 60 ? "now" : s < 3600 ? `${Math.floor(s / 60)} min ago` : s < 86400 ? `${Math.floor(s / 3600)} h ago` : new Date(t * 1000).toLocaleDateString("en-CA"); };
   const state = { text: "", status: "", sort: "changed", down: true };
 
-  async function list() {
+  async function list(current) {
     const { root, runs } = await get("/api/runs");
+    if (!current()) return;
     const cards = new Map(runs.map((c) => [c.name, c])), rows = new Map(), body = h("tbody"), count = h("p", { class: "soft small", role: "status" });
     const compare = h("button", { type: "button", onclick: () => { location.hash = address("compare", [...chosen]); } });
     const search = h("input", { type: "search", placeholder: "Filter by name, task or algorithm", "aria-label": "Filter runs", value: state.text, oninput: () => { state.text = search.value; arrange(); } });
-    const status = h("select", { "aria-label": "Status", onchange: () => { state.status = status.value; arrange(); } }, ["", "running", "finished", "stopped", "empty", "not a run"].map((v) => h("option", { value: v, text: v || "any status", selected: v === state.status })));
+    const status = h("select", { "aria-label": "Status", onchange: () => { state.status = status.value; arrange(); } }, ["", "running", "finished", "stopped", "empty", "not a run", "broken"].map((v) => h("option", { value: v, text: v || "any status", selected: v === state.status })));
     const heads = COLUMNS.map(([id, text]) => h("th", { scope: "col", "data-column": id, class: ["done", "metric", "loss", "seconds", "changed"].includes(id) ? "n" : null }, h("button", { type: "button", text, onclick: () => { state.down = state.sort === id ? !state.down : !["name", "status", "task", "algorithm"].includes(id); state.sort = id; arrange(); } })));
 
     function row(card) {
       const box = h("input", { type: "checkbox", "aria-label": `Choose ${card.name}`, checked: chosen.has(card.name), onchange: () => { box.checked ? chosen.add(card.name) : chosen.delete(card.name); ready(); } });
       const metric = best(card), planned = card.title.rounds, run = isRun(card);
       if (!run) box.disabled = true;
-      return h("tr", { "data-run": card.name }, h("td", {}, box), h("td", { class: "name" }, h("a", { href: address("run", [card.name]), text: card.name })),
+      return h("tr", { "data-run": card.name }, h("td", {}, box), h("td", { class: "name" }, card.problem ? [card.name, h("div", { class: "small soft", text: card.problem })] : h("a", { href: address("run", [card.name]), text: card.name })),
         h("td", {}, h("span", { class: `status ${card.status.replaceAll(" ", "-")}`, text: card.status })), h("td", { class: "optional", text: card.title.task || "" }), h("td", { class: "under soft", text: (card.title.algorithm || []).join(" + ") }),
         h("td", { class: "n optional" }, run ? [number(card.done), planned ? h("span", { class: "soft", text: ` / ${planned}` }) : "", card.status === "running" && planned ? h("progress", { max: planned, value: card.done, "aria-label": "rounds done", style: "display:block;margin-left:auto" }) : ""] : ""),
         h("td", { class: "n under" }, metric ? [h("b", { text: number(metric[1]) }), " ", h("span", { class: "soft small", text: words(metric[0]) })] : ""),
@@ -99,24 +127,31 @@
     document.title = `${root} · FedLens board`;
     arrange();
     ready();
-    listen("/events", ({ cards: changed, gone }) => {
+    function take(changed, gone, fresh) {
       gone.forEach((name) => { cards.delete(name); rows.get(name)?.remove(); rows.delete(name); chosen.delete(name); });
-      changed.forEach((card) => put(card, true));
+      changed.forEach((card) => put(card, fresh));
       arrange();
       ready();
-    }, () => get("/api/runs").then(({ runs: all }) => { all.filter((c) => JSON.stringify(c) !== JSON.stringify(cards.get(c.name))).forEach((c) => put(c, false)); arrange(); }).catch(() => {}));
+    }
+    async function again() {
+      const { runs: all } = await get("/api/runs"), there = new Set(all.map((c) => c.name));
+      if (current()) take(all.filter((c) => JSON.stringify(c) !== JSON.stringify(cards.get(c.name))), [...cards.keys()].filter((name) => !there.has(name)), false);
+    }
+    listen("/events", ({ cards: changed, gone }) => take(changed, gone, true), () => again().catch(() => {}));
   }
 
   async function route() {
+    const mine = ++turn, current = () => mine === turn;
     stream?.close();
+    stream = null;
     Draw.forget();
-    const [, kind, ...names] = location.hash.split("/").map(decodeURIComponent);
     scrollTo(0, 0);
     try {
-      if (kind === "run" && names.length) await show(names.slice(0, 1), false);
-      else if (kind === "compare" && names.length) await show(names, true);
-      else await list();
-    } catch (error) { complain(error.message); }
+      const [, kind, ...names] = location.hash.split("/").map(decoded);
+      if (kind === "run" && names.length) await show(names.slice(0, 1), false, current);
+      else if (kind === "compare" && names.length) await show(names, true, current);
+      else await list(current);
+    } catch (error) { if (current()) complain(error.message); }
   }
   addEventListener("hashchange", () => { if (location.hash === "" || location.hash.startsWith("#/")) route(); });
   route();
