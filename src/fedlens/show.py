@@ -225,8 +225,9 @@ def compare(todo: Sequence[Cell], folder: Path, engine: str, fresh: bool, target
 
 def report(folder: Path, figures: Sequence[str] = ()) -> None:
     from fedlens import report as page
+    from fedlens.folder import printable
 
-    console().print(f"Report: {page.write(folder)}", soft_wrap=True)
+    console().print(f"Report: {printable(str(page.write(folder)))}", soft_wrap=True)
     if figures:
         written = page.figures(folder, figures)
         console().print(f"Figures and tables: {written[0].parent} ({len(written)} files)", soft_wrap=True)
