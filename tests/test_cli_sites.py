@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from PIL import Image
 
 pytest.importorskip("flwr")
+from cryptography import x509
+
 from fedlens import config as recipes
 from fedlens import keys, sites
 from fedlens.cli import invoke
@@ -55,6 +58,16 @@ def test_keys_are_for_their_owner_only(capsys: pytest.CaptureFixture[str]) -> No
     assert "never overwritten" in refused(capsys, "keys", "0")
     assert before == ((folder / "ca.crt").read_bytes(), (folder / "site-0").read_bytes())
     assert (folder / "site-0.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+
+
+def test_a_certificate_is_good_at_home_whatever_its_host(capsys: pytest.CaptureFixture[str]) -> None:
+    """`serve` reaches its own SuperLink at 127.0.0.1, also when the sites know it by another name."""
+    assert invoke(["keys", "--host", "fl.example.org"]) == 0
+    found = x509.load_pem_x509_certificate(Path("keys/server.pem").read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+    assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("127.0.0.1")]
+    assert "valid for fl.example.org, 127.0.0.1, localhost" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.7", "fl.example.org", "::"])

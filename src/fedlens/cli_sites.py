@@ -36,10 +36,10 @@ def keys(
 
     if host or not (out / "server.pem").exists():
         make.authority(out)
-        make.server(out, host or ["127.0.0.1", "localhost"])
+        make.server(out, host or [])
         say(f"{out}/ca.crt      goes to every site: it proves that they talk to this server")
         say(f"{out}/ca.key      stays here: whoever has it can pose as the server")
-        say(f"{out}/server.pem  and server.key are for `fedlens serve`, valid for {', '.join(host or ['127.0.0.1', 'localhost'])}")
+        say(f"{out}/server.pem  and server.key are for `fedlens serve`, valid for {', '.join(dict.fromkeys([*(host or []), *make.HERE]))}")
     for name in site or []:
         private, public = make.site(out / (f"site-{name}" if name.isdigit() else name))
         say(f"{private}  goes to that site and nowhere else; {public.name} is for `fedlens serve --site`")
@@ -68,7 +68,7 @@ def serve(
             raise click.UsageError(f"{public} is not a site's public key: `fedlens keys 0` makes one and calls it site-0.pub")
     if not (keys / "server.pem").exists():
         make.authority(keys)
-        make.server(keys, [host] if not sites.loopback(host) else ["127.0.0.1", "localhost"])
+        make.server(keys, [] if host in ("0.0.0.0", "::") else [host])
         say(f"made certificates in {keys}; sites need {keys / 'ca.crt'}")
     state.mkdir(parents=True, exist_ok=True)
     home = sites.flower_home()

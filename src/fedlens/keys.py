@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 YEARS = 2
+HERE = ("127.0.0.1", "localhost")  # in every certificate: `serve` talks to its own SuperLink there, whatever name the sites use
 
 
 def authority(folder: Path) -> Path:
@@ -40,8 +41,9 @@ def authority(folder: Path) -> Path:
 
 
 def server(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
-    """server.pem and server.key, signed by the authority in the same folder, valid for these names and addresses."""
+    """server.pem and server.key, signed by the authority in the same folder, valid for these names and addresses and for HERE."""
     x509, ec, hashes, ser = _cryptography()
+    hosts = list(dict.fromkeys([*hosts, *HERE]))
     ca = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     ca_key = ser.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     key = ec.generate_private_key(ec.SECP384R1())
