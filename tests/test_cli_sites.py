@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 import ssl
 from pathlib import Path
 
@@ -82,6 +83,25 @@ def test_serve_wants_public_keys(capsys: pytest.CaptureFixture[str]) -> None:
     keys.site(Path("keys/site-0"))
     assert "not a site's public key" in refused(capsys, "serve", "--site", "keys/site-0")
     assert "not a site's public key" in refused(capsys, "serve", "--site", "nothing.pub")
+
+
+def test_serve_leaves_a_used_port_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our sites' keys would be registered at whoever listens there."""
+    monkeypatch.setattr(sites.Crew, "start", lambda *_, **__: pytest.fail("something was started"))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        assert f"cannot serve at 127.0.0.1:{port}: something listens there already" in refused(capsys, "serve", "--port", port)
+    assert not Path("keys").exists() and not Path("superlink").exists()
+    assert "70000" in refused(capsys, "serve", "--port", "70000")
+
+
+def test_a_superlink_that_ends_by_itself_is_spoken_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    start = sites.Crew.start
+    monkeypatch.setattr(sites.Crew, "start", lambda crew, *_: start(crew, "python", "-c", "raise SystemExit(3)"))
+    monkeypatch.setattr(sites, "await_port", lambda *_: None)
+    assert "the SuperLink ended by itself (exit code 3)" in refused(capsys, "serve", "--port", str(sites.free_port()))
 
 
 def test_join_looks_before_it_leaps(capsys: pytest.CaptureFixture[str]) -> None:

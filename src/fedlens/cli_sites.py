@@ -50,7 +50,7 @@ def serve(
         list[Path] | None, typer.Option("--site", help="Public key of a site that may join; may be repeated.", show_default=False)
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port to listen at.")] = 8000,
+    port: Annotated[int, typer.Option("--port", help="Port to listen at.", min=1, max=65535)] = 8000,
     keys: Keys = Path("keys"),
     state: Annotated[Path, typer.Option("--state", help="Folder of the SuperLink's database.")] = Path("superlink"),
     expose: Annotated[
@@ -66,6 +66,7 @@ def serve(
     for public in site or []:
         if not public.is_file() or not public.read_text(errors="replace").startswith("ecdsa-"):
             raise click.UsageError(f"{public} is not a site's public key: `fedlens keys 0` makes one and calls it site-0.pub")
+    sites.claim(host, port)
     if not (keys / "server.pem").exists():
         make.authority(keys)
         make.server(keys, [] if host in ("0.0.0.0", "::") else [host])
@@ -85,11 +86,15 @@ def serve(
         for public in site or []:
             told = crew.call("flwr", "supernode", "register", str(public), name, "--name", public.stem, check=False)
             known = "already in use" in told  # a restart finds its sites registered
+            if link.poll() is not None:
+                break
             if "rror" in told and not known:
                 raise click.ClickException(f"{public} could not be registered: {' '.join(told.split())[:300]}")
             say(f"{public.stem} may join" + (" (known from before)" if known else ""))
-        say(f"serving at {host}:{port}; end with Ctrl-C")
-        raise typer.Exit(link.wait())
+        else:
+            say(f"serving at {host}:{port}; end with Ctrl-C")
+        code = link.wait()
+        raise click.ClickException(f"the SuperLink ended by itself (exit code {code}): its own words are above")
 
 
 def join(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import ipaddress
 import json
@@ -304,6 +305,18 @@ def free_port() -> int:
         s.bind(("127.0.0.1", 0))
         port: int = s.getsockname()[1]
         return port
+
+
+def claim(host: str, port: int) -> None:
+    """Refuse a port that cannot be had. Somebody else's SuperLink there would take our sites' keys, and only then would ours end."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, kind) as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a server that just ended are no obstacle
+            s.bind(place)
+    except OSError as e:
+        hint = "something listens there already, choose another --port" if e.errno == errno.EADDRINUSE else e.strerror or str(e)
+        raise ConfigError(f"cannot serve at {host}:{port}: {hint}") from e
 
 
 def split_address(address: str) -> tuple[str, int]:
