@@ -151,6 +151,30 @@ def test_run_on_flower_needs_a_superlink(capsys: pytest.CaptureFixture[str]) -> 
     assert "no CA certificate" in refused(capsys, "run", "study.toml", "--engine", "flower", "--superlink", "127.0.0.1:1")
 
 
+def test_the_line_that_ends_a_run_works_as_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The connection it names is in FedLens' own Flower home, so every printed flwr line says where that is."""
+
+    def start(crew: sites.Crew, *command: str) -> None:
+        raise KeyboardInterrupt  # in place of following the log
+
+    class Done:
+        returncode, stdout, stderr = 0, '{"success": true, "run-id": 7}', ""
+
+    Path("study.toml").write_text(STUDY)
+    keys.authority(Path("keys"))
+    monkeypatch.setenv("FEDLENS_HOME", str(tmp_path / "my home"))
+    monkeypatch.setattr(sites, "await_port", lambda *_: None)
+    monkeypatch.setattr(sites.Crew, "start", start)
+    monkeypatch.setattr(sites.subprocess, "run", lambda *_, **__: Done)
+    assert invoke(["run", "study.toml", "--engine", "flower", "--superlink", "127.0.0.1:9"]) == 130
+    ran, said = capsys.readouterr().err.strip().splitlines()
+    home = f"FLWR_HOME='{tmp_path / 'my home' / 'flwr'}'"
+    assert ran.startswith(f"$ {home} flwr run ")
+    assert said.endswith(f"to end it: {home} flwr stop 7 fedlens-127-0-0-1-9")
+
+
 def test_what_server_and_site_must_agree_on(tmp_path: Path) -> None:
     """Everything but [data]; and a site's data goes where its source looks for it."""
     Path("study.toml").write_text(STUDY)

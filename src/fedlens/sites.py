@@ -215,10 +215,15 @@ class Crew:
     def __init__(self, say: Say, home: Path) -> None:
         self.say, self.env, self.children = say, environment(home), list[subprocess.Popen[bytes]]()
 
+    def line(self, *command: str) -> str:
+        """The command as a shell takes it. `flwr` finds our connection only with the Flower home that it is written in."""
+        home = f"FLWR_HOME={shlex.quote(self.env['FLWR_HOME'])} " if command[0] == "flwr" else ""
+        return home + shlex.join(command)
+
     def start(self, *command: str, quiet: bool = False) -> subprocess.Popen[bytes]:
         need(command[0])
         if not quiet:
-            self.say("$ " + shlex.join(command))
+            self.say("$ " + self.line(*command))
         child = subprocess.Popen(command, env=self.env, start_new_session=True, preexec_fn=_die_with_parent)
         self.children.append(child)
         return child
@@ -232,7 +237,7 @@ class Crew:
     def call(self, *command: str, check: bool = True) -> str:
         """Run a short one to its end; its output."""
         need(command[0])
-        self.say("$ " + shlex.join(command))
+        self.say("$ " + self.line(*command))
         done = subprocess.run(command, env=self.env, capture_output=True, text=True)
         if check and done.returncode:
             lines = [x for x in (done.stderr + done.stdout).strip().splitlines() if x.strip()]
@@ -365,7 +370,7 @@ def submit(
             crew.start("flwr", "log", number, name, "--stream").wait()
             status = await_end(crew, number, name)
         except KeyboardInterrupt:
-            say(f"the run goes on at the SuperLink; to end it: flwr stop {number} {name}")
+            say(f"the run goes on at the SuperLink; to end it: {crew.line('flwr', 'stop', number, name)}")
             return 130
         say(f"run {number}: {status}" + (f", in {folder}" if status == "finished:completed" else ""))
         return 0 if status == "finished:completed" else 1
