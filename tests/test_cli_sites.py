@@ -112,6 +112,9 @@ def test_join_looks_before_it_leaps(capsys: pytest.CaptureFixture[str]) -> None:
     here = ("--key", "site-0")
     assert "no private key nowhere" in refused(capsys, "join", "127.0.0.1:1", "--key", "nowhere")
     assert "no CA certificate other.crt" in refused(capsys, "join", "127.0.0.1:1", *here, "--ca", "other.crt")
+    Path("junk.crt").write_text("junk")
+    for junk in ("junk.crt", "site-0"):  # Flower would hang with it
+        assert f"{junk} is not a CA certificate" in refused(capsys, "join", "127.0.0.1:1", *here, "--ca", junk)
     assert "write host:port" in refused(capsys, "join", "somewhere", *here)
     assert "there is no data at scans" in refused(capsys, "join", "127.0.0.1:1", *here, "--data", "scans")
     assert "add --client N" in refused(capsys, "join", "127.0.0.1:1", "--key", "clinic")
@@ -148,7 +151,9 @@ def test_a_site_decides_whether_it_generates(capsys: pytest.CaptureFixture[str],
 def test_run_on_flower_needs_a_superlink(capsys: pytest.CaptureFixture[str]) -> None:
     Path("study.toml").write_text(STUDY)
     assert "--superlink host:port" in refused(capsys, "run", "study.toml", "--engine", "flower")
-    assert "no CA certificate" in refused(capsys, "run", "study.toml", "--engine", "flower", "--superlink", "127.0.0.1:1")
+    flower = ("run", "study.toml", "--engine", "flower", "--superlink", "127.0.0.1:1")
+    assert "no CA certificate" in refused(capsys, *flower)
+    assert "study.toml is not a CA certificate" in refused(capsys, *flower, "--ca", "study.toml")
 
 
 def test_the_line_that_ends_a_run_works_as_printed(

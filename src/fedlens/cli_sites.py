@@ -144,6 +144,7 @@ def join(
         recipe = str(recipes.find_recipe(recipe).absolute())
     if generate and generate not in ROLES:
         raise click.UsageError(f"--generate says one of {', '.join(ROLES)}, not {generate}")
+    sites.trusting(ca)
     home = (folder or Path("sites") / key.name).absolute()
     place = str(data.absolute()) if data else ""
     facts = {"client": number, "folder": str(home), "data": place, "recipe": recipe or "", "generate": generate}

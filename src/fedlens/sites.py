@@ -263,8 +263,16 @@ class Crew:
         self.stop()
 
 
+def trusting(ca: Path) -> ssl.SSLContext:
+    """TLS that trusts this CA alone. Flower's programs would wait for ever with a file that is none."""
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except ssl.SSLError as e:
+        raise ConfigError(f"{ca} is not a CA certificate: take the ca.crt that `fedlens keys` made at the server") from e
+
+
 def await_port(host: str, port: int, ca: Path, crew: Crew, seconds: float = 60) -> None:
-    trust = ssl.create_default_context(cafile=str(ca))
+    trust = trusting(ca)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if any(c.poll() is not None for c in crew.children):
