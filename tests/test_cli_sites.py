@@ -5,6 +5,9 @@ from __future__ import annotations
 import ipaddress
 import socket
 import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -191,6 +194,40 @@ def test_what_server_and_site_must_agree_on(tmp_path: Path) -> None:
     assert sites.over(study, "mine").data.given["root"] == "mine"
     with pytest.raises(ConfigError, match="there is no data at yours"):
         sites.over(study, "yours")
+
+
+@contextmanager
+def listening(folder: Path) -> Iterator[int]:
+    """A TLS server with the certificate in this folder; its port."""
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(folder / "server.pem", folder / "server.key")
+
+    def greet(door: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                line, _ = door.accept()
+                with suppress(OSError), tls.wrap_socket(line, server_side=True):
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        thread = threading.Thread(target=greet, args=(door,), daemon=True)
+        thread.start()
+        yield door.getsockname()[1]
+        door.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_a_certificate_that_does_not_hold_ends_the_waiting(tmp_path: Path) -> None:
+    for name in ("ours", "theirs"):
+        keys.authority(tmp_path / name)
+        keys.server(tmp_path / name, [])
+    crew = sites.Crew(print, tmp_path)
+    with listening(tmp_path / "theirs") as port:
+        sites.await_port("127.0.0.1", port, tmp_path / "theirs" / "ca.crt", crew, 5)
+        with pytest.raises(ConfigError, match=r"cannot prove that it is the one of .*ours/ca.crt .*certificate.*--host 127.0.0.1"):
+            sites.await_port("127.0.0.1", port, tmp_path / "ours" / "ca.crt", crew, 5)
+    with pytest.raises(ConfigError, match=r"did not answer at .* within 0.2 s \(Connection refused\)"):
+        sites.await_port("127.0.0.1", sites.free_port(), tmp_path / "ours" / "ca.crt", crew, 0.2)
 
 
 def test_the_connection_is_written_once_and_nothing_else_is_touched(tmp_path: Path) -> None:

@@ -272,19 +272,22 @@ def trusting(ca: Path) -> ssl.SSLContext:
 
 
 def await_port(host: str, port: int, ca: Path, crew: Crew, seconds: float = 60) -> None:
-    trust = trusting(ca)
-    until = time.monotonic() + seconds
+    trust, until, why = trusting(ca), time.monotonic() + seconds, ""
     while time.monotonic() < until:
         if any(c.poll() is not None for c in crew.children):
             raise ConfigError("the SuperLink ended at once: its own words are above")
-        with (
-            contextlib.suppress(OSError),
-            socket.create_connection((host, port), 1) as plain,
-            trust.wrap_socket(plain, server_hostname=host),
-        ):
-            return
+        try:
+            with socket.create_connection((host, port), 1) as plain, trust.wrap_socket(plain, server_hostname=host):
+                return
+        except ssl.SSLCertVerificationError as e:  # waiting makes no other certificate of it
+            raise ConfigError(
+                f"the server at {host}:{port} cannot prove that it is the one of {ca} ({e.verify_message.strip('.')}): the CA file must be "
+                f"that server's, and its certificate must name {host} (`fedlens keys --host {host}` at the server makes one)"
+            ) from e
+        except OSError as e:
+            why = e.strerror or str(e)
         time.sleep(0.1)
-    raise ConfigError(f"the SuperLink did not answer at {host}:{port} within {seconds:g} s")
+    raise ConfigError(f"the SuperLink did not answer at {host}:{port} within {seconds:g} s ({why})")
 
 
 def connection(home: Path, address: str, ca: Path) -> str:
