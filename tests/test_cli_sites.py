@@ -6,6 +6,7 @@ import ipaddress
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,11 +17,13 @@ from PIL import Image
 pytest.importorskip("flwr")
 from cryptography import x509
 
+import fedlens
+from fedlens import cli_sites, keys, sites
 from fedlens import config as recipes
-from fedlens import keys, sites
 from fedlens.cli import invoke
 from fedlens.config import ConfigError
 from fedlens.data.source import DataError
+from fedlens.engines import flower_client, site
 
 STUDY = """
 [task]
@@ -149,6 +152,42 @@ def test_a_site_decides_whether_it_generates(capsys: pytest.CaptureFixture[str],
         Path(file).touch()
     said = refused(capsys, "join", "127.0.0.1:9", "--key", "site-0", "--ca", "ca.crt", "--generate", "perhaps")
     assert "--generate says one of constrained, unconstrained, no, not perhaps" in said
+
+
+@pytest.mark.parametrize("recipe", [True, False], ids=["its own recipe", "the server's recipe"])
+def test_a_site_is_told_which_of_its_pictures_cannot_be_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recipe: bool
+) -> None:
+    """By `join`, which reads the data of a site with a recipe; else by its worker, when the server's recipe has come."""
+    for name in ("benign", "malignant"):
+        Path("scans", name).mkdir(parents=True)
+        for k in range(6):
+            Image.new("RGB", (8, 8), (40 * k, 0, 0)).save(Path("scans", name, f"{k}.png"))
+    Path("scans/benign/broken.png").write_bytes(b"no picture")
+    text = STUDY.replace("[data]", "size = 8\n[data]\nsize = 8")
+    Path("study.toml").write_text(text)
+    keys.authority(Path("keys"))
+    keys.site(Path("site-0"))
+
+    def keep(crew: sites.Crew, worker: tuple[str, ...], *_: object) -> int:
+        """The worker gets one greeting, and nothing else is started."""
+        threading.Thread(target=site.serve, args=(Path(worker[-1]),), daemon=True).start()
+        while not Path(worker[-1]).exists():
+            time.sleep(0.01)
+        run = {"site": "fedlens.sites:make_site", "recipe": text, "name": "study"}
+        node = {"client": 0, "folder": str(tmp_path / "memory"), "data": "scans", **({"recipe": "study.toml"} if recipe else {})}
+        agreed = sites.fingerprint(recipes.read("study.toml"))
+        told = {"version": fedlens.__version__, "recipe": agreed, "job": "j"}
+        for _ in range(2):
+            header = {"kind": "query", "facts": told, "node": node, "run": run}
+            assert flower_client.resident(worker[-1])(header, [])[0]["client"] == 0
+        return 0
+
+    monkeypatch.setattr(cli_sites, "_keep", keep)
+    own = ["--recipe", "study.toml"] if recipe else []
+    assert invoke(["join", "127.0.0.1:1", "--key", "site-0", "--data", "scans", *own]) == 0
+    said = capsys.readouterr().err
+    assert said.count("1 file could not be read and was left out: broken.png: ") == 1
 
 
 def test_run_on_flower_needs_a_superlink(capsys: pytest.CaptureFixture[str]) -> None:

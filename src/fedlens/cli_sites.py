@@ -149,7 +149,9 @@ def join(
     place = str(data.absolute()) if data else ""
     facts = {"client": number, "folder": str(home), "data": place, "recipe": recipe or "", "generate": generate}
     if recipe is not None:
-        say(f"client {number} has {sites.make_site(facts, {}).examples} examples")
+        site = sites.make_site(facts, {})
+        for line in (f"client {number} has {site.examples} examples", *site.remarks):
+            say(line)
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     # A socket's name may have a hundred characters, a hospital's folder more.

@@ -39,7 +39,7 @@ from fedlens.data.source import DataError
 from fedlens.engines.site import Facts, Site, SiteError, alone
 from fedlens.federation import Federation
 from fedlens.parts import parameters
-from fedlens.view import UNEVALUATED
+from fedlens.view import UNEVALUATED, remarks
 
 PLACES = ("root", "folder", "file", "image")  # what data sources call the place their data lies in
 EXPOSED = (
@@ -144,7 +144,8 @@ def make_site(node: Facts, run: Facts) -> Site:
     here = alone(id, federation.holdings[part], federation.held_out_of(part))
     # What it decides for itself, and no recipe for it: see layers/balance.py.
     algorithm = config.build_algorithm(task).given({**federation.facts, "generate": node.get("generate", "")})
-    return Site(id, algorithm, here, Path(str(node["folder"])), agreed, s.threads, tuple(federation.facts.get("classes", ())))
+    classes, told = tuple(federation.facts.get("classes", ())), tuple(remarks(federation.facts))
+    return Site(id, algorithm, here, Path(str(node["folder"])), agreed, s.threads, classes, told)
 
 
 def site_number(node: Facts) -> int:
