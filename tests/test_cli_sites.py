@@ -16,6 +16,7 @@ from PIL import Image
 
 pytest.importorskip("flwr")
 from cryptography import x509
+from flwr.common.config import parse_config_args
 
 import fedlens
 from fedlens import cli_sites, keys, sites
@@ -188,6 +189,11 @@ def test_a_site_is_told_which_of_its_pictures_cannot_be_read(
     assert invoke(["join", "127.0.0.1:1", "--key", "site-0", "--data", "scans", *own]) == 0
     said = capsys.readouterr().err
     assert said.count("1 file could not be read and was left out: broken.png: ") == 1
+
+
+def test_flower_reads_the_node_config_as_it_was_meant() -> None:
+    facts = {"client": 0, "folder": "/srv/\U0001f3e5 \u00e4 b", "data": 'a "b" \\ c', "recipe": "", "generate": ""}
+    assert parse_config_args([sites.node_config(facts)]) == {k: v for k, v in facts.items() if v != ""}
 
 
 def test_run_on_flower_needs_a_superlink(capsys: pytest.CaptureFixture[str]) -> None:

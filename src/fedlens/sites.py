@@ -344,7 +344,14 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def node_config(facts: Mapping[str, Any]) -> str:
-    return " ".join(f"{k}={json.dumps(v)}" for k, v in facts.items() if v not in (None, ""))
+    return " ".join(f"{k}={_toml(v)}" for k, v in facts.items() if v not in (None, ""))
+
+
+def _toml(value: Any) -> str:
+    """As Flower reads a node config: TOML, which has no surrogate pairs (JSON escapes an emoji as one), cut at the next quotation mark."""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    return '"' + r"\u0022".join(json.dumps(part, ensure_ascii=False)[1:-1] for part in value.split('"')) + '"'
 
 
 def submit(
