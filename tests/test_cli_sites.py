@@ -78,6 +78,34 @@ def test_a_certificate_is_good_at_home_whatever_its_host(capsys: pytest.CaptureF
     assert "valid for fl.example.org, 127.0.0.1, localhost" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["../../esc", "/tmp/esc", "a\\b", "..", "", ".hidden", "clinic.pub"])
+def test_keys_stay_in_their_folder(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert "is not a name for a site's key" in refused(capsys, "keys", "0", name)
+    assert not Path("keys").exists()
+
+
+@pytest.mark.parametrize("host", ["m\u00fcnchen.example", "fl.example.org:8000", "https://fl.example.org", "a b", ""])
+def test_a_host_that_no_certificate_can_name(capsys: pytest.CaptureFixture[str], host: str) -> None:
+    assert "is not a host" in refused(capsys, "keys", "0", "--host", host)
+    assert not Path("keys").exists()
+
+
+def test_long_names_and_addresses_of_all_kinds_are_hosts() -> None:
+    long = ".".join(["clinic"] * 12)
+    assert invoke(["keys", "--host", long, "--host", "[::1]", "--host", "xn--mnchen-3ya.example", "--host", "*.example.org"]) == 0
+
+
+def test_without_the_authoritys_key_only_sites_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """A hospital that has the server's ca.crt and makes its own key."""
+    keys.authority(Path("keys"))
+    Path("keys/ca.key").unlink()
+    assert invoke(["keys", "5"]) == 0
+    assert "no server certificate is made" in capsys.readouterr().err
+    assert sorted(p.name for p in Path("keys").iterdir()) == ["ca.crt", "site-5", "site-5.pub"]
+    assert "no ca.key beside it" in refused(capsys, "keys", "--host", "fl.example.org")
+    assert "no ca.key beside it" in refused(capsys, "serve", "--port", str(sites.free_port()))
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.7", "fl.example.org", "::"])
 def test_serving_to_the_world_takes_a_flag(capsys: pytest.CaptureFixture[str], host: str) -> None:
     said = refused(capsys, "serve", "--host", host)

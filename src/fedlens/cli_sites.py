@@ -34,7 +34,13 @@ def keys(
     """
     from fedlens import keys as make
 
-    if host or not (out / "server.pem").exists():
+    for text in host or []:
+        make.check_host(text)
+    for name in site or []:
+        make.check_name(name)
+    if site and not host and (out / "ca.crt").exists() and not (out / "ca.key").exists():
+        say(f"{out}/ca.crt has no ca.key beside it, so no server certificate is made, only keys of sites")
+    elif host or not (out / "server.pem").exists():
         make.authority(out)
         make.server(out, host or [])
         say(f"{out}/ca.crt      goes to every site: it proves that they talk to this server")
