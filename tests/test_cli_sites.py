@@ -183,6 +183,22 @@ def test_a_site_decides_whether_it_generates(capsys: pytest.CaptureFixture[str],
     assert "--generate says one of constrained, unconstrained, no, not perhaps" in said
 
 
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:\u00b2", "127.0.0.1:65536", "127.0.0.1:0", "http://127.0.0.1:8000", "127.0.0.1:-1", ":8000", "a b:1", "me@h:1"]
+)
+def test_what_is_no_address_is_refused_by_all(capsys: pytest.CaptureFixture[str], address: str) -> None:
+    keys.authority(Path("keys"))
+    Path("study.toml").write_text(STUDY)
+    assert "write host:port" in refused(capsys, "join", address, "--key", "site-0")
+    assert "write host:port" in refused(capsys, "run", "study.toml", "--engine", "flower", "--superlink", address)
+    assert not Path("home/flwr/config.toml").exists()
+
+
+def test_addresses() -> None:
+    assert sites.split_address("fl.example.org:65535") == ("fl.example.org", 65535)
+    assert sites.split_address("[::1]:8000") == ("::1", 8000)
+
+
 @pytest.mark.parametrize("recipe", [True, False], ids=["its own recipe", "the server's recipe"])
 def test_a_site_is_told_which_of_its_pictures_cannot_be_read(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recipe: bool

@@ -338,9 +338,10 @@ def claim(host: str, port: int) -> None:
 
 def split_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"{address!r} is not an address: write host:port, such as 127.0.0.1:8000")
-    return host, int(port)
+    number = int(port) if port.isascii() and port.isdigit() else 0
+    if not host or not 0 < number < 65536 or not host.isprintable() or set(host) & set("/@ "):
+        raise ConfigError(f"{address!r} is not an address: write host:port, such as 127.0.0.1:8000, with a port up to 65535")
+    return host.strip("[]"), number
 
 
 def node_config(facts: Mapping[str, Any]) -> str:
@@ -374,8 +375,9 @@ def submit(
     with Crew(say, home) as crew, tempfile.TemporaryDirectory(prefix="fedlens-app-") as app:
         name = superlink
         if ":" in superlink:
+            host, port = split_address(superlink)
             name = connection(home, superlink, ca)
-            await_port(*split_address(superlink), ca, crew)
+            await_port(host, port, ca, crew)
         facts: dict[str, bool | int | float | str] = {
             "name": config.name, "recipe": config.to_toml(), "out": str(folder.absolute()), "resume": resume, "fresh": fresh,
             "patience": patience, "least": least, "forgive": forgive,
