@@ -137,6 +137,17 @@ def test_a_superlink_that_ends_by_itself_is_spoken_of(capsys: pytest.CaptureFixt
     monkeypatch.setattr(sites.Crew, "start", lambda crew, *_: start(crew, "python", "-c", "raise SystemExit(3)"))
     monkeypatch.setattr(sites, "await_port", lambda *_: None)
     assert "the SuperLink ended by itself (exit code 3)" in refused(capsys, "serve", "--port", str(sites.free_port()))
+    assert Path("superlink").stat().st_mode & 0o077 == 0 == Path("superlink/superlink.db").stat().st_mode & 0o077
+
+
+def test_the_superlinks_database_is_its_owners_alone(tmp_path: Path) -> None:
+    file = sites.private_file(Path("a/superlink/superlink.db"))
+    assert file == tmp_path / "a/superlink/superlink.db"
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    file.write_text("kept")
+    file.chmod(0o644)  # of an earlier version
+    sites.private_file(file)
+    assert file.stat().st_mode & 0o777 == 0o600 and file.read_text() == "kept"
 
 
 def test_join_looks_before_it_leaps(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,11 +77,11 @@ def serve(
         make.authority(keys)
         make.server(keys, [] if host in ("0.0.0.0", "::") else [host])
         say(f"made certificates in {keys}; sites need {keys / 'ca.crt'}")
-    state.mkdir(parents=True, exist_ok=True)
+    database = sites.private_file(state / "superlink.db")
     home = sites.flower_home()
     with sites.Crew(say, home) as crew:
         link = crew.start(
-            "flower-superlink", "--host", host, "--port", str(port), "--database", str((state / "superlink.db").absolute()),
+            "flower-superlink", "--host", host, "--port", str(port), "--database", str(database),
             "--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem"),
             "--ssl-keyfile", str(keys / "server.key"),
             "--enable-supernode-auth", "--disable-runtime-dependency-installation",

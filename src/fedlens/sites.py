@@ -264,6 +264,14 @@ class Crew:
         self.stop()
 
 
+def private_file(path: Path) -> Path:
+    """Its owner's alone, and so is its folder if new: a SuperLink's database holds what sites send. SQLite's side files follow."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+    path.chmod(0o600)
+    return path.absolute()
+
+
 def trusting(ca: Path) -> ssl.SSLContext:
     """TLS that trusts this CA alone. Flower's programs would wait for ever with a file that is none."""
     try:
