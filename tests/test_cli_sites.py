@@ -246,6 +246,14 @@ def test_a_site_is_told_which_of_its_pictures_cannot_be_read(
     assert said.count("1 file could not be read and was left out: broken.png: ") == 1
 
 
+def test_a_supernode_that_ends_may_have_the_wrong_ca(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hospital that made its own key has a ca.crt of its own, where `join` looks for the server's."""
+    assert invoke(["keys", "0"]) == 0
+    monkeypatch.setattr(cli_sites, "_keep", lambda *_: 1)
+    said = refused(capsys, "join", "127.0.0.1:1", "--key", "keys/site-0")
+    assert "--site site-0.pub" in said and "--ca must be the server's ca.crt, and keys/ca.crt may be one" in said
+
+
 def test_flower_reads_the_node_config_as_it_was_meant() -> None:
     facts = {"client": 0, "folder": "/srv/\U0001f3e5 \u00e4 b", "data": 'a "b" \\ c', "recipe": "", "generate": ""}
     assert parse_config_args([sites.node_config(facts)]) == {k: v for k, v in facts.items() if v != ""}

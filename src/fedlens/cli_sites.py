@@ -170,7 +170,8 @@ def join(
         code = _keep(crew, ("python", "-m", "fedlens.engines.site", socket), node_command, patience)
     if code:
         raise click.ClickException(
-            f"the SuperNode ended, its own words are above; if it is the key, the server's operator has to add --site {key.name}.pub"
+            f"the SuperNode ended, its own words are above; if it is the key, the server's operator has to add --site {key.name}.pub; "
+            f"if it is the certificate, --ca must be the server's ca.crt, and {ca} may be one that `fedlens keys` made here"
         )
 
 
