@@ -34,12 +34,18 @@ def keys(
     """
     from fedlens import keys as make
 
-    if host or not (out / "server.pem").exists():
+    for text in host or []:
+        make.check_host(text)
+    for name in site or []:
+        make.check_name(name)
+    if site and not host and (out / "ca.crt").exists() and not (out / "ca.key").exists():
+        say(f"{out}/ca.crt has no ca.key beside it, so no server certificate is made, only keys of sites")
+    elif host or not (out / "server.pem").exists():
         make.authority(out)
-        make.server(out, host or ["127.0.0.1", "localhost"])
+        make.server(out, host or [])
         say(f"{out}/ca.crt      goes to every site: it proves that they talk to this server")
         say(f"{out}/ca.key      stays here: whoever has it can pose as the server")
-        say(f"{out}/server.pem  and server.key are for `fedlens serve`, valid for {', '.join(host or ['127.0.0.1', 'localhost'])}")
+        say(f"{out}/server.pem  and server.key are for `fedlens serve`, valid for {', '.join(dict.fromkeys([*(host or []), *make.HERE]))}")
     for name in site or []:
         private, public = make.site(out / (f"site-{name}" if name.isdigit() else name))
         say(f"{private}  goes to that site and nowhere else; {public.name} is for `fedlens serve --site`")
@@ -50,7 +56,7 @@ def serve(
         list[Path] | None, typer.Option("--site", help="Public key of a site that may join; may be repeated.", show_default=False)
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port to listen at.")] = 8000,
+    port: Annotated[int, typer.Option("--port", help="Port to listen at.", min=1, max=65535)] = 8000,
     keys: Keys = Path("keys"),
     state: Annotated[Path, typer.Option("--state", help="Folder of the SuperLink's database.")] = Path("superlink"),
     expose: Annotated[
@@ -66,15 +72,16 @@ def serve(
     for public in site or []:
         if not public.is_file() or not public.read_text(errors="replace").startswith("ecdsa-"):
             raise click.UsageError(f"{public} is not a site's public key: `fedlens keys 0` makes one and calls it site-0.pub")
+    sites.claim(host, port)
     if not (keys / "server.pem").exists():
         make.authority(keys)
-        make.server(keys, [host] if not sites.loopback(host) else ["127.0.0.1", "localhost"])
+        make.server(keys, [] if host in ("0.0.0.0", "::") else [host])
         say(f"made certificates in {keys}; sites need {keys / 'ca.crt'}")
-    state.mkdir(parents=True, exist_ok=True)
+    database = sites.private_file(state / "superlink.db")
     home = sites.flower_home()
     with sites.Crew(say, home) as crew:
         link = crew.start(
-            "flower-superlink", "--host", host, "--port", str(port), "--database", str((state / "superlink.db").absolute()),
+            "flower-superlink", "--host", host, "--port", str(port), "--database", str(database),
             "--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem"),
             "--ssl-keyfile", str(keys / "server.key"),
             "--enable-supernode-auth", "--disable-runtime-dependency-installation",
@@ -85,11 +92,15 @@ def serve(
         for public in site or []:
             told = crew.call("flwr", "supernode", "register", str(public), name, "--name", public.stem, check=False)
             known = "already in use" in told  # a restart finds its sites registered
+            if link.poll() is not None:
+                break
             if "rror" in told and not known:
                 raise click.ClickException(f"{public} could not be registered: {' '.join(told.split())[:300]}")
             say(f"{public.stem} may join" + (" (known from before)" if known else ""))
-        say(f"serving at {host}:{port}; end with Ctrl-C")
-        raise typer.Exit(link.wait())
+        else:
+            say(f"serving at {host}:{port}; end with Ctrl-C")
+        code = link.wait()
+        raise click.ClickException(f"the SuperLink ended by itself (exit code {code}): its own words are above")
 
 
 def join(
@@ -139,11 +150,14 @@ def join(
         recipe = str(recipes.find_recipe(recipe).absolute())
     if generate and generate not in ROLES:
         raise click.UsageError(f"--generate says one of {', '.join(ROLES)}, not {generate}")
+    sites.trusting(ca)
     home = (folder or Path("sites") / key.name).absolute()
     place = str(data.absolute()) if data else ""
     facts = {"client": number, "folder": str(home), "data": place, "recipe": recipe or "", "generate": generate}
     if recipe is not None:
-        say(f"client {number} has {sites.make_site(facts, {}).examples} examples")
+        site = sites.make_site(facts, {})
+        for line in (f"client {number} has {site.examples} examples", *site.remarks):
+            say(line)
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     # A socket's name may have a hundred characters, a hospital's folder more.
@@ -156,7 +170,8 @@ def join(
         code = _keep(crew, ("python", "-m", "fedlens.engines.site", socket), node_command, patience)
     if code:
         raise click.ClickException(
-            f"the SuperNode ended, its own words are above; if it is the key, the server's operator has to add --site {key.name}.pub"
+            f"the SuperNode ended, its own words are above; if it is the key, the server's operator has to add --site {key.name}.pub; "
+            f"if it is the certificate, --ca must be the server's ca.crt, and {ca} may be one that `fedlens keys` made here"
         )
 
 

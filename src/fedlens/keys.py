@@ -10,11 +10,25 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 YEARS = 2
+HERE = ("127.0.0.1", "localhost")  # in every certificate: `serve` talks to its own SuperLink there, whatever name the sites use
+
+
+def check_host(text: str) -> None:
+    """A certificate names hosts in ASCII, without a port."""
+    if not re.fullmatch(r"[A-Za-z0-9*_]([A-Za-z0-9._-]*[A-Za-z0-9])?", text) and not _address(text):
+        raise ValueError(f"{text!r} is not a host: write its name or address alone, and a name that is not ASCII in its xn-- form")
+
+
+def check_name(text: str) -> None:
+    """A site's key lies in the folder it was asked for, and is not what another site's public key would be called."""
+    if not text or re.search(r"[/\\\0]", text) or text.startswith((".", "-")) or text.endswith(".pub"):
+        raise ValueError(f"{text!r} is not a name for a site's key: no slashes, no dot or dash at its beginning, no .pub at its end")
 
 
 def authority(folder: Path) -> Path:
@@ -40,12 +54,19 @@ def authority(folder: Path) -> Path:
 
 
 def server(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
-    """server.pem and server.key, signed by the authority in the same folder, valid for these names and addresses."""
+    """server.pem and server.key, signed by the authority in the same folder, valid for these names and addresses and for HERE."""
     x509, ec, hashes, ser = _cryptography()
+    hosts = list(dict.fromkeys([*hosts, *HERE]))
+    for host in hosts:
+        check_host(host)
+    if not (folder / "ca.key").is_file():
+        raise ValueError(
+            f"{folder}/ca.crt has no ca.key beside it to sign a server's certificate with: bring it back, or use another folder"
+        )
     ca = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     ca_key = ser.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, hosts[0])])
+    name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, hosts[0][:64])])
     builder = (
         _certificate(x509, name, ca.subject, key.public_key())
         .add_extension(x509.SubjectAlternativeName([_host(x509, h) for h in hosts]), critical=False)
@@ -84,10 +105,15 @@ def _certificate(x509: Any, subject: Any, issuer: Any, public: Any) -> Any:
 
 
 def _host(x509: Any, text: str) -> Any:
+    address = _address(text)
+    return x509.IPAddress(address) if address else x509.DNSName(text)
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return x509.IPAddress(ipaddress.ip_address(text))
+        return ipaddress.ip_address(text.strip("[]"))
     except ValueError:
-        return x509.DNSName(text)
+        return None
 
 
 def _pem(key: Any, ser: Any) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import ipaddress
 import json
@@ -38,7 +39,7 @@ from fedlens.data.source import DataError
 from fedlens.engines.site import Facts, Site, SiteError, alone
 from fedlens.federation import Federation
 from fedlens.parts import parameters
-from fedlens.view import UNEVALUATED
+from fedlens.view import UNEVALUATED, remarks
 
 PLACES = ("root", "folder", "file", "image")  # what data sources call the place their data lies in
 EXPOSED = (
@@ -143,7 +144,8 @@ def make_site(node: Facts, run: Facts) -> Site:
     here = alone(id, federation.holdings[part], federation.held_out_of(part))
     # What it decides for itself, and no recipe for it: see layers/balance.py.
     algorithm = config.build_algorithm(task).given({**federation.facts, "generate": node.get("generate", "")})
-    return Site(id, algorithm, here, Path(str(node["folder"])), agreed, s.threads, tuple(federation.facts.get("classes", ())))
+    classes, told = tuple(federation.facts.get("classes", ())), tuple(remarks(federation.facts))
+    return Site(id, algorithm, here, Path(str(node["folder"])), agreed, s.threads, classes, told)
 
 
 def site_number(node: Facts) -> int:
@@ -214,10 +216,15 @@ class Crew:
     def __init__(self, say: Say, home: Path) -> None:
         self.say, self.env, self.children = say, environment(home), list[subprocess.Popen[bytes]]()
 
+    def line(self, *command: str) -> str:
+        """The command as a shell takes it. `flwr` finds our connection only with the Flower home that it is written in."""
+        home = f"FLWR_HOME={shlex.quote(self.env['FLWR_HOME'])} " if command[0] == "flwr" else ""
+        return home + shlex.join(command)
+
     def start(self, *command: str, quiet: bool = False) -> subprocess.Popen[bytes]:
         need(command[0])
         if not quiet:
-            self.say("$ " + shlex.join(command))
+            self.say("$ " + self.line(*command))
         child = subprocess.Popen(command, env=self.env, start_new_session=True, preexec_fn=_die_with_parent)
         self.children.append(child)
         return child
@@ -231,7 +238,7 @@ class Crew:
     def call(self, *command: str, check: bool = True) -> str:
         """Run a short one to its end; its output."""
         need(command[0])
-        self.say("$ " + shlex.join(command))
+        self.say("$ " + self.line(*command))
         done = subprocess.run(command, env=self.env, capture_output=True, text=True)
         if check and done.returncode:
             lines = [x for x in (done.stderr + done.stdout).strip().splitlines() if x.strip()]
@@ -257,20 +264,39 @@ class Crew:
         self.stop()
 
 
+def private_file(path: Path) -> Path:
+    """Its owner's alone, and so is its folder if new: a SuperLink's database holds what sites send. SQLite's side files follow."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+    path.chmod(0o600)
+    return path.absolute()
+
+
+def trusting(ca: Path) -> ssl.SSLContext:
+    """TLS that trusts this CA alone. Flower's programs would wait for ever with a file that is none."""
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except ssl.SSLError as e:
+        raise ConfigError(f"{ca} is not a CA certificate: take the ca.crt that `fedlens keys` made at the server") from e
+
+
 def await_port(host: str, port: int, ca: Path, crew: Crew, seconds: float = 60) -> None:
-    trust = ssl.create_default_context(cafile=str(ca))
-    until = time.monotonic() + seconds
+    trust, until, why = trusting(ca), time.monotonic() + seconds, ""
     while time.monotonic() < until:
         if any(c.poll() is not None for c in crew.children):
             raise ConfigError("the SuperLink ended at once: its own words are above")
-        with (
-            contextlib.suppress(OSError),
-            socket.create_connection((host, port), 1) as plain,
-            trust.wrap_socket(plain, server_hostname=host),
-        ):
-            return
+        try:
+            with socket.create_connection((host, port), 1) as plain, trust.wrap_socket(plain, server_hostname=host):
+                return
+        except ssl.SSLCertVerificationError as e:  # waiting makes no other certificate of it
+            raise ConfigError(
+                f"the server at {host}:{port} cannot prove that it is the one of {ca} ({e.verify_message.strip('.')}): the CA file must be "
+                f"that server's, and its certificate must name {host} (`fedlens keys --host {host}` at the server makes one)"
+            ) from e
+        except OSError as e:
+            why = e.strerror or str(e)
         time.sleep(0.1)
-    raise ConfigError(f"the SuperLink did not answer at {host}:{port} within {seconds:g} s")
+    raise ConfigError(f"the SuperLink did not answer at {host}:{port} within {seconds:g} s ({why})")
 
 
 def connection(home: Path, address: str, ca: Path) -> str:
@@ -306,15 +332,35 @@ def free_port() -> int:
         return port
 
 
+def claim(host: str, port: int) -> None:
+    """Refuse a port that cannot be had. Somebody else's SuperLink there would take our sites' keys, and only then would ours end."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, kind) as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a server that just ended are no obstacle
+            s.bind(place)
+    except OSError as e:
+        hint = "something listens there already, choose another --port" if e.errno == errno.EADDRINUSE else e.strerror or str(e)
+        raise ConfigError(f"cannot serve at {host}:{port}: {hint}") from e
+
+
 def split_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"{address!r} is not an address: write host:port, such as 127.0.0.1:8000")
-    return host, int(port)
+    number = int(port) if port.isascii() and port.isdigit() else 0
+    if not host or not 0 < number < 65536 or not host.isprintable() or set(host) & set("/@ "):
+        raise ConfigError(f"{address!r} is not an address: write host:port, such as 127.0.0.1:8000, with a port up to 65535")
+    return host.strip("[]"), number
 
 
 def node_config(facts: Mapping[str, Any]) -> str:
-    return " ".join(f"{k}={json.dumps(v)}" for k, v in facts.items() if v not in (None, ""))
+    return " ".join(f"{k}={_toml(v)}" for k, v in facts.items() if v not in (None, ""))
+
+
+def _toml(value: Any) -> str:
+    """As Flower reads a node config: TOML, which has no surrogate pairs (JSON escapes an emoji as one), cut at the next quotation mark."""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    return '"' + r"\u0022".join(json.dumps(part, ensure_ascii=False)[1:-1] for part in value.split('"')) + '"'
 
 
 def submit(
@@ -337,8 +383,9 @@ def submit(
     with Crew(say, home) as crew, tempfile.TemporaryDirectory(prefix="fedlens-app-") as app:
         name = superlink
         if ":" in superlink:
+            host, port = split_address(superlink)
             name = connection(home, superlink, ca)
-            await_port(*split_address(superlink), ca, crew)
+            await_port(host, port, ca, crew)
         facts: dict[str, bool | int | float | str] = {
             "name": config.name, "recipe": config.to_toml(), "out": str(folder.absolute()), "resume": resume, "fresh": fresh,
             "patience": patience, "least": least, "forgive": forgive,
@@ -352,7 +399,7 @@ def submit(
             crew.start("flwr", "log", number, name, "--stream").wait()
             status = await_end(crew, number, name)
         except KeyboardInterrupt:
-            say(f"the run goes on at the SuperLink; to end it: flwr stop {number} {name}")
+            say(f"the run goes on at the SuperLink; to end it: {crew.line('flwr', 'stop', number, name)}")
             return 130
         say(f"run {number}: {status}" + (f", in {folder}" if status == "finished:completed" else ""))
         return 0 if status == "finished:completed" else 1

@@ -21,7 +21,7 @@ from fedlens.engines.loopback import Loopback
 from fedlens.runs import read_records
 
 pytest.importorskip("flwr")
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedlens.engines import flower
@@ -166,6 +166,57 @@ def test_a_number_out_of_range_and_a_double_are_not_let_in(tmp_path: Path) -> No
     text = "\n".join(said)
     assert "calls itself client 1, which is somebody else already" in text
     assert "calls itself client 2, but there are 2 (0 to 1)" in text
+
+
+GREETINGS: dict[str, Any] = {
+    "no record": {},
+    "empty": {"fedlens": ConfigRecord()},
+    "another kind of record": {"fedlens": MetricRecord({"client": 0, "examples": 1})},
+    "no examples": {"fedlens": ConfigRecord({"client": 0})},
+    "a word for a number": {"fedlens": ConfigRecord({"client": "x", "examples": 1})},
+    "a list for a number": {"fedlens": ConfigRecord({"client": [0], "examples": 1})},
+}
+
+
+class Rude(Grid):
+    """Client 0 (node 22) answers one kind of message with content of its own."""
+
+    def __init__(self, folder: Path, kind: str, content: dict[str, Any]) -> None:
+        super().__init__(folder, "fedavg")
+        self.kind, self.content = kind, content
+
+    def push(self, message: Message) -> str:
+        name = super().push(message)
+        if message.metadata.dst_node_id == 22 and message.metadata.message_type == self.kind:
+            self.replies[name] = Message(RecordDict(self.content), reply_to=message)
+        return name
+
+
+@pytest.mark.parametrize("greeting", GREETINGS)
+def test_a_greeting_that_makes_no_sense_costs_only_that_site(tmp_path: Path, greeting: str) -> None:
+    said: list[str] = []
+    here = engine(Rude(tmp_path, "query", GREETINGS[greeting]), "fedavg", log=said.append)
+    here._assemble()
+    assert sorted(here.nodes) == [1, 2] and list(here.refused) == [22]
+    assert sum("a site was not let in: " in line for line in said) == 1
+
+
+REPLIES: dict[str, Any] = {
+    "no record": {},
+    "another kind of record": {"fedlens": MetricRecord({"client": 0})},
+    "no message": {"fedlens": ConfigRecord({"client": 0})},
+    "no arrays": {"fedlens": ConfigRecord({"client": 0}), "message": ConfigRecord({"a": 1})},
+    "noise": {"fedlens": ConfigRecord({"client": 0}), "message": ArrayRecord({"0": Array("uint8", (64,), "x", bytes(range(64)))})},
+}
+
+
+@pytest.mark.parametrize("reply", REPLIES)
+def test_a_reply_that_makes_no_sense_costs_only_that_site(tmp_path: Path, reply: str) -> None:
+    here = engine(Rude(tmp_path, "train", REPLIES[reply]), "fedavg")
+    rounds: list[Round] = []
+    run(here.algorithm, here, 1, after_round=lambda p, r: rounds.append(r))
+    assert [x.sender for x in rounds[0].lost] == [0] and rounds[0].lost[0].reason
+    assert list(rounds[0].scalars) == [1, 2]
 
 
 def test_a_site_whose_classes_differ_is_not_let_in(tmp_path: Path) -> None:

@@ -233,12 +233,14 @@ class Flower:
         else:
             told = envelope.content["fedlens"]
             self.refused.pop(node, None)
-            self.nodes[int(told["client"])] = node
+            self.nodes[told["client"]] = node
             self.classes = self.classes or str(told.get("classes", ""))
             self.log(f"client {told['client']} has joined with {told['examples']} examples")
 
     def _objection(self, node: int, told: Mapping[str, Any]) -> str | None:
-        client, classes = int(told["client"]), str(told.get("classes", ""))
+        client, classes = told.get("client"), str(told.get("classes", ""))
+        if type(client) is not int or type(told.get("examples")) is not int:  # somebody else's program: any type may come
+            return "does not say in numbers which client it is and how many examples it has: is it a FedLens site of the same version?"
         if not 0 <= client < self.clients:
             return f"calls itself client {client}, but there are {self.clients} (0 to {self.clients - 1})"
         if self.nodes.get(client, node) != node and self.nodes[client] in self._online:
@@ -262,7 +264,10 @@ def _failure(envelope: Envelope) -> str | None:
     if envelope.has_error():
         code, reason = envelope.error.code, envelope.error.reason or ""
         return _FAILURES.get(code) or (reason.strip().splitlines() or [f"Flower error {code}"])[0][:300]
-    lost = envelope.content["fedlens"].get("lost")
+    told = envelope.content.get("fedlens")
+    if not isinstance(told, ConfigRecord):
+        return "answered without the record by which FedLens sites are known"
+    lost = told.get("lost")
     return str(lost) if lost is not None else None
 
 

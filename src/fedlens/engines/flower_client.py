@@ -33,7 +33,9 @@ def carry(envelope: Message, context: Context, handle: Handle | None = None) -> 
 
 def take(content: RecordDict) -> list[bytes]:
     """The pieces of a message, out of their record: nobody else keeps them alive from here on."""
-    record = content["message"] if "message" in content else ArrayRecord()
+    record = content.get("message")
+    if not isinstance(record, ArrayRecord):  # none, or something that is no message
+        return []
     names = sorted(record)
     pieces = [record[n].data for n in names]
     for n in names:

@@ -43,7 +43,8 @@ class SiteError(ValueError):
 @dataclass(frozen=True)
 class Site:
     """One client at its own place. `federation` need hold nothing but this client's part (see `alone`). recipe: the hash of what the
-    site agreed to do. folder: where its memory lives. classes: what its labels mean, which must be the same everywhere."""
+    site agreed to do. folder: where its memory lives. classes: what its labels mean, which must be the same everywhere.
+    remarks: what of its data could not be used, for its own operator."""
 
     id: int
     algorithm: Algorithm
@@ -52,6 +53,7 @@ class Site:
     recipe: str = ""
     threads: int = 1
     classes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def examples(self) -> int:
@@ -162,6 +164,8 @@ def serve(path: Path) -> None:
             site = _named(str(run["site"]))(node, run)
             kept.clear()
             kept[key] = site
+            for remark in () if node.get("recipe") else site.remarks:  # with a recipe, `join` read the data before and said it
+                print(f"fedlens: {remark}", file=sys.stderr, flush=True)
         return kept[key]
 
     with socket.socket(socket.AF_UNIX) as door:
