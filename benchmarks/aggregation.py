@@ -3,9 +3,9 @@
 Weighted mean: 20 replies of 35.6 M float32 parameters, against copying the same bytes (`torch.Tensor.copy_`). Median: 10 x 10 M against
 `numpy.median`. LossAware: its server step against FedAvg's, on the same 20 replies, with the gate closed (losses within 15 %, the usual
 case) and wide open; open, by single replies (one mean with the final weights) and by two sums, as workers keep them. Measurements
-alternate, at least 10 of each. Ends by printing one JSON object.
+alternate, 20 of each. Ends by printing one JSON object.
 
-    python benchmarks/aggregation.py [--repeats 10] [--parameters 35600000]
+    python benchmarks/aggregation.py [--repeats 20] [--parameters 35600000]
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def make_replies(n: int, parameters: int, losses: list[float]) -> tuple[Replies,
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--parameters", type=int, default=35_600_000)
     parser.add_argument("--median-parameters", type=int, default=10_000_000)
     args = parser.parse_args()
