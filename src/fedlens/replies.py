@@ -54,7 +54,7 @@ def refuse(reply: Message, expected: Mapping[str, Tree]) -> str | None:
             return f"tree {tree!r} holds NaN or Inf"
         for name, w in reply.weights.get(tree, {}).items():
             if not _is_number(w) or w < 0:
-                return f"weight {name!r} of {tree!r} is {w}"
+                return f"weight {name!r} of {tree!r} is {w}, not a number of at least 0"
     if missing := expected.keys() - reply.trees.keys():
         return f"tree {min(missing)!r} is missing"
     return None
