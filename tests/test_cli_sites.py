@@ -21,6 +21,7 @@ from flwr.common.config import parse_config_args
 import fedlens
 from fedlens import cli_sites, keys, sites
 from fedlens import config as recipes
+from fedlens import flower_programs as programs
 from fedlens.cli import invoke
 from fedlens.config import ConfigError
 from fedlens.data.source import DataError
@@ -103,7 +104,7 @@ def test_without_the_authoritys_key_only_sites_get_one(capsys: pytest.CaptureFix
     assert "no server certificate is made" in capsys.readouterr().err
     assert sorted(p.name for p in Path("keys").iterdir()) == ["ca.crt", "site-5", "site-5.pub"]
     assert "no ca.key beside it" in refused(capsys, "keys", "--host", "fl.example.org")
-    assert "no ca.key beside it" in refused(capsys, "serve", "--port", str(sites.free_port()))
+    assert "no ca.key beside it" in refused(capsys, "serve", "--port", str(programs.free_port()))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.7", "fl.example.org", "::"])
@@ -122,7 +123,7 @@ def test_serve_wants_public_keys(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_serve_leaves_a_used_port_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Our sites' keys would be registered at whoever listens there."""
-    monkeypatch.setattr(sites.Crew, "start", lambda *_, **__: pytest.fail("something was started"))
+    monkeypatch.setattr(programs.Crew, "start", lambda *_, **__: pytest.fail("something was started"))
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -133,20 +134,20 @@ def test_serve_leaves_a_used_port_alone(capsys: pytest.CaptureFixture[str], monk
 
 
 def test_a_superlink_that_ends_by_itself_is_spoken_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    start = sites.Crew.start
-    monkeypatch.setattr(sites.Crew, "start", lambda crew, *_: start(crew, "python", "-c", "raise SystemExit(3)"))
-    monkeypatch.setattr(sites, "await_port", lambda *_: None)
-    assert "the SuperLink ended by itself (exit code 3)" in refused(capsys, "serve", "--port", str(sites.free_port()))
+    start = programs.Crew.start
+    monkeypatch.setattr(programs.Crew, "start", lambda crew, *_: start(crew, "python", "-c", "raise SystemExit(3)"))
+    monkeypatch.setattr(programs, "await_port", lambda *_: None)
+    assert "the SuperLink ended by itself (exit code 3)" in refused(capsys, "serve", "--port", str(programs.free_port()))
     assert Path("superlink").stat().st_mode & 0o077 == 0 == Path("superlink/superlink.db").stat().st_mode & 0o077
 
 
 def test_the_superlinks_database_is_its_owners_alone(tmp_path: Path) -> None:
-    file = sites.private_file(Path("a/superlink/superlink.db"))
+    file = programs.private_file(Path("a/superlink/superlink.db"))
     assert file == tmp_path / "a/superlink/superlink.db"
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     file.write_text("kept")
     file.chmod(0o644)  # of an earlier version
-    sites.private_file(file)
+    programs.private_file(file)
     assert file.stat().st_mode & 0o777 == 0o600 and file.read_text() == "kept"
 
 
@@ -206,8 +207,8 @@ def test_what_is_no_address_is_refused_by_all(capsys: pytest.CaptureFixture[str]
 
 
 def test_addresses() -> None:
-    assert sites.split_address("fl.example.org:65535") == ("fl.example.org", 65535)
-    assert sites.split_address("[::1]:8000") == ("::1", 8000)
+    assert programs.split_address("fl.example.org:65535") == ("fl.example.org", 65535)
+    assert programs.split_address("[::1]:8000") == ("::1", 8000)
 
 
 @pytest.mark.parametrize("recipe", [True, False], ids=["its own recipe", "the server's recipe"])
@@ -225,7 +226,7 @@ def test_a_site_is_told_which_of_its_pictures_cannot_be_read(
     keys.authority(Path("keys"))
     keys.site(Path("site-0"))
 
-    def keep(crew: sites.Crew, worker: tuple[str, ...], *_: object) -> int:
+    def keep(crew: programs.Crew, worker: tuple[str, ...], *_: object) -> int:
         """The worker gets one greeting, and nothing else is started."""
         threading.Thread(target=site.serve, args=(Path(worker[-1]),), daemon=True).start()
         while not Path(worker[-1]).exists():
@@ -256,7 +257,7 @@ def test_a_supernode_that_ends_may_have_the_wrong_ca(capsys: pytest.CaptureFixtu
 
 def test_flower_reads_the_node_config_as_it_was_meant() -> None:
     facts = {"client": 0, "folder": "/srv/\U0001f3e5 \u00e4 b", "data": 'a "b" \\ c', "recipe": "", "generate": ""}
-    assert parse_config_args([sites.node_config(facts)]) == {k: v for k, v in facts.items() if v != ""}
+    assert parse_config_args([programs.node_config(facts)]) == {k: v for k, v in facts.items() if v != ""}
 
 
 def test_run_on_flower_needs_a_superlink(capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,7 +273,7 @@ def test_the_line_that_ends_a_run_works_as_printed(
 ) -> None:
     """The connection it names is in FedLens' own Flower home, so every printed flwr line says where that is."""
 
-    def start(crew: sites.Crew, *command: str) -> None:
+    def start(crew: programs.Crew, *command: str) -> None:
         raise KeyboardInterrupt  # in place of following the log
 
     class Done:
@@ -282,8 +283,8 @@ def test_the_line_that_ends_a_run_works_as_printed(
     keys.authority(Path("keys"))
     monkeypatch.setenv("FEDLENS_HOME", str(tmp_path / "my home"))
     monkeypatch.setattr(sites, "await_port", lambda *_: None)
-    monkeypatch.setattr(sites.Crew, "start", start)
-    monkeypatch.setattr(sites.subprocess, "run", lambda *_, **__: Done)
+    monkeypatch.setattr(programs.Crew, "start", start)
+    monkeypatch.setattr(programs.subprocess, "run", lambda *_, **__: Done)
     assert invoke(["run", "study.toml", "--engine", "flower", "--superlink", "127.0.0.1:9"]) == 130
     ran, said = capsys.readouterr().err.strip().splitlines()
     home = f"FLWR_HOME='{tmp_path / 'my home' / 'flwr'}'"
@@ -329,24 +330,24 @@ def test_a_certificate_that_does_not_hold_ends_the_waiting(tmp_path: Path) -> No
     for name in ("ours", "theirs"):
         keys.authority(tmp_path / name)
         keys.server(tmp_path / name, [])
-    crew = sites.Crew(print, tmp_path)
+    crew = programs.Crew(print, tmp_path)
     with listening(tmp_path / "theirs") as port:
-        sites.await_port("127.0.0.1", port, tmp_path / "theirs" / "ca.crt", crew, 5)
+        programs.await_port("127.0.0.1", port, tmp_path / "theirs" / "ca.crt", crew, 5)
         with pytest.raises(ConfigError, match=r"cannot prove that it is the one of .*ours/ca.crt .*certificate.*--host 127.0.0.1"):
-            sites.await_port("127.0.0.1", port, tmp_path / "ours" / "ca.crt", crew, 5)
+            programs.await_port("127.0.0.1", port, tmp_path / "ours" / "ca.crt", crew, 5)
     with pytest.raises(ConfigError, match=r"did not answer at .* within 0.2 s \(Connection refused\)"):
-        sites.await_port("127.0.0.1", sites.free_port(), tmp_path / "ours" / "ca.crt", crew, 0.2)
+        programs.await_port("127.0.0.1", programs.free_port(), tmp_path / "ours" / "ca.crt", crew, 0.2)
 
 
 def test_the_connection_is_written_once_and_nothing_else_is_touched(tmp_path: Path) -> None:
     ca = keys.authority(tmp_path / "keys")
-    home = sites.flower_home()
+    home = programs.flower_home()
     (home / "config.toml").write_text('[superlink]\ndefault = "mine"\n\n[superlink.mine]\naddress = "10.0.0.1:1"\n')
-    name = sites.connection(home, "127.0.0.1:9", ca)
-    again = sites.connection(home, "127.0.0.1:9", ca)
+    name = programs.connection(home, "127.0.0.1:9", ca)
+    again = programs.connection(home, "127.0.0.1:9", ca)
     text = (home / "config.toml").read_text()
     assert name == again and text.count(f"[superlink.{name}]") == 1 and "10.0.0.1:1" in text
     other = keys.authority(tmp_path / "other")
-    sites.connection(home, "127.0.0.1:9", other)
+    programs.connection(home, "127.0.0.1:9", other)
     text = (home / "config.toml").read_text()
     assert text.count(f"[superlink.{name}]") == 1 and str(other) in text and str(ca) not in text and "10.0.0.1:1" in text

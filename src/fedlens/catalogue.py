@@ -31,8 +31,8 @@ def catalogue(kind: str, name: str = "") -> None:
     """All kinds; or all of a kind; or one of them."""
     if not kind:
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        for name, about in KINDS.items():
-            table.add_row(f"[{ACCENT}]fedlens list {name}[/]", about, f"[dim]{escape(few(sorted(rows_of(name)), 6))}[/]")
+        for each, about in KINDS.items():
+            table.add_row(f"[{ACCENT}]fedlens list {each}[/]", about, f"[dim]{escape(few(sorted(rows_of(each)), 6))}[/]")
         console().print(table)
         return
     match = next((k for k in KINDS if k.rstrip("s") == kind.lower().rstrip("s")), None)

@@ -13,6 +13,11 @@ import typer
 
 Keys = Annotated[Path, typer.Option("--keys", help="Folder with ca.crt, server.pem and server.key.")]
 Ca = Annotated[Path, typer.Option("--ca", help="The federation's CA certificate.")]
+EXPOSED = (
+    "{host} can be reached from other machines. Flower's control API shares this port with the sites: node keys keep strangers from "
+    "joining, but whoever can connect and holds the CA file can register keys and start runs, which means code on your sites. Put "
+    "something in front that lets only the sites in (a firewall, a VPN, a proxy that asks for client certificates), then add --expose"
+)
 
 
 def say(text: str) -> None:
@@ -64,31 +69,31 @@ def serve(
     ] = False,
 ) -> None:
     """Start a SuperLink: TLS and node authentication on, state on disk."""
+    from fedlens import flower_programs as programs
     from fedlens import keys as make
-    from fedlens import sites
 
-    if not sites.loopback(host) and not expose:
-        raise click.UsageError(sites.EXPOSED.format(host=host))
+    if not programs.loopback(host) and not expose:
+        raise click.UsageError(EXPOSED.format(host=host))
     for public in site or []:
         if not public.is_file() or not public.read_text(errors="replace").startswith("ecdsa-"):
             raise click.UsageError(f"{public} is not a site's public key: `fedlens keys 0` makes one and calls it site-0.pub")
-    sites.claim(host, port)
+    programs.claim(host, port)
     if not (keys / "server.pem").exists():
         make.authority(keys)
         make.server(keys, [] if host in ("0.0.0.0", "::") else [host])
         say(f"made certificates in {keys}; sites need {keys / 'ca.crt'}")
-    database = sites.private_file(state / "superlink.db")
-    home = sites.flower_home()
-    with sites.Crew(say, home) as crew:
+    database = programs.private_file(state / "superlink.db")
+    home = programs.flower_home()
+    with programs.Crew(say, home) as crew:
         link = crew.start(
             "flower-superlink", "--host", host, "--port", str(port), "--database", str(database),
             "--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem"),
             "--ssl-keyfile", str(keys / "server.key"),
             "--enable-supernode-auth", "--disable-runtime-dependency-installation",
         )  # fmt: skip
-        reached = "127.0.0.1" if sites.loopback(host) or host in ("0.0.0.0", "::") else host
-        sites.await_port(reached, port, keys / "ca.crt", crew)
-        name = sites.connection(home, f"{reached}:{port}", keys / "ca.crt")
+        reached = "127.0.0.1" if programs.loopback(host) or host in ("0.0.0.0", "::") else host
+        programs.await_port(reached, port, keys / "ca.crt", crew)
+        name = programs.connection(home, f"{reached}:{port}", keys / "ca.crt")
         for public in site or []:
             told = crew.call("flwr", "supernode", "register", str(public), name, "--name", public.stem, check=False)
             known = "already in use" in told  # a restart finds its sites registered
@@ -136,10 +141,11 @@ def join(
     ADDRESS is the server's, as host:port. With --recipe the data is read before anything is started.
     """
     from fedlens import config as recipes
+    from fedlens import flower_programs as programs
     from fedlens import sites
     from fedlens.layers.balance import ROLES
 
-    sites.split_address(address)
+    programs.split_address(address)
     for path, what in ((key, "private key"), (ca, "CA certificate")):
         if not path.is_file():
             raise click.UsageError(f"there is no {what} {path}")
@@ -150,7 +156,7 @@ def join(
         recipe = str(recipes.find_recipe(recipe).absolute())
     if generate and generate not in ROLES:
         raise click.UsageError(f"--generate says one of {', '.join(ROLES)}, not {generate}")
-    sites.trusting(ca)
+    programs.trusting(ca)
     home = (folder or Path("sites") / key.name).absolute()
     place = str(data.absolute()) if data else ""
     facts = {"client": number, "folder": str(home), "data": place, "recipe": recipe or "", "generate": generate}
@@ -161,11 +167,11 @@ def join(
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     # A socket's name may have a hundred characters, a hospital's folder more.
-    with tempfile.TemporaryDirectory(prefix="fedlens-") as private, sites.Crew(say, home) as crew:
+    with tempfile.TemporaryDirectory(prefix="fedlens-") as private, programs.Crew(say, home) as crew:
         socket = facts["worker"] = str(Path(private) / "worker")
         node_command = (
             "flower-supernode", "--superlink", address, "--root-certificates", str(ca), "--auth-supernode-private-key", str(key),
-            "--host", "127.0.0.1", "--port", str(sites.free_port()), "--node-config", sites.node_config(facts),
+            "--host", "127.0.0.1", "--port", str(programs.free_port()), "--node-config", programs.node_config(facts),
         )  # fmt: skip
         code = _keep(crew, ("python", "-m", "fedlens.engines.site", socket), node_command, patience)
     if code:

@@ -81,15 +81,8 @@ class Board:
 
     def views(self, names: Sequence[str]) -> dict[str, Any]:
         """Those that are there, and the names of those that are not: a deleted run must not end a comparison of the others."""
-        found, gone = [], []
-        for name in names:
-            try:
-                found.append(self.view(name))
-            except HTTPException:
-                gone.append(name)
-        if not found:
-            raise HTTPException(404, ABSENT)
-        return {"views": found, "gone": gone}
+        there = self.there(names)
+        return {"views": [self.view(name) for name in there], "gone": [name for name in names if name not in there]}
 
     def there(self, names: Sequence[str]) -> dict[str, Path]:
         found = {}

@@ -39,6 +39,7 @@ from fedlens.message import Message
 from fedlens.replies import Lost, Nodes
 
 MEMORY = Path("/dev/shm")
+SCRATCH = "fedlens-scratch-"  # nothing else may be called so: what lies there without an owner is deleted
 
 
 class Simulator(Crew["_Process"]):
@@ -119,11 +120,11 @@ class Simulator(Crew["_Process"]):
 
 def make_scratch(root: Path) -> tuple[Path, IO[str]]:
     """A folder of our own, locked as long as we live. What killed runs left behind goes now: nobody holds its lock any more."""
-    for old in root.glob("fedlens-*"):
+    for old in root.glob(f"{SCRATCH}*"):
         with contextlib.suppress(OSError), (old / "lock").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(old, ignore_errors=True)
-    hidden = Path(tempfile.mkdtemp(prefix=".fedlens-", dir=root))
+    hidden = Path(tempfile.mkdtemp(prefix=f".{SCRATCH}", dir=root))
     mine = (hidden / "lock").open("w")
     fcntl.flock(mine, fcntl.LOCK_EX)
     return hidden.rename(root / hidden.name[1:]), mine
