@@ -23,9 +23,9 @@ from measure import summary
 from torch import Tensor
 
 from fedlens import Algorithm, Client, Message, Replies
+from fedlens.core.replies import gather
 from fedlens.layers import LossAware
-from fedlens.layers.median import median
-from fedlens.replies import gather
+from fedlens.layers.robust.median import median
 
 
 @dataclass

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.algorithms import FedDeblur
-from fedlens.data.scene import Scene
+from fedlens.core.federation import Federation
+from fedlens.core.rounds import Progress, run
+from fedlens.deblur import FedDeblur
+from fedlens.deblur.scenes import Scene
+from fedlens.deblur.task import Deblurring, score
 from fedlens.engines.simulator import Simulator
-from fedlens.federation import Federation
-from fedlens.rounds import Progress, run
-from fedlens.tasks.deblurring import Deblurring, score
 
 CLIENTS, SIZE = 10, 256
 

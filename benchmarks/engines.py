@@ -34,9 +34,9 @@ import torch  # noqa: E402
 
 from fedlens import Algorithm, Client, Federation, Message, Progress, Round, run  # noqa: E402
 from fedlens.algorithms import FedAvg  # noqa: E402
-from fedlens.data.tensors import Tensors  # noqa: E402
-from fedlens.engines.site import Site, alone  # noqa: E402
-from fedlens.replies import Replies  # noqa: E402
+from fedlens.core.replies import Replies  # noqa: E402
+from fedlens.data.images.tensors import Tensors  # noqa: E402
+from fedlens.engines.flower.site import Site, alone  # noqa: E402
 from fedlens.tasks.classification import Classification  # noqa: E402
 
 torch.set_num_threads(1)
@@ -89,7 +89,7 @@ def make_site(node: Mapping[str, Any], config: Mapping[str, Any]) -> Site:
 
 def main(grid: Any, config: Mapping[str, Any]) -> None:
     """The ServerApp of the Flower part."""
-    from fedlens.engines.flower import Flower
+    from fedlens.engines.flower.engine import Flower
 
     out, name = Path(str(config["out"])), str(config["work"])
     algorithm = make_algorithm(name)
@@ -146,7 +146,7 @@ def tell(name: str, seconds: list[float]) -> None:
 
 
 def flower(here: Any, work: str, rounds: int, clients: int) -> tuple[dict[str, Any], Path]:
-    from fedlens.engines.flower import write_app
+    from fedlens.engines.flower.engine import write_app
 
     out = here.folder / work
     out.mkdir()
@@ -213,7 +213,7 @@ class Watch(threading.Thread):
     """The most memory that any process of each kind ever held, as the kernel counts it (VmHWM); looked at twenty times a second, because
     processes come and go. Where the kernel does not say, what they held when they were looked at."""
 
-    ROLES = ("flwr-serverapp", "flwr-clientapp", "flower-superlink", "flower-supernode", "fedlens.engines.site")
+    ROLES = ("flwr-serverapp", "flwr-clientapp", "flower-superlink", "flower-supernode", "fedlens.engines.flower.site")
 
     def __init__(self, here: Any) -> None:
         super().__init__(daemon=True)

@@ -19,8 +19,8 @@ import torch
 from simulator import BATCH, CLIENTS, COHORT, LR, make_federation, network
 from torch import nn
 
-from fedlens.client import generator
-from fedlens.federation import Federation
+from fedlens.core.client import generator
+from fedlens.core.federation import Federation
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

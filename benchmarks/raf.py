@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from fedlens import Batch, heap, stack
+from fedlens import Batch, stack
 from fedlens.algorithms import FedAvg
-from fedlens.client import Output
-from fedlens.data.stick_figures import StickFigures
+from fedlens.core import heap
+from fedlens.core.client import Output
+from fedlens.data.pose.stick_figures import StickFigures
 from fedlens.layers import MultiResolution
 from fedlens.tasks.pose import Pose
 

@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import numpy as np
 from run_folders import round_line, write_run
 
-from fedlens import cli_board, report
+from fedlens.cli import board as cli_board
+from fedlens.report import html as report
 
 
 def measure_report(folder: Path) -> dict[str, float]:
@@ -42,7 +43,7 @@ def measure_report(folder: Path) -> dict[str, float]:
 def serve(root: Path) -> tuple[Any, threading.Thread, int]:
     import uvicorn
 
-    from fedlens.board.app import make
+    from fedlens.report.board.app import make
 
     listener = cli_board._listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(make(root), log_level="warning", timeout_graceful_shutdown=1))

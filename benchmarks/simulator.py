@@ -29,11 +29,11 @@ from torch import Tensor, nn
 
 from fedlens import Federation, Progress, run
 from fedlens.algorithms import FedAvg
-from fedlens.client import Batch, Data, Output, generator
-from fedlens.data.tensors import Tensors
+from fedlens.core.client import Batch, Data, Output, generator
+from fedlens.core.rounds import sample
+from fedlens.core.task import LearningTask
+from fedlens.data.images.tensors import Tensors
 from fedlens.engines.simulator import Simulator
-from fedlens.rounds import sample
-from fedlens.tasks.task import LearningTask
 
 CLIENTS, IMAGES, COHORT, BATCH, LR = 1000, 50, 50, 10, 0.1
 WARM = 2  # rounds of the comparison with Flower that do not count

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 
-from fedlens.client import generator
-from fedlens.data.frames import ArrayFrames
-from fedlens.data.moving_textures import moving_texture
-from fedlens.data.video import open_frames
-from fedlens.data.video_writer import writer
-from fedlens.message import Message
+from fedlens.core.client import generator
+from fedlens.core.message import Message
+from fedlens.data.video.files import open_frames
+from fedlens.data.video.frames import ArrayFrames
+from fedlens.data.video.moving_textures import moving_texture
+from fedlens.data.video.writer import writer
 from fedlens.tasks.super_resolution import SuperResolution
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from measure import summary
 
-from fedlens.client import generator
-from fedlens.data.video import load_av
-from fedlens.data.video_set import Search
-from fedlens.data.videos import Videos
+from fedlens.core.client import generator
+from fedlens.data.video.files import load_av
+from fedlens.data.video.video_set import Search
+from fedlens.data.video.videos import Videos
 from fedlens.tasks.ctp import CtP
 from fedlens.tasks.speed import Speed
 from fedlens.tasks.vcop import VCOP

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from fedlens import Algorithm, Batch, Federation, Message, Output
 from fedlens.algorithms import FedAvg
-from fedlens.data.tensors import Tensors
+from fedlens.core.replies import Replies, gather
+from fedlens.core.task import LearningTask
+from fedlens.data.images.tensors import Tensors
 from fedlens.engines.loopback import Loopback
-from fedlens.replies import Replies, gather
-from fedlens.tasks.task import LearningTask
 
 
 class Point(nn.Module):

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlens import keys
+from fedlens.sites import keys
 
 TESTS = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
@@ -117,7 +117,7 @@ class Deployment:
         if not (self.keys / f"site-{site}").exists():
             self.register(site)
         worker = self.folder / f"worker-{site}"
-        self.start(f"worker-{site}", "python", "-m", "fedlens.engines.site", str(worker))
+        self.start(f"worker-{site}", "python", "-m", "fedlens.engines.flower.site", str(worker))
         facts: Mapping[str, Any] = {"client": site, "folder": f'"{self.folder / f"memory-{site}"}"', "worker": f'"{worker}"', **config}
         self.start(
             f"site-{site}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates", str(self.keys / "ca.crt"),

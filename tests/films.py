@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedlens.data.frames import ArrayFrames
-from fedlens.data.video_writer import writer
+from fedlens.data.video.frames import ArrayFrames
+from fedlens.data.video.writer import writer
 
 
 def ramp(n: int = 40, h: int = 48, w: int = 64) -> torch.Tensor:

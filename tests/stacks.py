@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from deblur import small_federation
+from scenes import small_federation
 from toy import Blobs, Denoise, Toy, dense_federation, toy_federation
 
 from fedlens import Algorithm, Federation, Layer, stack
-from fedlens.algorithms import CenDeblur, FedAvg, FedAvgDeblur, FedDeblur, FedGDDeblur, LocDeblur
+from fedlens.algorithms import FedAvg
+from fedlens.core.task import LearningTask
+from fedlens.deblur import CenDeblur, FedAvgDeblur, FedDeblur, FedGDDeblur, LocDeblur
 from fedlens.layers import (
     BackboneOnly,
     Balance,
@@ -44,7 +46,6 @@ from fedlens.layers import (
     TrimmedMean,
     UploadFailures,
 )  # fmt: skip
-from fedlens.tasks.task import LearningTask
 
 
 @dataclass(frozen=True)

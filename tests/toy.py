@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedlens import Batch, Data, Federation, Message, Output
-from fedlens.data.tensors import Tensors
+from fedlens.core.task import LearningTask
+from fedlens.data.images.tensors import Tensors
 from fedlens.generators import ImageGenerator
-from fedlens.tasks.task import LearningTask
 
 
 class Net(nn.Module):

@@ -12,7 +12,7 @@ from stacks import STACKS
 from toy import toy_federation
 
 from fedlens import Algorithm, Client, Message
-from fedlens.engines.site import Facts, Site, alone
+from fedlens.engines.flower.site import Facts, Site, alone
 
 torch.set_num_threads(1)
 

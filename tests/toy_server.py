@@ -11,7 +11,7 @@ import toy_app
 from stacks import STACKS
 
 from fedlens import Message, Progress, Round, run
-from fedlens.engines.flower import Flower
+from fedlens.engines.flower.engine import Flower
 
 assert toy_app  # one thread
 

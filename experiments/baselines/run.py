@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from fedlens import run
-from fedlens.config import from_tables
+from fedlens.config.recipe import from_tables
 from fedlens.engines.simulator import Simulator
-from fedlens.job import prepare
+from fedlens.runs.job import prepare
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))

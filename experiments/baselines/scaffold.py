@@ -22,16 +22,17 @@ from typing import Any
 
 import torch
 
-from fedlens import run, tree
-from fedlens.algorithm import stack
+from fedlens import run
 from fedlens.algorithms.fedavg import FedAvg
-from fedlens.client import Client, generator
-from fedlens.config import from_tables
+from fedlens.config.recipe import from_tables
+from fedlens.core import tree
+from fedlens.core.algorithm import stack
+from fedlens.core.client import Client, generator
+from fedlens.core.message import Message
+from fedlens.core.tree import Tree
 from fedlens.engines.simulator import Simulator
-from fedlens.job import prepare
 from fedlens.layers.scaffold import Scaffold, linear
-from fedlens.message import Message
-from fedlens.tree import Tree
+from fedlens.runs.job import prepare
 
 RECIPE = Path(__file__).resolve().parent / "cifar10-0.1.toml"
 

@@ -27,10 +27,10 @@ from typing import Any
 import torch
 
 from fedlens import run
-from fedlens.config import from_tables
+from fedlens.config.recipe import from_tables
 from fedlens.engines.simulator import Simulator
 from fedlens.generators.generator import store
-from fedlens.job import Setup, prepare
+from fedlens.runs.job import Setup, prepare
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))

@@ -25,20 +25,20 @@ from PIL import Image
 from run import GREY, HERE, PACK
 from torch import Tensor
 
-from fedlens.algorithms import CenDeblur, FedDeblur
-from fedlens.client import Client
-from fedlens.data import blur as blurs
-from fedlens.data.blur import client_kernel
-from fedlens.data.images import read_image
-from fedlens.data.scene import Scene
-from fedlens.data.views import register
+from fedlens.core.client import Client
+from fedlens.core.message import Message
+from fedlens.core.picture import to_uint8
+from fedlens.core.rounds import run
+from fedlens.data.images.reading import read_image
+from fedlens.deblur import CenDeblur, FedDeblur
+from fedlens.deblur import blur as blurs
+from fedlens.deblur.blur import client_kernel
+from fedlens.deblur.scenes import Scene
+from fedlens.deblur.spectrum import backward, blur
+from fedlens.deblur.task import Deblurring
+from fedlens.deblur.views import register
 from fedlens.engines.simulator import Simulator
-from fedlens.message import Message
 from fedlens.metrics.image import psnr
-from fedlens.pictures import to_uint8
-from fedlens.rounds import run
-from fedlens.spectrum import backward, blur
-from fedlens.tasks.deblurring import Deblurring
 
 ROUNDS = (1, 2, 3, 5, 10, 20, 50, 100, 200)
 

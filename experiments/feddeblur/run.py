@@ -21,11 +21,12 @@ import tables
 import torch
 from tables import METHODS
 
-from fedlens import config, job
+from fedlens.config import recipe as config
+from fedlens.core.rounds import Round, run
+from fedlens.deblur.task import score
 from fedlens.engines.flaky import Flaky
 from fedlens.engines.simulator import Simulator
-from fedlens.rounds import Round, run
-from fedlens.tasks.deblurring import score
+from fedlens.runs import job
 
 HERE = Path(__file__).resolve().parent
 PACK = Path(os.environ.get("FEDLENS_DATA", HERE.parents[2] / "shared" / "data"))

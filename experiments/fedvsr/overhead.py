@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 
-from fedlens.algorithm import Algorithm, Layer, stack
 from fedlens.algorithms import FedAvg
-from fedlens.data.moving_textures import MovingTextures
+from fedlens.core.algorithm import Algorithm, Layer, stack
+from fedlens.core.memory import Memory
+from fedlens.core.message import Message
+from fedlens.core.replies import gather
+from fedlens.core.rounds import answer
+from fedlens.data.video.moving_textures import MovingTextures
 from fedlens.layers import FedProx, FedSR, HighFrequency, LossAware, Median, Scaffold
-from fedlens.memory import Memory
-from fedlens.message import Message
-from fedlens.replies import gather
-from fedlens.rounds import answer
 from fedlens.tasks.super_resolution import SuperResolution
 
 METHODS: dict[str, list[Layer]] = {

@@ -26,13 +26,13 @@ from typing import Any
 
 import torch
 
-from fedlens.algorithm import Algorithm, Layer, stack
 from fedlens.algorithms import FedAvg
-from fedlens.data.clips import Clips
+from fedlens.core.algorithm import Algorithm, Layer, stack
+from fedlens.core.rounds import Round, run
+from fedlens.data.video.clips import Clips
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import FedProx, FedSR, HighFrequency, LossAware, Median, Scaffold
 from fedlens.models.vsr import Bicubic
-from fedlens.rounds import Round, run
 from fedlens.tasks.super_resolution import SuperResolution
 
 HERE = Path(__file__).resolve().parent

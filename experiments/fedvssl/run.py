@@ -29,15 +29,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedlens.algorithm import Layer, stack
 from fedlens.algorithms import FedAvg
-from fedlens.data.video_set import Search, VideoSet
-from fedlens.data.videos import Videos
+from fedlens.core.algorithm import Layer, stack
+from fedlens.core.federation import Federation
+from fedlens.core.rounds import run
+from fedlens.data.video.video_set import Search, VideoSet
+from fedlens.data.video.videos import Videos
 from fedlens.engines.simulator import Simulator
-from fedlens.federation import Federation
 from fedlens.layers import BackboneOnly, Distances, FedU, MixedWeights, MovingMean
 from fedlens.metrics.retrieval import KS, nearest, recall
-from fedlens.rounds import run
 from fedlens.tasks.action import ActionRecognition
 from fedlens.tasks.ctp import CtP
 from fedlens.tasks.speed import Speed

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from fedlens.algorithm import stack
 from fedlens.algorithms import FedAvg
-from fedlens.data.moving_shapes import MovingShapes
+from fedlens.core.algorithm import stack
+from fedlens.core.rounds import run
+from fedlens.data.video.moving_shapes import MovingShapes
 from fedlens.engines.loopback import Loopback
 from fedlens.layers import BackboneOnly
-from fedlens.rounds import run
 from fedlens.tasks.ctp import CtP
 from fedlens.tasks.speed import Speed
 from fedlens.tasks.vcop import VCOP

@@ -20,10 +20,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedlens.algorithms.fedavg import draw, train
-from fedlens.data.stick_figures import StickFigures
-from fedlens.data.tensors import Tensors
+from fedlens.core.picture import to_uint8
+from fedlens.data.images.tensors import Tensors
+from fedlens.data.pose.stick_figures import StickFigures
 from fedlens.metrics.embedding import scatter, tsne
-from fedlens.pictures import to_uint8
 
 sys.path.insert(0, str(Path(__file__).parent))
 from segmentation import Segmentation, figures

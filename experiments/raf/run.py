@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from fedlens import Message, Progress, run, stack
-from fedlens.algorithm import Algorithm
 from fedlens.algorithms import FedAvg
-from fedlens.data.pose import Lspet, PoseSource
-from fedlens.data.stick_figures import StickFigures
+from fedlens.core.algorithm import Algorithm
+from fedlens.core.federation import Federation
+from fedlens.data.pose.datasets import Lspet, PoseSource
+from fedlens.data.pose.stick_figures import StickFigures
 from fedlens.engines.simulator import Simulator
-from fedlens.federation import Federation
 from fedlens.layers import FedProx, MultiResolution
 from fedlens.metrics.pose import hits
 from fedlens.tasks.pose import Pose

@@ -23,12 +23,12 @@ from torch.nn import functional as F
 
 from fedlens import Batch, Data, Federation, Output, run, stack
 from fedlens.algorithms import FedAvg
-from fedlens.data.people import SKELETONS
-from fedlens.data.stick_figures import StickFigures
-from fedlens.data.tensors import Tensors
+from fedlens.core.task import LearningTask
+from fedlens.data.images.tensors import Tensors
+from fedlens.data.pose.people import SKELETONS
+from fedlens.data.pose.stick_figures import StickFigures
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import MultiResolution
-from fedlens.tasks.task import LearningTask
 
 SIZES = ((64, 48), (48, 36), (32, 24))
 

@@ -11,13 +11,13 @@ from toy import Toy, flat, same_bits, toy_federation
 
 from fedlens import Batch, Client, Federation, Message, Output, run, stack
 from fedlens.algorithms.fedavg import FedAvg, draw, lr_factor
-from fedlens.client import generator
-from fedlens.data.tensors import Tensors
+from fedlens.core.client import generator
+from fedlens.core.replies import gather
+from fedlens.core.task import LearningTask
+from fedlens.data.images.tensors import Tensors
+from fedlens.deblur.task import Deblurring
 from fedlens.engines.loopback import Loopback
 from fedlens.layers import Scaffold
-from fedlens.replies import gather
-from fedlens.tasks.deblurring import Deblurring
-from fedlens.tasks.task import LearningTask
 
 
 class Line(LearningTask):

@@ -14,12 +14,12 @@ from toy import Toy, same_bits
 
 from fedlens import Algorithm, Client, Federation, Lost, Message, Round, run, stack
 from fedlens.algorithms import FedAvg
+from fedlens.core.rounds import Engine
+from fedlens.core.tree import map_tree
 from fedlens.engines.flaky import Flaky
 from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import Scaffold
-from fedlens.rounds import Engine
-from fedlens.tree import map_tree
 
 Make = Callable[[Algorithm, Federation], Engine]
 ENGINES: dict[str, Make] = {
@@ -91,7 +91,7 @@ def test_late_replies_are_used_up_to_the_limit() -> None:
 
 def test_a_checkpoint_is_refused_while_replies_may_be_on_their_way(tmp_path: Path) -> None:
     """Resumed without them, such a run would not end where an uninterrupted one does."""
-    from fedlens.checkpoint import Checkpoint
+    from fedlens.runs.checkpoint import Checkpoint
 
     def go(share: float) -> None:
         algorithm = stack(FedAvg(Toy(), batch=8), Scaffold())

@@ -80,7 +80,7 @@ def test_neither_half_changes_what_it_was_given(name: str) -> None:
     kept_state, kept_message = copy.deepcopy(flat(state)), copy.deepcopy(flat(message))
     run(algorithm, Loopback(algorithm, federation), 1)
     engine = Loopback(algorithm, federation)
-    from fedlens.replies import gather
+    from fedlens.core.replies import gather
 
     engine.worker.begin(message, False)
     replies, _ = gather((engine.worker.work(p, p, -1) for p in range(7)), range(7))

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from films import ramp, shaded
 
-from fedlens.data.frames import ArrayFrames
-from fedlens.data.video_writer import writer
+from fedlens.data.video.frames import ArrayFrames
+from fedlens.data.video.writer import writer
 
 
 @pytest.fixture(scope="session")

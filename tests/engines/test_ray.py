@@ -134,7 +134,7 @@ def test_what_cannot_be_placed_is_refused(cluster: None) -> None:
 
 @pytest.mark.slow
 def test_a_recipe_on_ray_leaves_the_simulators_files(tmp_path: Path) -> None:
-    from fedlens.job import experiment
+    from fedlens.runs.job import experiment
 
     small = {
         "clients": 2,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from toy import save_png as save
 
-from fedlens.client import generator
+from fedlens.core.client import generator
 from fedlens.data.source import DataError
 from fedlens.generators import Gaussians, ReadyImages, StableDiffusion
 from fedlens.generators.gaussians import draw, fit

@@ -12,8 +12,9 @@ pytest.importorskip("diffusers")
 
 from toy import save_png as save
 
-from fedlens import experiment, tree
-from fedlens.client import generator
+from fedlens import experiment
+from fedlens.core import tree
+from fedlens.core.client import generator
 from fedlens.data.source import DataError
 from fedlens.generators import Gaussians, SmallDiffusion
 from fedlens.models.diffusion import Denoiser, schedule

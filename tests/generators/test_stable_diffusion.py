@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlens.client import generator
+from fedlens.core.client import generator
 from fedlens.data.source import DataError
 from fedlens.generators import StableDiffusion
 from fedlens.generators.stable_diffusion import GROUP, FourBit, pack, quantise, unpack

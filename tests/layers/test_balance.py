@@ -16,9 +16,10 @@ from toy import Blobs, Net, Toy, same_bits, toy_federation
 
 from fedlens import Batch, Federation, Layer, Message, Output, StackError, run, stack
 from fedlens.algorithms import FedAvg
-from fedlens.client import Client, generator
+from fedlens.core.client import Client, generator
+from fedlens.core.task import LearningTask
+from fedlens.data.images.tensors import Tensors
 from fedlens.data.source import DataError
-from fedlens.data.tensors import Tensors
 from fedlens.engines.loopback import Loopback
 from fedlens.generators import ImageGenerator
 from fedlens.layers import (
@@ -49,7 +50,6 @@ from fedlens.layers import (
 )  # fmt: skip
 from fedlens.layers.balance import ALIGN, Balanced, Shifts, balance, choose
 from fedlens.tasks.classification import Classification
-from fedlens.tasks.task import LearningTask
 
 RNG = torch.Generator
 

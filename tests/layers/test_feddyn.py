@@ -7,11 +7,11 @@ from torch import nn
 
 from fedlens import Batch, Federation, Output, StackError, run, stack
 from fedlens.algorithms import FedAvg
-from fedlens.data.tensors import Tensors
+from fedlens.core.rounds import sample
+from fedlens.core.task import LearningTask
+from fedlens.data.images.tensors import Tensors
 from fedlens.engines.loopback import Loopback
 from fedlens.layers import FedDyn, Median
-from fedlens.rounds import sample
-from fedlens.tasks.task import LearningTask
 
 
 def test_two_rounds_by_hand() -> None:

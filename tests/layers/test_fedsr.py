@@ -7,11 +7,11 @@ import torch
 from toy import Net, Toy
 
 from fedlens import Message
-from fedlens.algorithm import StackError, stack
 from fedlens.algorithms import FedAvg
+from fedlens.core.algorithm import StackError, stack
+from fedlens.core.replies import Replies
 from fedlens.layers import FedSR, UploadFailures
 from fedlens.layers.fedsr import info_nce, layer_wise, shallow
-from fedlens.replies import Replies
 
 
 def test_info_nce_by_hand() -> None:

@@ -8,8 +8,8 @@ from toy import Toy
 
 from fedlens import Batch, Output, StackError, stack
 from fedlens.algorithms import FedAvg
+from fedlens.core.task import LearningTask
 from fedlens.layers import BackboneOnly, Distances, FedBN, FedU
-from fedlens.tasks.task import LearningTask
 
 
 class Sum(nn.Module):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from toy import Toy
 
-from fedlens.algorithm import stack
 from fedlens.algorithms import FedAvg
+from fedlens.core.algorithm import stack
 from fedlens.layers import HighFrequency, LossAware
 from fedlens.layers.high_frequency import BANDS, haar_details, high_frequency_loss
 

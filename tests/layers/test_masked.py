@@ -19,12 +19,12 @@ from torch import Tensor
 from toy import Toy, toy_federation
 
 from fedlens import Message, Replies, StackError, Tree, run, stack
-from fedlens.algorithm import Algorithm, Layer, Stage
 from fedlens.algorithms import FedAvg
-from fedlens.client import Client, generator
+from fedlens.core.algorithm import Algorithm, Layer, Stage
+from fedlens.core.client import Client, generator
+from fedlens.core.replies import Sum
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import FedProx, LossAware, Median, Scaffold
-from fedlens.replies import Sum
 
 RING, ONE = 1 << 44, 1 << 24  # numbers are multiples of 1 / ONE, up to RING / (2 ONE) = 2^19
 SECRET = 0xA11CE

@@ -12,11 +12,11 @@ from toy import same_bits
 
 from fedlens import Batch, Data, Federation, Output, StackError, run, stack
 from fedlens.algorithms import FedAvg
-from fedlens.data.tensors import Tensors
+from fedlens.core.task import LearningTask
+from fedlens.data.images.tensors import Tensors
 from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import FedProx, MultiResolution, Scaffold
-from fedlens.tasks.task import LearningTask
 
 
 class Times(nn.Module):

@@ -8,9 +8,9 @@ from toy import Toy, toy_federation
 
 from fedlens import Batch, Message, Output, StackError, run, stack
 from fedlens.algorithms import FedAvg
+from fedlens.core.task import LearningTask
 from fedlens.engines.loopback import Loopback
 from fedlens.layers import BackboneOnly, FedBN
-from fedlens.tasks.task import LearningTask
 
 
 class Sum(nn.Module):

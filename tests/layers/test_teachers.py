@@ -13,13 +13,13 @@ from toy import Toy, same_bits, toy_federation
 
 from fedlens import Batch, Federation, Message, Output, StackError, run, stack
 from fedlens.algorithms import FedAvg
-from fedlens.data.tensors import Tensors
+from fedlens.core.task import LearningTask
+from fedlens.data.images.tensors import Tensors
 from fedlens.engines.loopback import Loopback
 from fedlens.layers import BackboneOnly, FedGen, FedNTD, Moon
 from fedlens.layers.fedgen import diversity, ensemble_loss, label_counts
 from fedlens.layers.fedntd import not_true
 from fedlens.layers.moon import contrast
-from fedlens.tasks.task import LearningTask
 
 
 class Small(nn.Module):

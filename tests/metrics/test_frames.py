@@ -84,7 +84,7 @@ def test_lpips_of_the_published_example(data_pack: Path) -> None:
 def test_vmaf_of_identical_clips(data_pack: Path) -> None:
     """The value libvmaf gives for these eight frames against themselves."""
     pytest.importorskip("imageio_ffmpeg")
-    from fedlens.data.video import open_frames
+    from fedlens.data.video.files import open_frames
     from fedlens.metrics.video import vmaf
 
     clip = open_frames(data_pack / "vid4" / "GT" / "city").read(0, 8) / 255

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedlens.data.people import SKELETONS
+from fedlens.data.pose.people import SKELETONS
 from fedlens.metrics.pose import coco_ap, oks, pck, pckh
 
 

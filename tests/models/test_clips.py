@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlens import models, run, stack
-from fedlens.algorithm import Algorithm
 from fedlens.algorithms.fedavg import FedAvg
-from fedlens.data.tensors import Tensors
+from fedlens.core.algorithm import Algorithm
+from fedlens.core.federation import Federation
+from fedlens.data.images.tensors import Tensors
 from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
-from fedlens.federation import Federation
 from fedlens.layers import FedProx, HighFrequency, LossAware, Scaffold
 from fedlens.models.clips import ClipModel, pad, spans
 from fedlens.models.iart import IART, iart_small

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlens.data.degrade import enlarge
+from fedlens.data.video.degrade import enlarge
 from fedlens.models.vsr import BidirectionalVSR, LightVSR, warp
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedlens import Federation, Message, Output, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.data import Synthetic
-from fedlens.data.tensors import Tensors
+from fedlens.data.images.tensors import Tensors
 from fedlens.engines.loopback import Loopback
 from fedlens.layers import BackboneOnly
 from fedlens.tasks import Classification

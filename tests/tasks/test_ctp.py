@@ -6,8 +6,8 @@ from itertools import pairwise
 import torch
 from pytest import approx
 
-from fedlens.client import Output, generator
-from fedlens.data.frames import ArrayFrames
+from fedlens.core.client import Output, generator
+from fedlens.data.video.frames import ArrayFrames
 from fedlens.tasks.ctp import CtP, between, corners, cover, draw_path, key_frames, paste, targets
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedlens import cli, tasks
+from fedlens import tasks
 from fedlens.algorithms import FedAvg
-from fedlens.parts import names, parameters
-from fedlens.tasks.task import LearningTask
+from fedlens.cli import main as cli
+from fedlens.config.parts import names, parameters
+from fedlens.core.task import LearningTask
 
 SMALL: dict[str, dict[str, Any]] = {
     "Classification": {"model": "niid", "classes": 3},
@@ -24,7 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def learning() -> list[str]:
-    return [n for n in names("task") if issubclass(getattr(tasks, n), LearningTask)]
+    return [n for n, room in names("task").items() if room == "tasks" and issubclass(getattr(tasks, n), LearningTask)]
 
 
 @pytest.mark.parametrize("name", learning())

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from fedlens import Output, StackError, run, stack
 from fedlens.algorithms import FedAvg
-from fedlens.data.pose import CocoPose
-from fedlens.data.stick_figures import StickFigures
+from fedlens.data.pose.datasets import CocoPose
+from fedlens.data.pose.stick_figures import StickFigures
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import MultiResolution
 from fedlens.tasks.heatmaps import decode, draw_targets

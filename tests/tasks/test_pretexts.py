@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedlens.client import generator
-from fedlens.data.frames import ArrayFrames
+from fedlens.core.client import generator
+from fedlens.core.federation import Federation
 from fedlens.data.source import DataError
-from fedlens.data.video_set import VideoSet
-from fedlens.federation import Federation
+from fedlens.data.video.frames import ArrayFrames
+from fedlens.data.video.video_set import VideoSet
 from fedlens.tasks.ctp import CtP
 from fedlens.tasks.speed import Speed, played
 from fedlens.tasks.vcop import ORDERS, VCOP

@@ -13,22 +13,22 @@ from PIL import Image
 from torch import Tensor, nn
 from toy import same_bits
 
-from fedlens.algorithm import stack
 from fedlens.algorithms import FedAvg
-from fedlens.client import Output
-from fedlens.data.degrade import enlarge
-from fedlens.data.frames import ArrayFrames
-from fedlens.data.moving_textures import MovingTextures
-from fedlens.data.video import FileFrames, open_frames
-from fedlens.data.video_writer import writer
+from fedlens.core.algorithm import stack
+from fedlens.core.client import Output
+from fedlens.core.federation import Federation
+from fedlens.core.message import Message
+from fedlens.core.picture import Picture, save_pictures
+from fedlens.core.rounds import run
+from fedlens.data.video.degrade import enlarge
+from fedlens.data.video.files import FileFrames, open_frames
+from fedlens.data.video.frames import ArrayFrames
+from fedlens.data.video.moving_textures import MovingTextures
+from fedlens.data.video.writer import writer
 from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
-from fedlens.federation import Federation
 from fedlens.layers import FedProx, FedSR, HighFrequency, LossAware, Median, MultiResolution, Scaffold
-from fedlens.message import Message
 from fedlens.models.vsr import Bicubic, LightVSR
-from fedlens.pictures import Picture, save_pictures
-from fedlens.rounds import run
 from fedlens.tasks.super_resolution import SuperResolution, Tiles, charbonnier
 
 

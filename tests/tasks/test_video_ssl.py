@@ -13,13 +13,14 @@ import torch
 from films import make_clips
 from safetensors.torch import load_file
 
-from fedlens import cli, config
-from fedlens.client import generator
-from fedlens.data.frames import ArrayFrames
-from fedlens.data.moving_shapes import ACTIONS, MovingShapes, moving_shape
-from fedlens.data.video_set import Search, VideoSet
-from fedlens.data.video_writer import writer
-from fedlens.job import experiment
+from fedlens.cli import main as cli
+from fedlens.config import recipe as config
+from fedlens.core.client import generator
+from fedlens.data.video.frames import ArrayFrames
+from fedlens.data.video.moving_shapes import ACTIONS, MovingShapes, moving_shape
+from fedlens.data.video.video_set import Search, VideoSet
+from fedlens.data.video.writer import writer
+from fedlens.runs.job import experiment
 from fedlens.tasks.action import ActionRecognition
 from fedlens.tasks.speed import Speed
 from fedlens.tasks.video_ssl import crop, embed, middle, pooled, starts

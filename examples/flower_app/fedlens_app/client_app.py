@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedlens.engines.flower import client_app
-from fedlens.engines.site import Site, alone
-from fedlens.sites import site_number
+from fedlens.engines.flower.engine import client_app
+from fedlens.engines.flower.site import Site, alone
+from fedlens.sites.study import site_number
 from fedlens_app.task import algorithm, data_of
 
 

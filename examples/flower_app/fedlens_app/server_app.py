@@ -7,8 +7,8 @@ from typing import Any
 from flwr.app import ArrayRecord
 
 from fedlens import Progress, Round, run
-from fedlens.engines.flower import Flower, server_app
-from fedlens.engines.flower_strategy import StackStrategy
+from fedlens.engines.flower.engine import Flower, server_app
+from fedlens.engines.flower.strategy import StackStrategy
 from fedlens.layers import LossAware
 from fedlens_app.task import Stripes, algorithm, data_of
 

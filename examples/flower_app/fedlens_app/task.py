@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from fedlens import Algorithm, Batch, Output, stack
 from fedlens.algorithms import FedAvg
-from fedlens.data.tensors import Tensors
+from fedlens.core.task import LearningTask
+from fedlens.data.images.tensors import Tensors
 from fedlens.layers import Scaffold
-from fedlens.tasks.task import LearningTask
 
 
 class Stripes(LearningTask):

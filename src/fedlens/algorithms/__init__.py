@@ -1,7 +1,5 @@
-"""Bases: algorithms that a stack begins with."""
+"""Bases that a stack begins with; `named` has the stacks that papers gave a name."""
 
-from fedlens.algorithms.deblur_baselines import CenDeblur, FedAvgDeblur, FedGDDeblur, LocDeblur
 from fedlens.algorithms.fedavg import FedAvg
-from fedlens.algorithms.feddeblur import FedDeblur
 
-__all__ = ["CenDeblur", "FedAvg", "FedAvgDeblur", "FedDeblur", "FedGDDeblur", "LocDeblur"]
+__all__ = ["FedAvg"]

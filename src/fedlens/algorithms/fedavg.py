@@ -19,14 +19,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from fedlens import tree
-from fedlens.algorithm import Algorithm, Layer, StackError
-from fedlens.client import Batch, Client, Data, generator, seeded
-from fedlens.limits import Count, Fraction, Natural, NotNegative, Positive
-from fedlens.message import Message
-from fedlens.replies import Replies
-from fedlens.tasks.task import Adapt, LearningTask
-from fedlens.tree import Tree
+from fedlens.core import tree
+from fedlens.core.algorithm import Algorithm, Layer, StackError
+from fedlens.core.client import Batch, Client, Data, generator, seeded
+from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Positive
+from fedlens.core.message import Message
+from fedlens.core.replies import Replies
+from fedlens.core.task import Adapt, LearningTask
+from fedlens.core.tree import Tree
 
 
 @dataclass(frozen=True)

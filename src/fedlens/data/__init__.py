@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from fedlens.lazy import lazily
+from fedlens.core.lazy import lazily
 
 _WHERE = {
-    "Cifar10": "cifar",
-    "Cifar100": "cifar",
-    "Clips": "clips",
-    "CocoPose": "pose",
-    "Csv": "folders",
-    "HuggingFace": "folders",
-    "ImageFolder": "folders",
-    "Listed": "tensors",
-    "Lspet": "pose",
-    "MovingShapes": "moving_shapes",
-    "MovingTextures": "moving_textures",
-    "Mpii": "pose",
-    "Npz": "folders",
-    "People": "people",
-    "Scene": "scene",
-    "StickFigures": "stick_figures",
-    "Synthetic": "synthetic",
-    "Tensors": "tensors",
-    "TinyImageNet": "folders",
-    "Videos": "videos",
+    "Cifar10": "images.cifar",
+    "Cifar100": "images.cifar",
+    "Clips": "video.clips",
+    "CocoPose": "pose.datasets",
+    "Csv": "images.folders",
+    "HuggingFace": "images.folders",
+    "ImageFolder": "images.folders",
+    "Listed": "images.tensors",
+    "Lspet": "pose.datasets",
+    "MovingShapes": "video.moving_shapes",
+    "MovingTextures": "video.moving_textures",
+    "Mpii": "pose.datasets",
+    "Npz": "images.folders",
+    "People": "pose.people",
+    "StickFigures": "pose.stick_figures",
+    "Synthetic": "images.synthetic",
+    "Tensors": "images.tensors",
+    "TinyImageNet": "images.folders",
+    "Videos": "video.videos",
 }  # fmt: skip
 __all__ = list(_WHERE)
 __getattr__ = lazily(__name__, _WHERE)

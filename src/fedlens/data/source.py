@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from fedlens.federation import Federation
+from fedlens.core.federation import Federation
 
 
 class DataError(ValueError):

@@ -1,0 +1,1 @@
+"""Engines carry messages between server and clients, nothing else."""

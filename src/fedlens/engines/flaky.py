@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from fedlens.client import generator
-from fedlens.message import Message
-from fedlens.replies import Lost, Nodes
+from fedlens.core.client import generator
+from fedlens.core.message import Message
+from fedlens.core.replies import Lost, Nodes
 
 
 class Flaky:

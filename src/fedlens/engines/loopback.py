@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fedlens.algorithm import Algorithm
+from fedlens.core.algorithm import Algorithm
+from fedlens.core.federation import Federation
+from fedlens.core.memory import NEVER, Memory
+from fedlens.core.message import Message
+from fedlens.core.replies import Lost, Nodes
 from fedlens.engines.worker import Worker, threads
-from fedlens.federation import Federation
-from fedlens.memory import NEVER, Memory
-from fedlens.message import Message
-from fedlens.replies import Lost, Nodes
 
 
 class Loopback:

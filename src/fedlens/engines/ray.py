@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedlens import heap
-from fedlens.algorithm import Algorithm
-from fedlens.engines.crew import Crew, Desk, Gone, Hand, Job
+from fedlens.core import heap
+from fedlens.core.algorithm import Algorithm
+from fedlens.core.federation import Federation
+from fedlens.core.memory import Memory
+from fedlens.core.message import Message
+from fedlens.engines.pool import Crew, Desk, Gone, Hand, Job
 from fedlens.engines.worker import Log, Worker
-from fedlens.federation import Federation
-from fedlens.memory import Memory
-from fedlens.message import Message
 
 if TYPE_CHECKING:
-    from fedlens.config import Settings
+    from fedlens.config.recipe import Settings
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's workers would give way to everything else on the machine

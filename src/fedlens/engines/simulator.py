@@ -29,14 +29,14 @@ from typing import IO, Any
 
 import torch
 
-from fedlens import heap
-from fedlens.algorithm import Algorithm
-from fedlens.engines.crew import IDLE, Crew, Desk, Gone, Hand, Job
+from fedlens.core import heap
+from fedlens.core.algorithm import Algorithm
+from fedlens.core.federation import Federation
+from fedlens.core.memory import NEVER, Memory
+from fedlens.core.message import Message
+from fedlens.core.replies import Lost, Nodes
+from fedlens.engines.pool import IDLE, Crew, Desk, Gone, Hand, Job
 from fedlens.engines.worker import Log, Worker, threads
-from fedlens.federation import Federation
-from fedlens.memory import NEVER, Memory
-from fedlens.message import Message
-from fedlens.replies import Lost, Nodes
 
 MEMORY = Path("/dev/shm")
 SCRATCH = "fedlens-scratch-"  # nothing else may be called so: what lies there without an owner is deleted

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from fedlens.algorithm import Algorithm
-from fedlens.federation import Federation
-from fedlens.memory import Memory
-from fedlens.message import Message
-from fedlens.replies import Fold, Lost, Nodes, Sum, refuse
-from fedlens.rounds import answer
-from fedlens.tree import Tree
+from fedlens.core.algorithm import Algorithm
+from fedlens.core.federation import Federation
+from fedlens.core.memory import Memory
+from fedlens.core.message import Message
+from fedlens.core.replies import Fold, Lost, Nodes, Sum, refuse
+from fedlens.core.rounds import answer
+from fedlens.core.tree import Tree
 
 
 class Worker:

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fedlens.data.labelled import Reader, class_folders, find, images_in
+from fedlens.core.limits import Count
+from fedlens.data.images.labelled import Reader, class_folders, find, images_in
 from fedlens.data.source import DataError
 from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint, match
-from fedlens.limits import Count
 
 
 @dataclass

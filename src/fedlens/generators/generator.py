@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from torch import Generator, Tensor
 
-from fedlens.client import generator as stream
-from fedlens.client import seeded
+from fedlens.core.client import generator as stream
+from fedlens.core.client import seeded
+from fedlens.core.message import BadMessage, Message
 from fedlens.data.source import DataError
-from fedlens.message import BadMessage, Message
 
 
 class ImageGenerator(ABC):

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Generator, Tensor
 
-from fedlens.data.labelled import Reader, images_in
+from fedlens.core.limits import Count
+from fedlens.data.images.labelled import Reader, images_in
 from fedlens.data.source import DataError
 from fedlens.generators.gaussians import folders_of
 from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint
-from fedlens.limits import Count
 
 
 @dataclass

@@ -76,7 +76,7 @@ class SmallDiffusion(ImageGenerator):
         return self._model
 
     def _folder(self) -> Path:
-        from fedlens.data.labelled import find
+        from fedlens.data.images.labelled import find
 
         folder = find(self.folder, "run of the recipe generator") if self.folder else None
         if folder is None or not (folder / "model.safetensors").is_file() or not (folder / "config.toml").is_file():
@@ -84,7 +84,7 @@ class SmallDiffusion(ImageGenerator):
         return folder
 
     def _task(self) -> Any:
-        from fedlens.parts import make_part
+        from fedlens.config.parts import make_part
         from fedlens.tasks.generation import Generation
 
         table = tomllib.loads((self._folder() / "config.toml").read_text())["task"]

@@ -19,9 +19,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from fedlens.core.limits import Count
 from fedlens.data.source import DataError
 from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint
-from fedlens.limits import Count
 from fedlens.models.diffusion import load_diffusers
 
 GROUP = 64  # weights that share a scale

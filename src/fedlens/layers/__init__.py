@@ -1,7 +1,6 @@
 """Layers: one idea per file, both halves in it."""
 
 from fedlens.layers.balance import Balance
-from fedlens.layers.bulyan import Bulyan
 from fedlens.layers.distances import Distances
 from fedlens.layers.fedcda import FedCDA
 from fedlens.layers.feddyn import FedDyn
@@ -11,20 +10,21 @@ from fedlens.layers.fedntd import FedNTD
 from fedlens.layers.fedprox import FedProx
 from fedlens.layers.fedsr import FedSR
 from fedlens.layers.fedu import FedU
-from fedlens.layers.geometric_median import GeometricMedian
 from fedlens.layers.high_frequency import HighFrequency
-from fedlens.layers.krum import Krum, MultiKrum
 from fedlens.layers.loss_aware import LossAware
-from fedlens.layers.median import Median
 from fedlens.layers.mixed_weights import MixedWeights
 from fedlens.layers.moon import Moon
 from fedlens.layers.moving_mean import MovingMean
 from fedlens.layers.multi_resolution import MultiResolution
-from fedlens.layers.norm_clip import NormClip
 from fedlens.layers.private import BackboneOnly, FedBN
+from fedlens.layers.robust.bulyan import Bulyan
+from fedlens.layers.robust.geometric_median import GeometricMedian
+from fedlens.layers.robust.krum import Krum, MultiKrum
+from fedlens.layers.robust.median import Median
+from fedlens.layers.robust.norm_clip import NormClip
+from fedlens.layers.robust.trimmed_mean import TrimmedMean
 from fedlens.layers.scaffold import Scaffold
 from fedlens.layers.server_optimizer import FedAdagrad, FedAdam, FedAvgM, FedYogi
-from fedlens.layers.trimmed_mean import TrimmedMean
 from fedlens.layers.upload_failures import UploadFailures
 
 __all__ = [

@@ -34,14 +34,14 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.algorithm import Algorithm, StackError
 from fedlens.algorithms.fedavg import TrainingLayer
-from fedlens.client import Batch, Client, Data, generator
-from fedlens.federation import Federation
+from fedlens.core.algorithm import Algorithm, StackError
+from fedlens.core.client import Batch, Client, Data, generator
+from fedlens.core.federation import Federation
+from fedlens.core.message import Message
+from fedlens.core.picture import Picture
+from fedlens.core.tree import Tree
 from fedlens.generators.generator import ImageGenerator, store
-from fedlens.message import Message
-from fedlens.pictures import Picture
-from fedlens.tree import Tree
 
 Role = Literal["constrained", "unconstrained", "no"]
 ROLES: tuple[Role, ...] = ("constrained", "unconstrained", "no")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedlens.client import Data
-from fedlens.federation import Federation
-from fedlens.message import Message
-from fedlens.pictures import Picture
-from fedlens.tree import Tree
+from fedlens.core.client import Data
+from fedlens.core.federation import Federation
+from fedlens.core.message import Message
+from fedlens.core.picture import Picture
+from fedlens.core.tree import Tree
 
 if TYPE_CHECKING:
     from fedlens.layers.balance import Balance

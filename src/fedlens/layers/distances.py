@@ -9,11 +9,11 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from fedlens import tree
-from fedlens.algorithm import Algorithm, Layer, StackError
-from fedlens.client import Client
-from fedlens.message import Message
-from fedlens.replies import Replies
+from fedlens.core import tree
+from fedlens.core.algorithm import Algorithm, Layer, StackError
+from fedlens.core.client import Client
+from fedlens.core.message import Message
+from fedlens.core.replies import Replies
 
 
 @dataclass

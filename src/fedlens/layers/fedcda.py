@@ -20,13 +20,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlens.algorithm import Algorithm, Needs, StackError, Stage
 from fedlens.algorithms.fedavg import TrainingLayer
-from fedlens.layers.robust import flatten, weighted_mean
-from fedlens.limits import Natural
-from fedlens.message import MEAN, Message
-from fedlens.replies import Replies
-from fedlens.tree import Tree
+from fedlens.core.algorithm import Algorithm, Needs, StackError, Stage
+from fedlens.core.limits import Natural
+from fedlens.core.message import MEAN, Message
+from fedlens.core.replies import Replies
+from fedlens.core.tree import Tree
+from fedlens.layers.robust.merge import flatten, weighted_mean
 
 
 @dataclass

@@ -16,15 +16,15 @@ from typing import ClassVar
 
 import torch
 
-from fedlens import tree
-from fedlens.algorithm import Algorithm, StackError
 from fedlens.algorithms.fedavg import TrainingLayer
-from fedlens.client import Client
+from fedlens.core import tree
+from fedlens.core.algorithm import Algorithm, StackError
+from fedlens.core.client import Client
+from fedlens.core.message import Message
+from fedlens.core.replies import Replies
 from fedlens.layers.fednova import FedNova
 from fedlens.layers.fedprox import squared_distance
 from fedlens.layers.scaffold import linear
-from fedlens.message import Message
-from fedlens.replies import Replies
 
 
 @dataclass

@@ -23,14 +23,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlens import tree
-from fedlens.algorithm import Algorithm, Needs, StackError, server_rng
 from fedlens.algorithms.fedavg import TrainingLayer, train
-from fedlens.client import Batch, Client, Data, Output, Term, generator, seeded
-from fedlens.limits import Count, NotNegative, Positive
-from fedlens.message import Message
-from fedlens.replies import Replies
-from fedlens.tree import Tree
+from fedlens.core import tree
+from fedlens.core.algorithm import Algorithm, Needs, StackError, server_rng
+from fedlens.core.client import Batch, Client, Data, Output, Term, generator, seeded
+from fedlens.core.limits import Count, NotNegative, Positive
+from fedlens.core.message import Message
+from fedlens.core.replies import Replies
+from fedlens.core.tree import Tree
 
 
 class FeatureGenerator(nn.Module):

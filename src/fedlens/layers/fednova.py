@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedlens.algorithm import Algorithm, Layer, StackError
 from fedlens.algorithms.fedavg import TrainingLayer
-from fedlens.client import Client
+from fedlens.core.algorithm import Algorithm, Layer, StackError
+from fedlens.core.client import Client
+from fedlens.core.message import Message
+from fedlens.core.replies import Replies
 from fedlens.layers.fedprox import FedProx
-from fedlens.message import Message
-from fedlens.replies import Replies
 
 
 @dataclass

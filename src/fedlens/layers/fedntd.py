@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedlens.algorithms.fedavg import TrainingLayer
-from fedlens.client import Batch, Client, Output
+from fedlens.core.client import Batch, Client, Output
+from fedlens.core.limits import NotNegative, Positive
+from fedlens.core.message import Message
 from fedlens.layers.moon import frozen
-from fedlens.limits import NotNegative, Positive
-from fedlens.message import Message
 
 
 @dataclass

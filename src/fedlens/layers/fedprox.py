@@ -12,10 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedlens.algorithm import Algorithm, Layer, StackError
-from fedlens.client import Client
-from fedlens.limits import NotNegative
-from fedlens.message import Message
+from fedlens.core.algorithm import Algorithm, Layer, StackError
+from fedlens.core.client import Client
+from fedlens.core.limits import NotNegative
+from fedlens.core.message import Message
 
 
 @dataclass

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.algorithm import Algorithm, Needs, StackError, Stage
 from fedlens.algorithms.fedavg import TrainingLayer
-from fedlens.client import Batch, Client, Output
-from fedlens.limits import NotNegative, Positive
-from fedlens.message import Message
-from fedlens.replies import Replies
-from fedlens.tree import Tree
+from fedlens.core.algorithm import Algorithm, Needs, StackError, Stage
+from fedlens.core.client import Batch, Client, Output
+from fedlens.core.limits import NotNegative, Positive
+from fedlens.core.message import Message
+from fedlens.core.replies import Replies
+from fedlens.core.tree import Tree
 
 
 @dataclass

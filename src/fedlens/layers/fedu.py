@@ -16,13 +16,13 @@ from typing import ClassVar
 
 import torch
 
-from fedlens import tree
-from fedlens.algorithm import Algorithm, Layer, StackError, Stage
 from fedlens.algorithms.fedavg import TrainingLayer
-from fedlens.client import Client
-from fedlens.limits import NotNegative
-from fedlens.message import Message
-from fedlens.tree import Tree
+from fedlens.core import tree
+from fedlens.core.algorithm import Algorithm, Layer, StackError, Stage
+from fedlens.core.client import Client
+from fedlens.core.limits import NotNegative
+from fedlens.core.message import Message
+from fedlens.core.tree import Tree
 
 
 @dataclass

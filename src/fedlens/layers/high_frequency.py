@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.algorithm import Layer
-from fedlens.client import Batch, Client, Output
-from fedlens.message import Message
+from fedlens.core.algorithm import Layer
+from fedlens.core.client import Batch, Client, Output
+from fedlens.core.message import Message
 
 BANDS = ("LLH", "LHL", "LHH", "HLL", "HLH", "HHL", "HHH")
 PIECE = 1 << 20  # samples at a time: 4 MiB and as much for the bands, so that they stay in the last-level cache

@@ -25,12 +25,12 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedlens.algorithm import Layer, Needs, Stage
-from fedlens.client import Client
-from fedlens.limits import Fraction
-from fedlens.message import Message
-from fedlens.replies import Replies
-from fedlens.tree import Tree
+from fedlens.core.algorithm import Layer, Needs, Stage
+from fedlens.core.client import Client
+from fedlens.core.limits import Fraction
+from fedlens.core.message import Message
+from fedlens.core.replies import Replies
+from fedlens.core.tree import Tree
 
 
 @dataclass

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedlens.algorithm import Layer, Stage
-from fedlens.client import Client
-from fedlens.limits import Share
-from fedlens.message import Message
-from fedlens.replies import Replies
+from fedlens.core.algorithm import Layer, Stage
+from fedlens.core.client import Client
+from fedlens.core.limits import Share
+from fedlens.core.message import Message
+from fedlens.core.replies import Replies
 
 
 @dataclass

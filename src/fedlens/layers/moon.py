@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.algorithm import Algorithm, StackError
 from fedlens.algorithms.fedavg import FedAvg, TrainingLayer
-from fedlens.client import Batch, Client, Output
-from fedlens.limits import NotNegative, Positive
-from fedlens.message import Message
+from fedlens.core.algorithm import Algorithm, StackError
+from fedlens.core.client import Batch, Client, Output
+from fedlens.core.limits import NotNegative, Positive
+from fedlens.core.message import Message
 
 
 @dataclass

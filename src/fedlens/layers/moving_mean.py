@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedlens import tree
-from fedlens.algorithm import Layer, Stage
-from fedlens.limits import Natural
-from fedlens.message import Message
-from fedlens.replies import Replies
+from fedlens.core import tree
+from fedlens.core.algorithm import Layer, Stage
+from fedlens.core.limits import Natural
+from fedlens.core.message import Message
+from fedlens.core.replies import Replies
 
 
 @dataclass

@@ -34,11 +34,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.algorithm import Algorithm, StackError
 from fedlens.algorithms.fedavg import TrainingLayer
-from fedlens.client import Batch, Client, Output
-from fedlens.limits import NotNegative
-from fedlens.message import Message
+from fedlens.core.algorithm import Algorithm, StackError
+from fedlens.core.client import Batch, Client, Output
+from fedlens.core.limits import NotNegative
+from fedlens.core.message import Message
 
 Size = tuple[int, int]
 

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from fedlens.algorithm import Algorithm, Layer, StackError, Stage
 from fedlens.algorithms.fedavg import TrainingLayer
-from fedlens.client import Client
-from fedlens.message import Message
-from fedlens.tree import Tree
+from fedlens.core.algorithm import Algorithm, Layer, StackError, Stage
+from fedlens.core.client import Client
+from fedlens.core.message import Message
+from fedlens.core.tree import Tree
 
 
 class Private(TrainingLayer):

@@ -25,14 +25,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedlens import tree
-from fedlens.algorithm import Algorithm, Layer, StackError
 from fedlens.algorithms.fedavg import FedAvg, TrainingLayer
-from fedlens.client import Client
+from fedlens.core import tree
+from fedlens.core.algorithm import Algorithm, Layer, StackError
+from fedlens.core.client import Client
+from fedlens.core.message import Message
+from fedlens.core.replies import Replies
+from fedlens.core.tree import Tree
 from fedlens.layers.fednova import FedNova
-from fedlens.message import Message
-from fedlens.replies import Replies
-from fedlens.tree import Tree
 
 
 @dataclass

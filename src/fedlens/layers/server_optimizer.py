@@ -18,13 +18,13 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedlens.algorithm import Algorithm, StackError, Stage
 from fedlens.algorithms.fedavg import TrainingLayer
+from fedlens.core.algorithm import Algorithm, StackError, Stage
+from fedlens.core.limits import Fraction, Positive
+from fedlens.core.message import Message
+from fedlens.core.replies import Replies
+from fedlens.core.tree import Tree
 from fedlens.layers.feddyn import FedDyn
-from fedlens.limits import Fraction, Positive
-from fedlens.message import Message
-from fedlens.replies import Replies
-from fedlens.tree import Tree
 
 
 class ServerOptimizer(TrainingLayer):

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import torch
 
-from fedlens.algorithm import Layer, Needs, Stage, server_rng
-from fedlens.message import Message
-from fedlens.replies import Replies
+from fedlens.core.algorithm import Layer, Needs, Stage, server_rng
+from fedlens.core.message import Message
+from fedlens.core.replies import Replies
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.lazy import lazily
+from fedlens.core.lazy import lazily
 
 _WHERE = {
     "BidirectionalVSR": "vsr",

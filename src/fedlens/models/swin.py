@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fedlens import heap
+from fedlens.core import heap
 
 Size = tuple[int, int, int]
 SCORES = 1 << 21  # scores recomputed at a time when going back: 8 MB

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.data.degrade import enlarge
+from fedlens.data.video.degrade import enlarge
 
 
 class Block(nn.Module):

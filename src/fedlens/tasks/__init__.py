@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from fedlens.lazy import lazily
+from fedlens.core.lazy import lazily
 
 _WHERE = {
     "ActionRecognition": "action",
     "Classification": "classification",
     "CtP": "ctp",
-    "Deblurring": "deblurring",
     "Generation": "generation",
     "Pose": "pose",
     "Speed": "speed",

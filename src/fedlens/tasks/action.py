@@ -14,14 +14,14 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.client import Batch, Data, Output
-from fedlens.data.frames import Frames
-from fedlens.data.video_set import Search, VideoSet
-from fedlens.federation import Federation
-from fedlens.limits import Count, Fraction
+from fedlens.core.client import Batch, Data, Output
+from fedlens.core.federation import Federation
+from fedlens.core.limits import Count, Fraction
+from fedlens.core.picture import Picture
+from fedlens.core.task import LearningTask, in_batches
+from fedlens.data.video.frames import Frames
+from fedlens.data.video.video_set import Search, VideoSet
 from fedlens.models.video import SplitNet, backbone, map_shape
-from fedlens.pictures import Picture
-from fedlens.tasks.task import LearningTask, in_batches
 from fedlens.tasks.video_ssl import admit, clip_batches, cut, load_init, middle
 
 SHOWN = 12

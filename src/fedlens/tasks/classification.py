@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.client import Batch, Data, Output
-from fedlens.federation import Federation
-from fedlens.limits import Count, Natural, Positive, Share
+from fedlens.core.client import Batch, Data, Output
+from fedlens.core.federation import Federation
+from fedlens.core.limits import Count, Natural, Positive, Share
+from fedlens.core.picture import Picture
+from fedlens.core.task import LearningTask, check_options, in_batches
 from fedlens.models.classification import Norm, Stem, classifier
-from fedlens.pictures import Picture
-from fedlens.tasks.task import LearningTask, check_options, in_batches
 
 SHOWN = 24  # images on the sheet
 LISTED = 20  # up to this many classes, each one's accuracy is a metric of its own
@@ -95,7 +95,7 @@ class Classification(LearningTask):
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
         """A CSV with one row per image: file, label, confidence."""
-        from fedlens.data.labelled import images_in, load_image
+        from fedlens.data.images.labelled import images_in, load_image
         from fedlens.models.weights import load_weights
 
         check_options(self, options)

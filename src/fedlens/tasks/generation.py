@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.client import Batch, Data, Output, generator
-from fedlens.federation import Federation
-from fedlens.limits import Count, Share
+from fedlens.core.client import Batch, Data, Output, generator
+from fedlens.core.federation import Federation
+from fedlens.core.limits import Count, Share
+from fedlens.core.picture import Picture
+from fedlens.core.task import Adapt, LearningTask, in_batches
 from fedlens.models.diffusion import STEPS, Denoiser, schedule
-from fedlens.pictures import Picture
-from fedlens.tasks.task import Adapt, LearningTask, in_batches
 
 
 class Generation(LearningTask):

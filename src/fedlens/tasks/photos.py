@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.data.people import Array, Person, Size, Skeleton, fit, read_image
+from fedlens.data.pose.people import Array, Person, Size, Skeleton, fit, read_image
 from fedlens.data.source import DataError
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")

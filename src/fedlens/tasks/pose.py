@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.client import Batch, Output
-from fedlens.data.people import MEAN, SKELETONS, STD, Array, How, People, Size, Skeleton, read_image, transform
-from fedlens.federation import Federation
-from fedlens.limits import Count, Fraction, Natural, Positive
+from fedlens.core.client import Batch, Output
+from fedlens.core.federation import Federation
+from fedlens.core.limits import Count, Fraction, Natural, Positive
+from fedlens.core.picture import Picture
+from fedlens.core.task import LearningTask, check_options, in_batches
+from fedlens.data.pose.people import MEAN, SKELETONS, STD, Array, How, People, Size, Skeleton, read_image, transform
 from fedlens.metrics.pose import coco_ap, pck, pckh
 from fedlens.models.vitpose import SIZES, SimpleBaseline, ViTPose
 from fedlens.models.weights import load_weights
-from fedlens.pictures import Picture
 from fedlens.tasks.heatmaps import decode, draw_targets
 from fedlens.tasks.photos import as_coco, find_people, overlay_names, read_photos
-from fedlens.tasks.task import LearningTask, check_options, in_batches
 
 
 @dataclass

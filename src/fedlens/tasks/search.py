@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.data.frame_cache import Cache
 from fedlens.data.source import DataError
-from fedlens.data.video import find_clips
-from fedlens.data.video_lists import Entry
-from fedlens.data.video_set import VideoSet
-from fedlens.data.videos import Opened, scan
+from fedlens.data.video.files import find_clips
+from fedlens.data.video.frame_cache import Cache
+from fedlens.data.video.lists import Entry
+from fedlens.data.video.video_set import VideoSet
+from fedlens.data.video.videos import Opened, scan
 from fedlens.metrics.retrieval import nearest
 from fedlens.tasks.video_ssl import SHOWN, contact_sheet, embed_all, scores
 

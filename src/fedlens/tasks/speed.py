@@ -14,9 +14,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.client import Batch, Output
-from fedlens.data.frames import Frames
-from fedlens.pictures import Picture
+from fedlens.core.client import Batch, Output
+from fedlens.core.picture import Picture
+from fedlens.data.video.frames import Frames
 from fedlens.tasks.video_ssl import VideoSSL, cut, larger
 
 

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlens.client import Batch, Output
-from fedlens.data.degrade import enlarge, resized
-from fedlens.federation import Federation
-from fedlens.lazy import named
-from fedlens.limits import Natural, Positive
+from fedlens.core.client import Batch, Output
+from fedlens.core.federation import Federation
+from fedlens.core.lazy import named
+from fedlens.core.limits import Natural, Positive
+from fedlens.core.picture import Picture
+from fedlens.core.task import Adapt, LearningTask, check_options
+from fedlens.data.video.degrade import enlarge, resized
 from fedlens.metrics.frames import Channel, frame_psnr, frame_ssim, temporal_gap
-from fedlens.pictures import Picture
-from fedlens.tasks.task import Adapt, LearningTask, check_options
 
 NAMES = {"light": "LightVSR", "bidirectional": "BidirectionalVSR"}
 METRICS = ("psnr", "ssim", "psnr_y", "ssim_y", "temporal", "lpips", "vmaf")
@@ -164,7 +164,7 @@ class SuperResolution(LearningTask):
         """Enlarge a video file or a folder of frames. Sound is kept. Options: quality (of a video file: 0-51, less is better,
         default 16), device."""
         from fedlens.algorithms.fedavg import find_device
-        from fedlens.data.video import VIDEOS, open_frames
+        from fedlens.data.video.files import VIDEOS, open_frames
         from fedlens.models.weights import load_weights
 
         check_options(self, options, "quality", "device", "progress")
@@ -310,7 +310,7 @@ def bar(total: int, shown: bool) -> Iterator[Callable[[int], None] | None]:
 
 def upscale(model: nn.Module, frames: Any, target: Path, tiles: Tiles, quality: int = 16, progress: bool = True) -> str:
     """Read, enlarge, write, a window at a time. A target with a video suffix becomes a file (H.264), anything else a folder of PNGs."""
-    from fedlens.data.video_writer import writer
+    from fedlens.data.video.writer import writer
 
     h, w = (n * tiles.scale for n in frames.size)
     with writer(target, frames, (h, w), quality) as write, bar(len(frames), progress) as done:

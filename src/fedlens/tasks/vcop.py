@@ -17,12 +17,12 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.client import Batch, Output
-from fedlens.data.frames import Frames
-from fedlens.limits import Fraction, Natural
+from fedlens.core.client import Batch, Output
+from fedlens.core.limits import Fraction, Natural
+from fedlens.core.picture import Picture
+from fedlens.core.task import Adapt
+from fedlens.data.video.frames import Frames
 from fedlens.models.video import SplitNet
-from fedlens.pictures import Picture
-from fedlens.tasks.task import Adapt
 from fedlens.tasks.video_ssl import VideoSSL, cut, larger
 
 CLIPS = 3

@@ -22,16 +22,16 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.client import Batch, generator
-from fedlens.data.frames import Frames
+from fedlens.core.client import Batch, generator
+from fedlens.core.federation import Federation
+from fedlens.core.limits import Count
+from fedlens.core.picture import Picture
+from fedlens.core.task import LearningTask, check_options, in_batches
 from fedlens.data.source import DataError
-from fedlens.data.video_set import Search, VideoSet
-from fedlens.federation import Federation
-from fedlens.limits import Count
+from fedlens.data.video.frames import Frames
+from fedlens.data.video.video_set import Search, VideoSet
 from fedlens.metrics.retrieval import KS, nearest, recall, vote
 from fedlens.models.video import SplitNet, backbone, load_backbone, map_shape
-from fedlens.pictures import Picture
-from fedlens.tasks.task import LearningTask, check_options, in_batches
 
 ZOOMS = (1.0, 7 / 8, 7 / 9)  # short sides of 112, 128 and 144 for a crop of 112: the share of the frame that a crop sees
 SHOWN, NEAR = 5, 7  # queries on the contact sheet, and what was found for each: eight fill a row of the report

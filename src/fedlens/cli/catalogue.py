@@ -1,0 +1,158 @@
+"""What there is: recipes, algorithms, layers, tasks, models, datasets, metrics, each with a line about it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from fedlens.cli.text import ACCENT, console, duration, few
+from fedlens.config import recipe as recipes
+from fedlens.config.convert import nearest
+from fedlens.config.parts import names, parameters
+from fedlens.config.recipe import ConfigError
+
+KINDS = {
+    "recipes": "to run as they are", "algorithms": "paper names, for --algorithm", "layers": "the parts of a stack, with their keys",
+    "tasks": "what is learned or restored", "models": "networks", "datasets": "where data comes from", "metrics": "how well it was done",
+    "generators": "what makes images of a class, for Balance", "engines": "what carries the messages",
+}  # fmt: skip
+OFFERED = {"tasks": "task", "datasets": "data"}  # what a recipe calls them; they are found in several rooms
+
+
+def catalogue(kind: str, name: str = "") -> None:
+    """All kinds; or all of a kind; or one of them."""
+    if not kind:
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        for each, about in KINDS.items():
+            table.add_row(f"[{ACCENT}]fedlens list {each}[/]", about, f"[dim]{escape(few(sorted(rows_of(each)), 6))}[/]")
+        console().print(table)
+        return
+    match = next((k for k in KINDS if k.rstrip("s") == kind.lower().rstrip("s")), None)
+    if match is None:
+        raise ConfigError(f"there is no list of {kind!r}{nearest(kind, KINDS)}")
+    rows = rows_of(match)
+    if name:
+        found = next((n for n in rows if n.lower() == name.lower()), None)
+        if found is None:
+            raise ConfigError(f"there is nothing called {name!r} among the {match}{nearest(name, rows)}")
+        console().print(escape(page_of(match, found, rows[found])), highlight=False)
+        return
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style=f"bold {ACCENT}", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row, about in rows.items():
+        table.add_row(escape(row), escape(about))
+    console().print(table)
+
+
+def page_of(kind: str, name: str, line: str) -> str:
+    """Everything there is to read about one thing: a recipe's file, or what the module and the class say and the class's keys."""
+    if kind == "recipes":
+        return recipes.shipped_recipes()[name].read_text(encoding="utf-8").rstrip()
+    if kind in ("algorithms", "engines"):
+        return line
+    thing = getattr(importlib.import_module(f"fedlens.{exported(kind)[name]}"), name)
+    texts = [inspect.getdoc(inspect.getmodule(thing)), inspect.getdoc(thing) if thing.__doc__ else None]
+    return "\n\n".join([*dict.fromkeys(t for t in texts if t), *keys_of(kind, thing)])
+
+
+def rows_of(kind: str) -> dict[str, str]:
+    """Names and a line about each."""
+    if kind == "recipes":
+        return {name: about_recipe(path) for name, path in recipes.shipped_recipes().items()}
+    if kind == "algorithms":
+        from fedlens.algorithms.named import NAMED
+
+        known = {n.lower() for n in names("algorithm")}
+        whole = {n: r for n, r in NAMED.items() if all(t["name"].lower() in known for t in r.tables())}
+        return {n: f"{r.about}  ({' + '.join(t['name'] for t in r.tables())})" for n, r in whole.items()}
+    if kind == "engines":
+        return {"simulator": "processes on this machine (the default)", "ray": "a Ray cluster", "flower": "real clients through Flower"}
+    about = {n: about_export(kind, room, n) for n, room in exported(kind).items()}
+    return {n: "\n".join([text, *measured(n)]) for n, text in about.items()} if kind == "models" else about
+
+
+def exported(kind: str) -> dict[str, str]:
+    """Names of a kind, and the room each is in."""
+    found = names(OFFERED[kind]) if kind in OFFERED else dict.fromkeys(importlib.import_module(f"fedlens.{kind}").__all__, kind)
+    found.pop("ImageGenerator", None)  # the interface of the others
+    if kind != "datasets":
+        return found
+    from fedlens.data.source import Source
+
+    classes = {n: getattr(importlib.import_module(f"fedlens.{room}"), n) for n, room in found.items()}
+    return {n: found[n] for n, c in classes.items() if isinstance(c, type) and issubclass(c, Source)}
+
+
+def about_export(kind: str, room: str, name: str) -> str:
+    """The first sentence about it, and its keys."""
+    try:
+        thing = getattr(importlib.import_module(f"fedlens.{room}"), name)
+    except ImportError as e:
+        return f"needs a package that is not installed: {e}"
+    own = inspect.getdoc(thing) if thing.__doc__ else ""  # a class without a docstring would show its parent's
+    module = inspect.getdoc(inspect.getmodule(thing)) or ""
+    text = first_sentence(module if not own or is_help(own, thing) else own)
+    return "\n".join([text, *keys_of(kind, thing)])
+
+
+def keys_of(kind: str, thing: Any) -> list[str]:
+    """What a recipe may set, where a recipe builds it."""
+    if not isinstance(thing, type) or kind in ("models", "metrics"):
+        return []
+    keys = [f"{p.name}={p.default}" if p.default is not inspect.Parameter.empty else p.name for p in parameters(thing).values()]
+    return [f"[{', '.join(keys)}]"] if keys else []
+
+
+def is_help(text: str, thing: Any) -> bool:
+    """Does it begin with a key's meaning ("mu: strength") rather than with what the thing is?"""
+    words, colon, _ = text.partition(":")
+    return bool(colon) and set(words.split(", ")) <= inspect.signature(thing).parameters.keys()
+
+
+@cache
+def measurements() -> dict[str, Any]:
+    """What `benchmarks/vsr_networks.py --keep` found, by lower-case name."""
+    found: dict[str, Any] = json.loads((Path(__file__).parents[1] / "models" / "measured.json").read_text())
+    return found
+
+
+def measured(name: str) -> list[str]:
+    """Size of a network, and what a clip takes on a CPU, as far as that was measured."""
+    known = measurements().get(name.lower())
+    if not known:
+        return []
+    parts = [f"{known['parameters']:,} parameters"]
+    for key, word in (("train", "a training step"), ("forward", "a forward pass"), ("enlarge", "enlarging")):
+        if key not in known:
+            continue
+        row = known[key]
+        _, frames, _, height, width = row["clip"]
+        seconds = row.get("seconds") or sum(v for k, v in row.items() if k.endswith("_seconds"))
+        where = f"{row['threads']} threads, at {row['commit']}"
+        parts.append(f"{word} on {frames} frames of {width}x{height}: {row['peak_gb']:.1f} GB, {duration(seconds)} ({where})")
+    return [f"[{'; '.join(parts)}]"]
+
+
+def first_sentence(text: str) -> str:
+    head = " ".join(text.strip().split("\n\n")[0].split())
+    stop = re.search(r"(?<!\bEq)(?<!\bEqs)(?<!\bal)(?<!\bFig)(?<!\bSec)\. (?=[A-Z]|\w+(?:, \w+)*: )", head)
+    return head[: stop.start() + 1] if stop else head
+
+
+def about_recipe(path: Path) -> str:
+    """`about`, or the comment the file begins with."""
+    text = path.read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if line.startswith("about"):
+            return line.partition("=")[2].strip().strip('"')
+    first = text.splitlines()[0] if text else ""
+    return first.lstrip("# ").strip() if first.startswith("#") else ""

@@ -1,0 +1,184 @@
+"""A job as it goes: a live bar on a terminal, plain lines in a pipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+from fedlens.cli.text import ACCENT, console, duration, few, number, size, spark
+from fedlens.report.page_data import UNEVALUATED, remarks
+from fedlens.runs.job import Setup, Watch
+
+
+def live(spinner: Any = None) -> Watch:
+    return Live(spinner) if console().is_terminal else Plain()
+
+
+class Plain(Watch):
+    """One line a round."""
+
+    def __init__(self) -> None:
+        self.console = console()
+
+    def begin(self, setup: Setup, folder: Path, done: int) -> None:
+        self.rounds, self.folder = setup.settings.rounds, folder
+        for line in [*headline(setup, folder, done), *remarks(setup.federation.facts)]:
+            self.print(line)
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        self.print(f"round {record['round'] + 1}/{self.rounds}  {'  '.join(facts(record))}  {record['seconds']:.2f} s")
+        for line in losses(record):
+            self.print(line)
+
+    def log(self, text: str) -> None:
+        if not in_round(text):
+            self.print(text)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        for line in [*ending(summary), whereabouts(self.folder)]:
+            self.print(line)
+
+    def print(self, text: str) -> None:
+        self.console.print(text, markup=False, soft_wrap=True)
+
+
+class Live(Watch):
+    """A bar that shows round, loss, metric, clients heard and time left, with what went wrong above it."""
+
+    def __init__(self, spinner: Any = None) -> None:
+        self.console, self.spinner = console(), spinner
+        self.bar = Progress(
+            SpinnerColumn(style=ACCENT),
+            TextColumn("[bold]{task.completed:.0f}[/][dim]/{task.total:.0f}[/]"),
+            BarColumn(bar_width=28, complete_style=ACCENT, finished_style=ACCENT),
+            TextColumn("{task.fields[facts]}"),
+            TextColumn("[dim]{task.fields[left]}[/]"),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,  # a bar that never started would end with an empty line
+        )
+        self.losses: list[float] = []
+        self.scores: list[float] = []
+
+    def begin(self, setup: Setup, folder: Path, done: int) -> None:
+        self.close()
+        first, *rest = headline(setup, folder, done)
+        self.console.print(f"[bold {ACCENT}]{escape(first)}[/]", soft_wrap=True)
+        for line in rest:
+            self.console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
+        for line in remarks(setup.federation.facts):
+            self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
+        self.first, self.rounds, self.began, self.folder = done, setup.settings.rounds, time.monotonic(), folder
+        self.task = self.bar.add_task("", total=self.rounds, completed=done, facts="[dim]starting[/]", left="")
+        self.bar.start()
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        done = record["round"] + 1
+        spent = time.monotonic() - self.began
+        left = spent / (done - self.first) * (self.rounds - done)
+        text = "  ".join(escape(f) for f in facts(record)) + f"  [{ACCENT}]{self.curve(record)}[/]"
+        self.bar.update(self.task, completed=done, facts=text, left=f"{duration(left)} left" if done < self.rounds else "")
+        for line in losses(record):
+            self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
+
+    def curve(self, record: Mapping[str, Any]) -> str:
+        """The headline metric so far, where it was evaluated; the training loss as long as it never was. Never one behind the other."""
+        for values, found in ((self.losses, [record["loss"]]), (self.scores, list(record["metrics"].values())[:1])):
+            values += [v for v in found if v is not None]
+        return spark(self.scores or self.losses)
+
+    def log(self, text: str) -> None:
+        if not in_round(text):
+            self.console.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self.close()
+        first, *rest = [*ending(summary), whereabouts(self.folder)]
+        self.console.print(f"[bold green]✓[/] [bold]{escape(first)}[/]", soft_wrap=True)
+        for line in rest:
+            self.console.print(f"  [dim]{escape(line)}[/]", soft_wrap=True)
+
+    def close(self) -> None:
+        self.bar.stop()
+        if self.spinner:
+            self.spinner.stop()
+
+
+class Cells(Live):
+    """A bar a cell, and a line when it is done. `told`: what was said about the data before, because cells share it."""
+
+    def __init__(self, title: str, told: set[str]) -> None:
+        super().__init__()
+        self.title, self.told = title, told
+
+    def begin(self, setup: Setup, folder: Path, done: int) -> None:
+        for line in remarks(setup.federation.facts):
+            if line not in self.told:
+                self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
+        self.told.update(remarks(setup.federation.facts))
+        self.first, self.rounds, self.began, self.folder = done, setup.settings.rounds, time.monotonic(), folder
+        self.task = self.bar.add_task("", total=self.rounds, completed=done, facts=f"[dim]{escape(self.title)} starts[/]", left="")
+        self.bar.start()
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        super().round(record)
+        self.bar.update(self.task, facts=f"[bold]{escape(self.title)}[/]  {self.bar.tasks[0].fields['facts']}")
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self.close()
+        self.console.print(
+            f"[green]✓[/] {escape(self.title)}  {escape(ending(summary)[0])}  [dim]{duration(summary['seconds'])}[/]", soft_wrap=True
+        )
+
+
+def headline(setup: Setup, folder: Path, done: int) -> list[str]:
+    s, config = setup.settings, setup.config
+    cohort = f"{s.cohort} of {len(setup.federation)} clients a round" if s.cohort else f"{len(setup.federation)} clients"
+    again = f", going on after round {done}" if done else ""
+    return [
+        f"{config.name}: {setup.stack}",
+        f"{config.task.name} on {config.data.name}, {cohort}, {s.rounds} rounds, seed {s.seed}{again} → {folder}",
+    ]
+
+
+def facts(record: Mapping[str, Any]) -> list[str]:
+    """Training loss, the headline metric, who was heard."""
+    out = [f"loss {record['loss']:.4f}"] if record["loss"] is not None else []
+    out += [f"{name} {number(value)}" for name, value in list(record["metrics"].items())[:1] if value is not None]
+    return [*out, f"heard {record['heard']}/{record['asked']}"]
+
+
+def losses(record: Mapping[str, Any]) -> list[str]:
+    """Who got lost and why, a reason a line."""
+    why: dict[str, list[str]] = {}
+    for before, missing in (("", record["lost"]), (UNEVALUATED, record["unevaluated"])):
+        for x in missing:
+            why.setdefault(before + ("refused: " if x["refused"] else "") + x["reason"], []).append(str(x["client"]))
+    lines = [f"round {record['round'] + 1}: client{'s' if len(ids) > 1 else ''} {few(ids)} {reason}" for reason, ids in why.items()]
+    return lines if record["heard"] else [*lines, f"round {record['round'] + 1}: nobody was heard, so it is skipped"]
+
+
+def in_round(text: str) -> bool:
+    """What an engine says about one client comes again, with all that had the same reason, in the round's own lines."""
+    return text.startswith("client ")
+
+
+def whereabouts(folder: Path) -> str:
+    return str(folder / "report.html") if (folder / "report.html").exists() else str(folder)
+
+
+def ending(summary: Mapping[str, Any]) -> list[str]:
+    metrics = [f"{k} {number(v)}" for k, v in summary["metrics"].items() if v is not None and k != "loss"][:3]
+    loss = [f"training loss {summary['loss']:.4f}"] if summary["loss"] is not None else []
+    lost = f", {gone} of {summary['asked']} replies lost" if (gone := summary["asked"] - summary["heard"]) else ""
+    lost += f", {missing} evaluation{'s' if missing > 1 else ''} by clients lost" if (missing := summary["unevaluated"]) else ""
+    traffic = f"{size(summary['bytes_down'])} down, {size(summary['bytes_up'])} up"
+    return [
+        "  ".join([*metrics, *loss]) or "done",
+        f"{summary['rounds']} rounds in {duration(summary['seconds'])}, {traffic}, peak memory {size(summary['peak_memory'])}{lost}",
+    ]

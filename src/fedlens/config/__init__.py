@@ -1,0 +1,1 @@
+"""A TOML recipe and key=value overrides become checked constructor calls."""

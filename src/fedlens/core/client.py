@@ -1,0 +1,100 @@
+"""The place where a client half runs: its data, its random numbers, its memory, and what layers added to its objective."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Generator, Tensor, nn
+
+from fedlens.core.tree import Tree
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the model said about a batch; computed once and shared by all terms."""
+
+    prediction: Any
+    features: Tensor | None = None
+
+
+Term = Callable[[nn.Module, Batch, Output], Tensor]
+Pull = Callable[[nn.Module], Tensor]
+
+
+@runtime_checkable
+class Data(Protocol):
+    """What a client owns. `batch` without a generator is what evaluation sees: no augmentation."""
+
+    def __len__(self) -> int: ...
+    def batch(self, index: Tensor, rng: Generator | None = None) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class Client:
+    """Layers do not change a client, they hand their inner algorithm a richer copy."""
+
+    id: int
+    data: Any  # a Data for everything that trains; whatever the algorithm understands otherwise
+    rng: Generator
+    memory: MutableMapping[str, Tree]
+    held_out: Data | None = None
+    terms: Sequence[Term] = ()
+    pulls: Sequence[Pull] = ()
+    adapters: Mapping[str, nn.Module] = field(default_factory=dict)
+
+    def plus(self, term: Term) -> Client:
+        """Add (model, batch, output) -> loss to the objective; it counts in the reported loss."""
+        return replace(self, terms=(*self.terms, term))
+
+    def pull(self, term: Pull) -> Client:
+        """Add (model) -> scalar to the objective; it steers the weights and is not part of the reported loss."""
+        return replace(self, pulls=(*self.pulls, term))
+
+    def adapt(self, name: str, module: nn.Module) -> Client:
+        """Put (features, batch) -> features between feature extractor and head. Its parameters train with the model's optimiser,
+        live in `memory[name]` and never enter a reply."""
+        return replace(self, adapters={**self.adapters, name: module})
+
+    def holding(self, data: Any) -> Client:
+        """The same client with other data: a layer that samples, fills or degrades."""
+        return replace(self, data=data)
+
+
+def generator(*words: int) -> Generator:
+    """A stream of its own for every tuple of numbers: (seed, round, client), (seed, round, layer), ..."""
+    seed = int(np.random.SeedSequence([w & 0xFFFFFFFF for w in words]).generate_state(1, np.uint64)[0])
+    return Generator().manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
+
+
+_SCRATCH = np.random.MT19937(0)  # numpy's hidden stream while a client works: swapping a pointer is quicker than copying a state
+
+
+@contextmanager
+def seeded(rng: Generator) -> Iterator[None]:
+    """Hidden random state (dropout, a user's numpy call) follows the client's stream too, and is put back afterwards."""
+    seed = int(torch.randint(2**31 - 1, (), generator=rng))
+    before = torch.default_generator.get_state(), np.random.get_bit_generator(), random.getstate()  # type: ignore[attr-defined]
+    mine = _SCRATCH if before[1] is not _SCRATCH else np.random.MT19937(0)  # nested: the outer one is in use
+    np.random.set_bit_generator(mine)  # type: ignore[attr-defined]
+    np.random.seed(seed)
+    random.seed(seed)
+    # torch.manual_seed looks for every kind of accelerator, which takes longer than a small client's work.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before[0])
+        np.random.set_bit_generator(before[1])  # type: ignore[attr-defined]
+        random.setstate(before[2])

@@ -1,0 +1,178 @@
+"""Messages: all that moves between server and clients, and all that persists.
+
+The byte form is the safetensors format (8 bytes of header length, a JSON header, raw arrays), written here in a few lines so that
+arrays can be read from shared memory without a copy; `safetensors` itself reads and writes the same files. No pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedlens.core.tree import Tree, count_bytes
+
+T = TypeVar("T")
+SERVER = -1  # the sender of what comes down
+MEAN = "mean"  # the name of a tree's only weight, where it has just one
+
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_TYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+class BadMessage(ValueError):
+    """Bytes that are not a message: truncated, tampered with, or made by something else."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """Named trees and scalars. A reply's trees may carry named weights: how much the tree counts in each sum (default 1)."""
+
+    trees: Mapping[str, Tree] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    sender: int = SERVER
+    _derived: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def put(self, **trees: Tree) -> Message:
+        return replace(self, trees={**self.trees, **trees}, _derived={})
+
+    def drop(self, *names: str) -> Message:
+        return replace(
+            self,
+            trees={n: t for n, t in self.trees.items() if n not in names},
+            weights={n: w for n, w in self.weights.items() if n not in names},
+            _derived={},
+        )
+
+    def note(self, **scalars: float) -> Message:
+        return replace(self, scalars={**self.scalars, **scalars}, _derived={})
+
+    def weigh(self, tree: str, weight: float | None = None, /, **named: float) -> Message:
+        """Replace the weights of one tree: `weigh("delta", 50)` or `weigh("delta", uniform=1, loss=0.3)`."""
+        new = named if weight is None else {MEAN: weight, **named}
+        return replace(self, weights={**self.weights, tree: new}, _derived={})
+
+    def sent_by(self, sender: int) -> Message:
+        return replace(self, sender=sender)
+
+    def derived(self, key: str, compute: Callable[[], T]) -> T:
+        """A message never changes, so what follows from it can be computed once per process and kept with it."""
+        if key not in self._derived:
+            self._derived[key] = compute()
+        found: T = self._derived[key]
+        return found
+
+    @property
+    def round(self) -> int:
+        return int(self.scalars.get("round", 0))
+
+    def count_bytes(self) -> int:
+        """Array bytes; the header is not counted, so that engines agree."""
+        return sum(count_bytes(t) for t in self.trees.values())
+
+    def to_bytes(self) -> bytearray:
+        header, arrays, size = self._layout()
+        out = bytearray(8 + len(header) + size)
+        self._fill(memoryview(out), header, arrays)
+        return out
+
+    def write_into(self, buffer: memoryview) -> int:
+        """Write into a shared buffer; returns the number of bytes, nothing is written when the buffer is too small."""
+        header, arrays, size = self._layout()
+        total = 8 + len(header) + size
+        if total <= len(buffer):
+            self._fill(buffer[:total], header, arrays)
+        return total
+
+    def pieces(self, size: int) -> Iterator[bytes]:
+        """The same bytes, `size` at a time: the whole never lies in memory a second time."""
+        header, arrays, _ = self._layout()
+        piece = bytearray()
+        start = memoryview(len(header).to_bytes(8, "little") + header)
+        for part in chain([start], map(_bytes_of, arrays)):
+            for low in range(0, len(part), size):
+                piece += part[low : low + size]
+                if len(piece) >= size:
+                    yield bytes(memoryview(piece)[:size])
+                    piece = piece[size:]
+        if piece:
+            yield bytes(piece)
+
+    def _layout(self) -> tuple[bytes, list[Tensor], int]:
+        named = [(f"{tree}/{name}", t) for tree, arrays in self.trees.items() for name, t in arrays.items()]
+        # Widest types first, as safetensors does: every array then starts on a multiple of its own item size.
+        named.sort(key=lambda item: (-item[1].element_size(), item[0]))
+        meta = {
+            "scalars": dict(self.scalars),
+            "weights": {t: dict(w) for t, w in self.weights.items()},
+            "sender": self.sender,
+            "trees": {tree: list(arrays) for tree, arrays in self.trees.items()},
+        }
+        header: dict[str, Any] = {"__metadata__": {"message": json.dumps(meta)}}
+        offset = 0
+        for key, t in named:
+            size = t.numel() * t.element_size()
+            header[key] = {"dtype": _NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [offset, offset + size]}
+            offset += size
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return text, [t for _, t in named], offset
+
+    @staticmethod
+    def _fill(out: memoryview, header: bytes, arrays: list[Tensor]) -> None:
+        out[:8] = len(header).to_bytes(8, "little")
+        offset = 8 + len(header)
+        out[8:offset] = header
+        for t in arrays:
+            size = t.numel() * t.element_size()
+            if size:
+                flat = torch.frombuffer(out[offset : offset + size], dtype=t.dtype)
+                flat.copy_(t.detach().reshape(-1))
+            offset += size
+
+    @staticmethod
+    def from_bytes(data: bytes | bytearray | memoryview, copy: bool = False) -> Message:
+        """Read a message. Arrays are views of `data` unless `copy`: the caller keeps `data` unchanged as long as they live."""
+        view = memoryview(bytearray(data) if isinstance(data, bytes) and not copy else data)
+        try:
+            length = int.from_bytes(view[:8], "little")
+            if len(view) < 8 or length > len(view) - 8:
+                raise BadMessage("truncated")
+            header = json.loads(bytes(view[8 : 8 + length]))
+            meta = json.loads(header.pop("__metadata__")["message"])
+            start = 8 + length
+            found = {key: _read(view, start, entry, copy) for key, entry in header.items()}
+            trees = {tree: {n: found[f"{tree}/{n}"] for n in names} for tree, names in meta["trees"].items()}
+            return Message(trees, meta["scalars"], meta["weights"], int(meta["sender"]))
+        except BadMessage:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as e:
+            raise BadMessage(f"not a message: {e}") from e
+
+
+def _bytes_of(t: Tensor) -> memoryview:
+    raw: Any = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(raw)
+
+
+def _read(view: memoryview, start: int, entry: Mapping[str, Any], copy: bool) -> Tensor:
+    dtype, shape = _TYPES[entry["dtype"]], [int(n) for n in entry["shape"]]
+    low, high = entry["data_offsets"]
+    size = math.prod(shape) * dtype.itemsize
+    if high - low != size or low < 0 or start + high > len(view):
+        raise BadMessage("array out of bounds")
+    if not size:
+        return torch.empty(shape, dtype=dtype)
+    if copy:
+        return torch.frombuffer(bytearray(view[start + low : start + high]), dtype=dtype).reshape(shape)
+    return torch.frombuffer(view, dtype=dtype, count=math.prod(shape), offset=start + low).reshape(shape)

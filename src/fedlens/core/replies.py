@@ -1,0 +1,345 @@
+"""Replies: what a round brought, averaged in an order that does not depend on who did it.
+
+The asked clients, sorted by id, are the leaves of a fixed binary tree. A node joins its two children, an absent leaf counts for nothing,
+and whoever holds both children of a node may join them. So one worker, N workers and a real network give the same bits, and a process
+holds at most log2(cohort) partial results, whatever the cohort.
+
+A sum is kept as a mean and its weight. Joining (A, a) and (B, b) is one operation, A + b/(a+b) (B - A): no products beforehand, no
+division afterwards, and nothing can overflow. torch rounds it alike in vector and tail code, so that chunks, whole arrays and any number
+of threads give the same bits (a test holds it to that).
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedlens.core.message import MEAN, Message
+from fedlens.core.tree import Tree, is_finite, mismatch
+
+Needs = Literal["sums", "replies"]  # what a server's half looks at
+CHUNK = 1 << 17  # elements joined at a time: small enough for the cache, large enough that calling torch costs little beside it
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A reply that did not count: who, and why in a few words. `refused` if it came but was malformed."""
+
+    sender: int
+    reason: str
+    refused: bool = False
+
+
+class Weightless(ValueError):
+    """A round that brought replies of which none counts."""
+
+
+def refuse(reply: Message, expected: Mapping[str, Tree]) -> str | None:
+    """Why a reply must not enter a sum, or None. Shared by all engines, applied before anything is added."""
+    for name, value in reply.scalars.items():
+        if not _is_number(value):
+            return f"scalar {name!r} is not a finite number"
+    for tree, arrays in reply.trees.items():
+        if tree not in expected:
+            return f"unexpected tree {tree!r}"
+        if why := mismatch(arrays, expected[tree]) or _odd_type(arrays, expected[tree]):
+            return f"tree {tree!r}: {why}"
+        if not is_finite(arrays):
+            return f"tree {tree!r} holds NaN or Inf"
+        for name, w in reply.weights.get(tree, {}).items():
+            if not _is_number(w) or w < 0:
+                return f"weight {name!r} of {tree!r} is {w}, not a number of at least 0"
+    if missing := expected.keys() - reply.trees.keys():
+        return f"tree {min(missing)!r} is missing"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _odd_type(arrays: Tree, like: Tree) -> str | None:
+    """Two types cannot be joined, except that all integers are averaged as float64."""
+    for name, t in arrays.items():
+        if not isinstance(t, Tensor):
+            return f"{name} is a {type(t).__name__}, not a tensor"
+        if _counts_as(t) != _counts_as(like[name]):
+            return f"{name} is {t.dtype}, expected {like[name].dtype}"
+        if t.requires_grad:
+            return f"{name} still carries its gradient: detach it"
+    return None
+
+
+@dataclass
+class Sum:
+    """Sum of w T and sum of w, for one tree and one named weight, kept as the mean and its weight.
+
+    A leaf's arrays are `borrowed`: they are the reply's own, which the client may also remember, and are never written to."""
+
+    tree: Tree
+    weight: float
+    borrowed: bool = False
+
+    def absorb(self, right: Sum, spare: list[Tree]) -> Sum:
+        """self + right, written where nobody else looks: over self, or over what an earlier join has left in `spare`."""
+        share = _share(self.weight, right.weight)
+        space = self.tree if not self.borrowed else spare.pop() if spare else {}
+        for name, t in self.tree.items():
+            self.tree[name] = _toward(t, right.tree[name], share, space.get(name))
+        if not right.borrowed:
+            spare.append(right.tree)
+        self.weight, self.borrowed = self.weight + right.weight, False
+        return self
+
+
+def _share(left: float, right: float) -> float:
+    """How far the mean moves towards the right side; nothing moves nothing."""
+    return right / (left + right) if right else 0.0
+
+
+def _toward(left: Tensor, right: Tensor, share: float, space: Tensor | None) -> Tensor:
+    left, right = counted(left), counted(right)
+    return torch.lerp(left, right, share, out=_apart(left) if space is None or space.dtype != left.dtype else space)
+
+
+def _apart(like: Tensor) -> Tensor:
+    """An empty array; a large one lies outside malloc's heap, where it would outlive its neighbours and leave holes that nothing fits."""
+    if like.numel() < CHUNK or like.device.type != "cpu":
+        return torch.empty_like(like, memory_format=torch.contiguous_format)
+    return torch.frombuffer(mmap.mmap(-1, like.nbytes), dtype=like.dtype).view(like.shape)
+
+
+def counted(t: Tensor) -> Tensor:
+    """Integers are averaged as float64."""
+    return t.to(_counts_as(t))
+
+
+def _counts_as(t: Tensor) -> torch.dtype:
+    return t.dtype if t.is_floating_point() or t.is_complex() else torch.float64
+
+
+Key = tuple[str, str]  # (tree, weight name)
+Node = tuple[int, int]  # (level, index): covers the leaves index * 2**level ... (index + 1) * 2**level - 1
+Nodes = dict[Node, dict[Key, "Sum"]]
+
+
+def _weights(reply: Message, tree: str) -> Mapping[str, float]:
+    return reply.weights.get(tree) or {MEAN: 1.0}
+
+
+class Fold:
+    """A worker's partial sums: add leaves, in any order; `nodes` are what is left to be added elsewhere. Arrays that a join leaves over
+    serve the next one: malloc would rather grow than fit large aligned blocks into the holes they left."""
+
+    def __init__(self) -> None:
+        self.nodes: Nodes = {}
+        self.spare: dict[Key, list[Tree]] = {}
+
+    def add(self, position: int, reply: Message, own: bool = False) -> None:
+        """own: nobody else has this reply's arrays, they may be written over. Two sums of one tree still need two places."""
+        leaf = {
+            (tree, name): Sum(dict(arrays), w, borrowed=not own or len(_weights(reply, tree)) > 1)
+            for tree, arrays in reply.trees.items()
+            for name, w in _weights(reply, tree).items()
+        }
+        self.merge((0, position), leaf)
+
+    def merge(self, node: Node, sums: dict[Key, Sum]) -> None:
+        """Climb: while the sibling is here, add the two. Which siblings meet here changes nothing but where they are added."""
+        level, index = node
+        while (level, index ^ 1) in self.nodes:
+            other = self.nodes.pop((level, index ^ 1))
+            sums = self.join(sums, other) if index % 2 == 0 else self.join(other, sums)
+            level, index = level + 1, index // 2
+        self.nodes[level, index] = sums
+
+    def join(self, left: dict[Key, Sum], right: dict[Key, Sum]) -> dict[Key, Sum]:
+        for key, value in right.items():
+            left[key] = left[key].absorb(value, self.spare.setdefault(key, [])) if key in left else value
+        return left
+
+    def total(self) -> dict[Key, Sum]:
+        """All nodes into one, absent siblings skipped: a lone node climbs as it is."""
+        while len(self.nodes) > 1:
+            level = min(level for level, _ in self.nodes)
+            index = min(i for lv, i in self.nodes if lv == level)
+            self.merge((level + 1, index // 2), self.nodes.pop((level, index)))
+        return next(iter(self.nodes.values()), {})
+
+
+@dataclass
+class Replies:
+    """A round's harvest, as `server_step` sees it: scalars one by one, trees as weighted means.
+
+    `singles` holds the replies themselves; it is empty where an engine summed on the way, which it may do only for an algorithm
+    that needs "sums". A layer hands its inner algorithm a changed mean with `put`.
+    """
+
+    scalars: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # by sender, sorted
+    sums: Mapping[Key, Sum] = field(default_factory=dict)
+    singles: Mapping[int, Message] = field(default_factory=dict)  # by position in the sorted cohort
+    means: Mapping[str, Tree] = field(default_factory=dict)  # put there by layers
+
+    def __len__(self) -> int:
+        return len(self.scalars)
+
+    def __iter__(self) -> Iterator[Message]:
+        """The single replies, sorted by sender."""
+        if self.scalars and not self.singles:
+            raise ValueError("single replies were asked for, but only their sums are known")
+        return (self.singles[p] for p in sorted(self.singles))
+
+    @property
+    def senders(self) -> Sequence[int]:
+        return list(self.scalars)
+
+    def values(self, scalar: str) -> list[float]:
+        """One scalar of every reply that has it, in order of sender."""
+        return [s[scalar] for s in self.scalars.values() if scalar in s]
+
+    def trees(self) -> list[str]:
+        names = [t for t, _ in self.sums] + [t for m in self.singles.values() for t in m.trees] + list(self.means)
+        return list(dict.fromkeys(names))
+
+    def weight(self, tree: str, name: str = MEAN) -> float:
+        """The sum of one named weight."""
+        if (tree, name) in self.sums:
+            return self.sums[tree, name].weight
+        positions, weights = self._positions(tree), self._weights(tree, name)
+        for left, right in _plan(positions):
+            weights[left] += weights[right]
+        return weights[0]
+
+    def mean(self, tree: str, name: str = MEAN) -> Tree:
+        """Weighted mean; integers come back as float64: `tree.cast` returns them to their type."""
+        if name == MEAN and tree in self.means:
+            return dict(self.means[tree])
+        if self.weight(tree, name) == 0:
+            raise Weightless(f"the weights {name!r} of {tree!r} sum to zero")
+        if (tree, name) in self.sums:
+            # Of its own: a worker's sums lie in a mapped file that the next round writes to.
+            return {n: counted(t).clone() for n, t in self.sums[tree, name].tree.items()}
+        return self._folded(tree, [self._weights(tree, name)])
+
+    def blend(self, tree: str, first: str, second: str, share: float, needs: Needs = "sums") -> Tree:
+        """(1 - share) of one mean and share of another; single replies are read once for both, and an unused mean is not made.
+
+        An algorithm that `needs` replies gets them from every engine, so one mean with blended weights will do: half the work of two
+        means, in other last bits than those two have, which is why an algorithm that needs only sums cannot have it."""
+        if share in (0, 1):
+            return self.mean(tree, second if share else first)
+        if (tree, first) in self.sums:
+            right = self.mean(tree, second)
+            return {n: torch.lerp(left, right[n], share) for n, left in self.mean(tree, first).items()}
+        a, b = self._weights(tree, first), self._weights(tree, second)
+        if needs == "sums":
+            return self._folded(tree, [a, b], share)
+        whole = self.weight(tree, first), self.weight(tree, second)
+        return self._folded(tree, [[(1 - share) * x / whole[0] + share * y / whole[1] for x, y in zip(a, b, strict=True)]])
+
+    def _positions(self, tree: str) -> list[int]:
+        return [p for p in sorted(self.singles) if tree in self.singles[p].trees]
+
+    def _weights(self, tree: str, name: str) -> list[float]:
+        """A reply without this weight does not count in this sum, as in a fold."""
+        found = [_weights(self.singles[p], tree) for p in self._positions(tree)]
+        if not any(name in w for w in found):
+            raise KeyError(f"no reply carries the tree {tree!r} with a weight {name!r}")
+        return [w.get(name, 0.0) for w in found]
+
+    def _folded(self, tree: str, weights: Sequence[list[float]], share: float = 0.0) -> Tree:
+        """The joins of `Fold`, one cache-sized chunk of all replies at a time, so that each is read once; two means are blended."""
+        positions = self._positions(tree)
+        steps = [_steps(positions, of_replies) for of_replies in weights]
+        trees = [self.singles[p].trees[tree] for p in positions]
+        out: Tree = {}
+        for key, first in trees[0].items():
+            total = torch.empty(first.numel(), dtype=counted(first).dtype)
+            chunks = zip(torch.split(total, CHUNK), *(torch.split(t[key].reshape(-1), CHUNK) for t in trees), strict=True)
+            spare = [torch.empty(min(CHUNK, len(total)), dtype=total.dtype) for _ in range(len(trees).bit_length() + 2)]
+            for space, *parts in chunks:
+                _fold(parts, steps[0], space, spare[1:])
+                if len(steps) > 1:
+                    space.lerp_(_fold(parts, steps[1], spare[0][: len(space)], spare[1:]), share)
+            out[key] = total.reshape(first.shape)
+        return out
+
+    def put(self, **means: Tree) -> Replies:
+        """The same replies with other means: the inner algorithm sees one reply that is already averaged."""
+        singles = {p: m.drop(*means) for p, m in self.singles.items()}
+        return Replies(self.scalars, self.sums, singles, {**self.means, **means})
+
+
+Step = tuple[int, int, float]  # left moves towards right by so much
+
+
+def _steps(positions: Sequence[int], weights: list[float]) -> list[Step]:
+    steps, weights = [], list(weights)
+    for left, right in _plan(positions):
+        steps.append((left, right, _share(weights[left], weights[right])))
+        weights[left] += weights[right]
+    return steps
+
+
+def _fold(parts: Sequence[Tensor], steps: Sequence[Step], space: Tensor, spare: Sequence[Tensor]) -> Tensor:
+    """One chunk of every reply into one mean, written to `space`; what the replies own is not touched. Partial means lie in `spare`."""
+    parts, free = [counted(p) for p in parts], [s[: len(space)] for s in spare]
+    if not steps:
+        return space.copy_(parts[0])
+    held: dict[int, Tensor] = {}
+    for left, right, share in steps[:-1]:
+        if left not in held:
+            held[left] = free.pop()
+        parts[left] = torch.lerp(parts[left], parts[right], share, out=held[left])
+        if right in held:
+            free.append(held.pop(right))
+    left, right, share = steps[-1]
+    return torch.lerp(parts[left], parts[right], share, out=space)
+
+
+def _plan(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """The joins (left with right) that the fixed tree makes of these leaves, a branch at a time, so that few partial results are alive at
+    once; the total ends up in the first one."""
+    steps: list[tuple[int, int]] = []
+
+    def climb(leaves: Sequence[int], level: int) -> int:
+        if len(leaves) == 1:
+            return leaves[0]
+        cut = next((k for k, i in enumerate(leaves) if positions[i] >> (level - 1) & 1), len(leaves))
+        if cut in (0, len(leaves)):
+            return climb(leaves, level - 1)
+        left, right = climb(leaves[:cut], level - 1), climb(leaves[cut:], level - 1)
+        steps.append((left, right))
+        return left
+
+    if positions:
+        climb(range(len(positions)), max(positions).bit_length())
+    return steps
+
+
+def gather(arrived: Iterable[Message | Lost | Nodes], ids: Sequence[int]) -> tuple[Replies, list[Lost]]:
+    """Everything an engine yields in a round, in whatever order, into sorted replies and a list of who is missing and why."""
+    place = {i: p for p, i in enumerate(sorted(ids))}
+    came: list[Message] = []
+    lost: list[Lost] = []
+    fold = Fold()
+    for item in arrived:
+        if isinstance(item, Lost):
+            lost.append(item)
+        elif isinstance(item, Message):
+            came.append(item)
+        else:
+            for node, sums in item.items():
+                fold.merge(node, sums)
+    came.sort(key=lambda m: (m.sender, m.round))
+    # A late reply of a client that was not asked this round stands behind those that were.
+    late = [m.sender for m in came if m.sender not in place]
+    place.update({sender: len(ids) + k for k, sender in enumerate(late)})
+    singles = {place[m.sender]: m for m in came if m.trees}
+    return Replies({m.sender: m.scalars for m in came}, fold.total(), singles), sorted(lost, key=lambda x: x.sender)

@@ -1,0 +1,1 @@
+"""Labelled images: folders, archives, made-up shapes."""

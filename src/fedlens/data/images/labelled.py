@@ -1,0 +1,257 @@
+"""Labelled images and how they become a federation: what every classification dataset shares.
+
+A dataset says how it is read (`read`); partition, held-out part, limits, augmentation and feature skew are the same everywhere.
+Images stay uint8 until a batch is drawn. `Federation.facts`: "labels" (clients x classes counts), "classes" (names), "skipped" (files that
+could not be read), "notes" (what the split had to do to leave nobody empty), "shape" (of one image) and, with feature skew, "look" (of each
+client's images).
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from fedlens.core.client import generator
+from fedlens.core.federation import Federation
+from fedlens.data.images.reading import converted, opened
+from fedlens.data.images.tensors import Tensors
+from fedlens.data.partition import Rule, split, strengths
+from fedlens.data.source import DataError, Source
+
+Skew = Literal["none", "noise", "blur", "resolution"]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """uint8 images (N, C, H, W), their labels, and where known the group (writer, camera, hospital) each belongs to."""
+
+    images: Tensor
+    labels: Tensor
+    groups: Sequence[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: Any) -> Labelled:
+        chosen = torch.as_tensor(np.asarray(index), dtype=torch.long)
+        groups = None if self.groups is None else [self.groups[int(i)] for i in chosen]
+        return Labelled(self.images[chosen], self.labels[chosen], groups)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A dataset as it was read. Without a test part, one is cut off."""
+
+    train: Labelled
+    test: Labelled | None
+    classes: Sequence[str]
+    skipped: Sequence[str] = ()
+
+
+@dataclass
+class LabelledSource(Source):
+    """partition: who gets what; alpha for "dirichlet" and "quantity", shards for "shards", classes_per_client for "classes".
+    holdout: share of every client's data kept for its own evaluation. limit, test_limit: use only that many images, in the classes'
+    own proportions. test_share: cut off for testing where the dataset has no test part. augment: reflect padding by 4, random crop
+    and flip. noise: standard deviation of Gaussian noise on every training image, of pixels in [0, 1]. skew: every client's images are
+    noisier, blurrier or coarser than the last one's, up to `strongest` (noise sigma of 255, blur sigma in pixels, or how much they
+    shrink)."""
+
+    partition: Rule = "iid"
+    alpha: float = 0.5
+    shards: int = 2
+    classes_per_client: int = 2
+    least: int = 10
+    holdout: float = 0.0
+    limit: int | None = None
+    test_limit: int | None = None
+    test_share: float = 0.2
+    augment: bool = False
+    noise: float = 0.0
+    skew: Skew = "none"
+    strongest: float = 0.0
+
+    @abstractmethod
+    def read(self, seed: int) -> Collection: ...
+
+    def federation(self, clients: int, seed: int) -> Federation:
+        if not 0 <= self.holdout < 1 or not 0 < self.test_share < 1:
+            raise DataError(f"holdout and test_share are shares between 0 and 1, not {self.holdout} and {self.test_share}")
+        if self.noise < 0:
+            raise DataError(f"noise is a standard deviation, so it cannot be {self.noise}")
+        if self.strongest < 0 or (self.skew != "none" and not self.strongest):
+            raise DataError(f"skew={self.skew} needs a positive strongest: how much of it the last client has, not {self.strongest:g}")
+        found = self.read(seed)
+        train, test = found.train, found.test
+        if test is None:
+            rest, cut = stratified(train.labels, self.test_share, np.random.default_rng([seed, 1]))
+            train, test = train.take(rest), train.take(cut)
+        train = limited(train, self.limit, np.random.default_rng([seed, 2]))
+        test = limited(test, self.test_limit, np.random.default_rng([seed, 3]))
+        per = self.classes_per_client if self.partition == "classes" else self.shards
+        parts, notes = split(self.partition, train.labels.numpy(), clients, seed, alpha=self.alpha, per_client=per,
+                             groups=train.groups, least=self.least)  # fmt: skip
+        counts = [torch.bincount(train.labels[torch.from_numpy(p)], minlength=len(found.classes)).tolist() for p in parts]
+        pairs = [self._client(train.take(p), i, clients, seed) for i, p in enumerate(parts)]
+        facts = {"labels": counts, "classes": list(found.classes), "skipped": list(found.skipped), "notes": notes,
+                 "shape": list(train.images.shape[1:])}  # fmt: skip
+        if self.skew != "none":
+            facts["look"] = [f"{self.skew} {s:.3g}" for s in strengths(clients, self.strongest)]
+        return Federation([a for a, _ in pairs], [b for _, b in pairs] if self.holdout else (), self._tensors(test, False), facts)
+
+    def _client(self, own: Labelled, client: int, clients: int, seed: int) -> tuple[Tensors, Tensors | None]:
+        """Train and held-out part. Both have the client's own look; a client with one image only keeps it for training."""
+        if self.noise:
+            own = Labelled(degrade(own.images, "noise", 255 * self.noise, generator(seed, client, 0xA0)), own.labels, own.groups)
+        if self.skew != "none":
+            strength = strengths(clients, self.strongest)[client]
+            own = Labelled(degrade(own.images, self.skew, strength, generator(seed, client, 0xDE)), own.labels, own.groups)
+        if not self.holdout:
+            return self._tensors(own, self.augment), None
+        rest, cut = stratified(own.labels, self.holdout, np.random.default_rng([seed, 4, client]))
+        return self._tensors(own.take(rest), self.augment), self._tensors(own.take(cut), False)
+
+    def _tensors(self, part: Labelled, augment: bool) -> Tensors:
+        return Tensors({"x": part.images, "y": part.labels}, CropFlip() if augment else None)
+
+
+@dataclass(frozen=True)
+class CropFlip:
+    """Reflect padding, a random crop back to the same size, a random mirror: whole batches at a time."""
+
+    pad: int = 4
+
+    def __call__(self, x: Tensor, rng: Generator) -> Tensor:
+        n, c, h, w = x.shape
+        big = F.pad(x, (self.pad,) * 4, mode="reflect")
+        top, left = torch.randint(2 * self.pad + 1, (2, n, 1), generator=rng)
+        mirror = torch.rand(n, 1, generator=rng) < 0.5
+        rows = top + torch.arange(h)
+        columns = left + torch.where(mirror, torch.arange(w - 1, -1, -1), torch.arange(w))
+        return big[torch.arange(n)[:, None, None, None], torch.arange(c)[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def stratified(labels: Tensor, share: float, rng: np.random.Generator) -> tuple[list[int], list[int]]:
+    """Indices that stay and indices that are cut off: about `share` of every class, at least one stays in all."""
+    stay: list[int] = []
+    cut: list[int] = []
+    y, carry = labels.numpy(), 0.0
+    for label in np.unique(y):
+        index = rng.permutation(np.flatnonzero(y == label))
+        carry += share * len(index)  # what rounding withheld from one class goes to the next
+        k = min(int(carry + 0.5), len(index))
+        carry -= k
+        cut += index[:k].tolist()
+        stay += index[k:].tolist()
+    if not stay:
+        stay, cut = cut[:1], cut[1:]
+    return sorted(stay), sorted(cut)
+
+
+def limited(part: Labelled, limit: int | None, rng: np.random.Generator) -> Labelled:
+    if limit is None or limit >= len(part):
+        return part
+    if limit < 1:
+        raise DataError(f"limit must be at least 1, not {limit}")
+    _, chosen = stratified(part.labels, limit / len(part), rng)
+    return part.take(chosen)
+
+
+def degrade(images: Tensor, kind: Skew, strength: float, rng: Generator) -> Tensor:
+    """One client's camera. noise: sigma of 255. blur: Gaussian sigma in pixels. resolution: shrunk by 1 + strength and enlarged again."""
+    if kind == "none" or strength <= 0 or not len(images):
+        return images
+    x = images.float()
+    if kind == "noise":
+        x = x + strength * torch.randn(x.shape, generator=rng)
+    elif kind == "blur":
+        from torchvision.transforms.functional import gaussian_blur
+
+        reach = min(2 * int(3 * strength + 0.5) + 1, 2 * (min(x.shape[-2:]) // 2) - 1)
+        x = gaussian_blur(x, [max(3, reach)] * 2, [strength] * 2)
+    else:
+        small = [max(1, round(side / (1 + strength))) for side in x.shape[-2:]]
+        x = F.interpolate(F.interpolate(x, size=small, mode="area"), size=x.shape[-2:], mode="bilinear", align_corners=False)
+    return x.round().clamp(0, 255).byte()
+
+
+# -- reading files -------------------------------------------------------------------------------------------------------------------
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
+
+
+def find(root: str, what: str, key: str = "data.root or data.file") -> Path:
+    """A folder or file as given, or under the data folder (FEDLENS_DATA, else ../shared/data). key: what the user has to set."""
+    if not root:
+        raise DataError(f"say where the {what} is: {key}")
+    given = Path(root).expanduser()
+    places = [given] if given.is_absolute() else [given, Path(os.environ.get("FEDLENS_DATA", "../shared/data")) / root]
+    for place in places:
+        if place.exists():
+            return place
+    raise DataError(f"no {what} at {', nor at '.join(map(str, dict.fromkeys(places)))}")
+
+
+def load_image(path: Path, size: int | None, mode: str = "RGB") -> Tensor:
+    """uint8 (C, H, W), shrunk or enlarged to size x size where asked."""
+    from PIL import Image
+
+    with opened(path) as image:
+        picture = converted(image, mode)
+        if size is not None and picture.size != (size, size):
+            picture = picture.resize((size, size), Image.Resampling.BILINEAR)
+        pixels = np.array(picture)
+    return torch.from_numpy(pixels if pixels.ndim == 3 else pixels[..., None]).permute(2, 0, 1).contiguous()
+
+
+@dataclass
+class Reader:
+    """Reads many images, remembers which could not be read. All must end up the same size."""
+
+    size: int | None = None
+    mode: str = "RGB"
+    skipped: list[str] = field(default_factory=list)
+
+    def read(self, items: Iterable[tuple[Path, int]], groups: Sequence[Any] | None = None) -> Labelled:
+        images: list[Tensor] = []
+        labels: list[int] = []
+        kept: list[Any] = []
+        for k, (path, label) in enumerate(items):
+            try:
+                image = load_image(path, self.size, self.mode)
+            except (OSError, ValueError, SyntaxError) as e:  # what PIL raises on broken files, by format
+                self.skipped.append(f"{path.name}: {str(e).splitlines()[0] if str(e) else type(e).__name__}")
+                continue
+            if images and image.shape != images[0].shape:
+                raise DataError(f"{path} is {_size(image)}, others are {_size(images[0])}: set size=N to bring all to one size")
+            images.append(image)
+            labels.append(label)
+            kept.append(groups[k] if groups is not None else None)
+        if not images:
+            raise DataError(f"no readable image ({len(self.skipped)} skipped, first: {self.skipped[0] if self.skipped else 'none found'})")
+        return Labelled(torch.stack(images), torch.tensor(labels), kept if groups is not None else None)
+
+
+def _size(image: Tensor) -> str:
+    return f"{image.shape[2]}x{image.shape[1]}"
+
+
+def class_folders(root: Path) -> list[Path]:
+    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def images_in(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+
+
+def listing(root: Path, names: Sequence[str], order: Callable[[Path], list[Path]] = images_in) -> list[tuple[Path, int]]:
+    return [(path, k) for k, name in enumerate(names) for path in order(root / name)]

@@ -1,0 +1,64 @@
+"""Data in memory: the quickest way to a batch, and the way to bring your own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+from torch.utils.data import Dataset, default_collate
+
+from fedlens.core.client import Batch
+
+Augment = Callable[[Tensor, Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Columns of equal length. `x` may be uint8 images: they become floats in [0, 1], then (x - mean) / std, when a batch is drawn.
+    `augment` sees training batches only."""
+
+    columns: Batch
+    augment: Augment | None = None
+    mean: Tensor | None = None
+    std: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        sizes = {k: len(v) for k, v in self.columns.items()}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"columns differ in length: {sizes}")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def batch(self, index: Tensor, rng: Generator | None = None) -> Batch:
+        out = {k: v[index] for k, v in self.columns.items()}
+        x = out["x"]
+        if x.dtype == torch.uint8:
+            x = x.float() / 255
+        if rng is not None and self.augment is not None:
+            x = self.augment(x, rng)
+        if self.mean is not None and self.std is not None:
+            x = (x - self.mean) / self.std
+        out["x"] = x
+        return out
+
+    def subset(self, index: Sequence[int] | Tensor) -> Tensors:
+        chosen = torch.as_tensor(index, dtype=torch.long)
+        return replace(self, columns={k: v[chosen] for k, v in self.columns.items()})
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Any torch Dataset of (x, y) pairs or dicts, read item by item: for data that does not fit into memory."""
+
+    items: Dataset[Any]
+
+    def __len__(self) -> int:
+        return len(self.items)  # type: ignore[arg-type]
+
+    def batch(self, index: Tensor, rng: Generator | None = None) -> Batch:
+        collated = default_collate([self.items[int(i)] for i in index])
+        return collated if isinstance(collated, dict) else {"x": collated[0], "y": collated[1]}

@@ -1,0 +1,1 @@
+"""People and their joints: published sets, made-up figures, crops."""

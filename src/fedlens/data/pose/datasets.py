@@ -1,0 +1,273 @@
+"""Poses as they are published: LSP and LSPET, MPII, COCO. Each becomes a list of `Person`, shared among cameras of different resolution.
+
+Boxes: MPII's is a square of 200 * scale pixels, stretched to the input's shape, as its public code does (scale * 1.25, centre 15 *
+scale lower, one-based); COCO's and LSP's is the annotated box or that of the joints, times 1.25, widened to the input's shape.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlens.core.client import generator
+from fedlens.core.federation import Federation
+from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Share
+from fedlens.data.pose.people import SKELETONS, Array, Augment, People, Person, Size, Skeleton, fit, joints_box
+from fedlens.data.source import DataError, Source
+
+
+@dataclass
+class PoseSource(Source):
+    """sizes: (height, width) native to client 0, 1, ...; repeated if there are more clients. per_client: people each holds (all, shared
+    alike, if not given). test_people: how many the server tests on. hold_out: the part of its people a client keeps for its own
+    evaluation. flip, scale, rotation: augmentation."""
+
+    sizes: tuple[tuple[int, int], ...] = ((64, 48), (48, 36), (32, 24))
+    per_client: Count | None = None
+    test_people: Natural | None = None
+    hold_out: float = 0.0
+    flip: Share = 0.5
+    scale: Fraction = 0.5
+    rotation: NotNegative = 40.0
+
+    skeleton_name = "lsp"
+
+    @abstractmethod
+    def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
+        """Training and test people. What had to be left out or guessed goes into `notes`."""
+
+    @property
+    def skeleton(self) -> Skeleton:
+        return SKELETONS[self.skeleton_name]
+
+    @property
+    def shape(self) -> Size:
+        return self.sizes[0]
+
+    def federation(self, clients: int, seed: int) -> Federation:
+        self._check()
+        notes: list[str] = []
+        train, test = self.read(notes)
+        test = test[: self.test_people]
+        share = self.per_client or len(train) // clients
+        if not train or share < 1 or share * clients > len(train):
+            raise DataError(f"{clients} clients with {max(share, 1)} people each need more than the {len(train)} there are")
+        order = torch.randperm(len(train), generator=generator(seed, 0x905E)).tolist()
+        augment = Augment(self.flip, self.scale, self.rotation)
+        own = [self.sizes[k % len(self.sizes)] for k in range(clients)]
+        everyone = People(train, self.skeleton, self.shape, augment)
+        parts = [everyone.subset(order[k * share : (k + 1) * share]).at(size) for k, size in enumerate(own)]
+        kept = round(self.hold_out * share)
+        held_out = [p.subset(range(kept)) for p in parts] if kept else ()
+        facts = {"resolutions": [f"{h}x{w}" for h, w in own], "people": [share - kept] * clients, "notes": notes}
+        whole = People(test, self.skeleton, max(own), augment) if test else None
+        return Federation([p.subset(range(kept, share)) for p in parts], held_out, whole, facts)
+
+    def _check(self) -> None:
+        if not self.sizes or any(min(s) < 8 for s in self.sizes):
+            raise DataError("sizes must name at least one resolution, and none below 8 pixels")
+        aspects = [w / h for h, w in self.sizes]
+        if max(aspects) > 1.05 * min(aspects):
+            raise DataError("all sizes must have the same shape (3:4 in the paper): crops would otherwise show different things")
+        if not 0 <= self.hold_out < 1:
+            raise DataError("hold_out is a part of the people, from 0 to less than 1")
+
+
+def keep_usable(people: Sequence[Person], notes: list[str]) -> list[Person]:
+    """Without a visible joint there is nothing to learn from a person."""
+    usable = [p for p in people if (p.joints[:, 2] > 0).any()]
+    if left := len(people) - len(usable):
+        notes.append(f"{left} people without a visible joint were left out")
+    return usable
+
+
+def inside(joints: Array, width: float, height: float) -> tuple[Array, int]:
+    """Joints marked visible but lying outside the image become invisible; how many there were."""
+    out = (joints[:, 2] > 0) & ((joints[:, 0] < 0) | (joints[:, 1] < 0) | (joints[:, 0] > width - 1) | (joints[:, 1] > height - 1))
+    fixed = joints.copy()
+    fixed[out, 2] = 0
+    return fixed, int(out.sum())
+
+
+def torso(joints: Array) -> float:
+    """LSP's reference length: left shoulder to right hip."""
+    return float(np.hypot(*(joints[9, :2] - joints[2, :2])))
+
+
+@dataclass
+class Lspet(PoseSource):
+    """Leeds Sports Pose (Extended): `images/` and joints.csv (with a split) or joints.mat (every fifth person is then tested on).
+    folder: default $FEDLENS_DATA/lspet or ../shared/data/lspet. PCK@0.2 of the torso."""
+
+    folder: str = ""
+
+    def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
+        root = _folder(self.folder, "lspet")
+        rows = _lsp_csv(root) if (root / "joints.csv").is_file() else _lsp_mat(root)
+        people: dict[bool, list[Person]] = {True: [], False: []}
+        outside = 0
+        for name, joints, size, tested in rows:
+            joints, out = inside(joints, *size) if size else (joints, 0)
+            outside += out
+            if not (joints[:, 2] > 0).any():
+                people[tested].append(Person(root / "images" / name, joints, (0, 0), (1, 1), 1))
+                continue
+            centre, box = joints_box(joints)
+            people[tested].append(Person(root / "images" / name, joints, centre, fit(box, self.shape), torso(joints), box[0] * box[1]))
+        if outside:
+            notes.append(f"{outside} joints outside their image count as invisible")
+        return keep_usable(people[False], notes), keep_usable(people[True], notes)
+
+
+def _folder(given: str, name: str) -> Path:
+    root = Path(given) if given else Path(os.environ.get("FEDLENS_DATA", Path("..") / "shared" / "data")) / name
+    if not root.is_dir():
+        raise DataError(f"no folder {root}: give the data's own with data.folder=...")
+    return root
+
+
+Row = tuple[str, Array, tuple[float, float] | None, bool]
+
+
+def _lsp_csv(root: Path) -> list[Row]:
+    names = SKELETONS["lsp"].joints
+    rows: list[Row] = []
+    with open(root / "joints.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            try:
+                joints = np.array([[float(row[f"{n}_{k}"]) for k in "xyv"] for n in names])
+                rows.append((row["image"], joints, (float(row["width"]), float(row["height"])), row["split"] == "test"))
+            except (KeyError, TypeError, ValueError) as e:
+                raise DataError(f"{root / 'joints.csv'}, line {len(rows) + 2}: {e} is missing or not a number") from e
+    return rows
+
+
+def _lsp_mat(root: Path) -> list[Row]:
+    if not (root / "joints.mat").is_file():
+        raise DataError(f"neither joints.csv nor joints.mat in {root}")
+    found = _mat(root / "joints.mat")["joints"]
+    joints = found if found.shape[1] == 3 else found.transpose(1, 0, 2)  # LSP itself has (3, 14, N), LSPET (14, 3, N)
+    files = sorted(p.name for p in (root / "images").glob("*.jpg"))
+    if len(files) != joints.shape[2]:
+        raise DataError(f"{len(files)} images in {root / 'images'}, but joints.mat knows {joints.shape[2]}")
+    return [(name, joints[:, :, k].astype(float), None, k % 5 == 4) for k, name in enumerate(files)]
+
+
+def _mat(path: Path) -> dict[str, Any]:
+    try:
+        from scipy.io import loadmat
+    except ImportError as e:
+        raise DataError('reading .mat files needs scipy: pip install "fedlens[pose]"') from e
+    found: dict[str, Any] = loadmat(path)
+    return found
+
+
+@dataclass
+class Mpii(PoseSource):
+    """MPII human pose: images/ and, there or in annotations/, the usual JSON (image, center, scale, joints, joints_vis).
+    mpii_gt_val.mat has the head boxes PCKh needs; without it the head segment of the joints takes their place, and that is said. train,
+    val: file names."""
+
+    folder: str = ""
+    train: str = "mpii_train.json"
+    val: str = "mpii_val.json"
+    heads: str = "mpii_gt_val.mat"
+    sizes: tuple[tuple[int, int], ...] = ((256, 192), (192, 144), (128, 96))
+
+    skeleton_name = "mpii"
+
+    def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
+        root = _folder(self.folder, "mpii")
+        train = [self._person(root, entry, None) for entry in _json(root, self.train)]
+        entries = _json(root, self.val)
+        heads = self._heads(root, len(entries), notes)
+        test = [self._person(root, entry, heads[k] if heads is not None else None) for k, entry in enumerate(entries)]
+        return keep_usable(train, notes), keep_usable(test, notes)
+
+    def _heads(self, root: Path, people: int, notes: list[str]) -> list[tuple[float, Array]] | None:
+        path = _find(root, self.heads)
+        if path is None:
+            notes.append(f"{self.heads} is not there: PCKh divides by the head segment of the joints, not by the head box")
+            return None
+        found = _mat(path)
+        boxes, missing = found["headboxes_src"], found["jnt_missing"]
+        if boxes.shape[-1] != people:
+            raise DataError(f"{path.name} has {boxes.shape[-1]} head boxes for the {people} people of {self.val}")
+        return [(0.6 * float(np.linalg.norm(boxes[1, :, k] - boxes[0, :, k])), 1.0 - missing[:, k]) for k in range(people)]
+
+    def _person(self, root: Path, entry: dict[str, Any], head: tuple[float, Array] | None) -> Person:
+        scale, (x, y) = float(entry["scale"]), entry["center"]
+        joints = np.zeros((16, 3))
+        if "joints" in entry:
+            joints[:, :2] = np.asarray(entry["joints"], float) - 1
+            joints[:, 2] = np.asarray(entry["joints_vis"], float) > 0
+        joints[(joints[:, :2] < 0).any(1), 2] = 0
+        if head is not None:
+            joints[:, 2] *= head[1]
+        reference = head[0] if head is not None else float(np.hypot(*(joints[9, :2] - joints[8, :2])))
+        side = 200 * scale * 1.25
+        path = root / "images" / str(entry["image"])
+        path = path if path.exists() else root / str(entry["image"])
+        return Person(path, joints, (x - 1, y + 15 * scale - 1), (side, side), max(reference, 1e-6))
+
+
+@dataclass
+class CocoPose(PoseSource):
+    """COCO keypoints: annotation files in the folder or its annotations/, images in train_images and val_images. Evaluated by OKS-AP on
+    the annotated boxes."""
+
+    folder: str = ""
+    train: str = "person_keypoints_train2017.json"
+    val: str = "person_keypoints_val2017.json"
+    train_images: str = "train2017"
+    val_images: str = "val2017"
+    sizes: tuple[tuple[int, int], ...] = ((256, 192), (192, 144), (128, 96))
+
+    skeleton_name = "coco"
+
+    def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
+        root = _folder(self.folder, "coco")
+        return self._people(root, self.train, self.train_images, notes), self._people(root, self.val, self.val_images, notes)
+
+    def _people(self, root: Path, name: str, images: str, notes: list[str]) -> list[Person]:
+        found = _json(root, name)
+        files = {image["id"]: image for image in found["images"]}
+        people, outside = [], 0
+        for entry in found["annotations"]:
+            if entry.get("iscrowd") or "keypoints" not in entry:
+                continue
+            image = files[entry["image_id"]]
+            joints, out = inside(np.asarray(entry["keypoints"], float).reshape(-1, 3), image["width"], image["height"])
+            outside += out
+            left, top, width, height = entry["bbox"]
+            centre = (left + (width - 1) / 2, top + (height - 1) / 2)
+            path = root / images / image["file_name"]
+            people.append(
+                Person(path, joints, centre, fit((width, height), self.shape), max(width, height), float(entry["area"]), int(image["id"]))
+            )
+        if outside:
+            notes.append(f"{name}: {outside} joints outside their image count as invisible")
+        return keep_usable(people, notes)
+
+
+def _find(root: Path, name: str) -> Path | None:
+    return next((p for p in (root / name, root / "annotations" / name) if p.is_file()), None)
+
+
+def _json(root: Path, name: str) -> Any:
+    path = _find(root, name)
+    if path is None:
+        raise DataError(f"no {name} in {root} or {root / 'annotations'}")
+    try:
+        return json.loads(path.read_text())
+    except ValueError as e:
+        raise DataError(f"{path} is not JSON: {e}") from e

@@ -1,0 +1,165 @@
+"""Clips for super-resolution: frame folders (REDS, Vid4, Vimeo-90K, any) and video files. How they are dealt out: `cut`.
+
+A clip that cannot be opened is refused, and nothing starts. Damage inside a video's packets is found out only when they are decoded, in
+training: the client that holds it is then lost in that round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedlens.core.federation import Federation
+from fedlens.core.limits import Count, Natural
+from fedlens.data.source import DataError, Source
+from fedlens.data.video.cut import Cut
+from fedlens.data.video.files import find_clips
+from fedlens.data.video.frame_cache import Cache, open_all
+from fedlens.data.video.frames import Frames
+from fedlens.data.video.windows import WholeClips
+
+REDS4 = ("000", "011", "015", "020")
+
+
+@dataclass
+class Clips(Source):
+    """folder: where the training clips lie, as folders of pictures or video files. test: the same for the server's test clips, or "none";
+    test_low: their low-resolution versions, if they are given. split, regions, native: see data/cut.py. labels: a JSON file {clip name or
+    number: group}. list_file: a text file that names the clips to use, one a line. clips: how many at most. leave_out: clips kept out of
+    training; "reds4" takes the four of REDS4, "auto" does so where the folder is REDS; they are the test clips unless `test` says
+    otherwise. frames, crop, scale: window, high-resolution crop, factor. stride: between windows. repeat: crops per window and epoch.
+    held_out: share of each client's windows for its own evaluation. test_frames: how many frames of a test clip. cache_mb, cache: memory
+    for decoded frames, or a folder for them."""
+
+    folder: str
+    test: str | None = None
+    test_low: str | None = None
+    split: Literal["pooled", "groups"] = "pooled"
+    scale: int = 4
+    frames: int = 6
+    crop: int = 256
+    regions: int = 1
+    stride: int = 1
+    repeat: int = 1
+    held_out: float = 0.0
+    labels: str | None = None
+    list_file: str | None = None
+    clips: Count | None = None
+    leave_out: str = "auto"
+    test_frames: Count | None = None
+    cache_mb: Natural = 1024
+    cache: str | None = None
+    native: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        self.test = None if self.test == "none" else self.test
+        self.cut = Cut(self.split, self.frames, self.scale, self.crop, self.regions, self.stride, self.repeat, self.held_out, self.native)
+
+    def federation(self, clients: int, seed: int) -> Federation:
+        cache = Cache(self.cache_mb << 20, Path(self.cache) if self.cache else None)
+        root = located(self.folder)
+        paths = self._listed(root) if self.list_file else find_clips(root)
+        out = left_out(self.leave_out, root, paths)
+        kept = {k: p for k, p in enumerate(paths) if p.name not in out and p.stem not in out}
+        if not kept:
+            raise DataError(f"nothing in {root} is left to train on")
+        train = dict(list(kept.items())[: self.clips])
+        clips = open_all(list(train.values()), cache)
+        test = self._test(cache, [p for k, p in enumerate(paths) if k not in kept])
+        return self.cut.federation(clips, self._groups(train, root), test, clients, seed)
+
+    def _listed(self, root: Path) -> list[Path]:
+        text = located(str(self.list_file)).read_text().split("\n")
+        paths = [root / line.split()[0] for line in text if line.strip()]
+        if missing := [p for p in paths if not p.exists()]:
+            raise DataError(f"{self.list_file} names {missing[0]}, which is not there ({len(missing)} are missing)")
+        return paths
+
+    def _groups(self, numbered: Mapping[int, Path], root: Path) -> list[str]:
+        """Numbers are those of all clips that were found or listed, also where some are left out."""
+        paths = list(numbered.values())
+        if self.labels:
+            table = read_labels(located(self.labels))
+            found = [table.get(p.name, table.get(p.stem, table.get(str(k)))) for k, p in numbered.items()]
+            if None in found:
+                raise DataError(f"{self.labels} has no label for clip {paths[found.index(None)].name}")
+            return [str(g) for g in found]
+        nested = [p.parent.name for p in paths if p.parent != root]
+        return nested if len(nested) == len(paths) and len(set(nested)) > 1 else [p.name for p in paths]
+
+    def _test(self, cache: Cache, own: Sequence[Path]) -> WholeClips | None:
+        paths = find_clips(located(self.test)) if self.test else list(own)
+        if not paths:
+            return None
+        clips = [Head(c, self.test_frames) for c in open_all(paths, cache)]
+        if not self.test_low:
+            return WholeClips(clips, self.scale)
+        low = [Head(c, self.test_frames) for c in open_all(find_clips(located(self.test_low)), cache)]
+        check_pairs(clips, low, self.scale)
+        return WholeClips(clips, self.scale, low)
+
+
+class Head(Frames):
+    """The first frames of a clip."""
+
+    def __init__(self, frames: Frames, count: int | None) -> None:
+        self.frames, self.name, self.size, self.rate = frames, frames.name, frames.size, frames.rate
+        self.count = len(frames) if count is None else min(count, len(frames))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, low: int, high: int) -> Tensor:
+        self._check(low, high)
+        return self.frames.read(low, high)
+
+
+def check_pairs(clips: Sequence[Frames], low: Sequence[Frames], scale: int) -> None:
+    if len(clips) != len(low):
+        raise DataError(f"there are {len(clips)} high-resolution and {len(low)} low-resolution clips")
+    for a, b in zip(clips, low, strict=True):
+        if len(a) != len(b):
+            raise DataError(f"clip {a.name} has {len(a)} frames in high and {len(b)} in low resolution")
+        want = (a.size[0] // scale, a.size[1] // scale)
+        if b.size != want:
+            raise DataError(
+                f"clip {a.name}: low-resolution frames have {b.size[1]}x{b.size[0]} pixels, {want[1]}x{want[0]} were expected at x{scale}"
+            )
+
+
+def read_labels(file: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(file.read_text())
+    except ValueError as e:
+        raise DataError(f"{file} is not JSON: {e}") from None
+    if not isinstance(table, dict):
+        raise DataError(f"{file} is not an object {{clip name or number: group}}")
+    return table
+
+
+def left_out(how: str, root: Path, paths: Sequence[Path]) -> set[str]:
+    names = {p.name for p in paths}
+    if how == "auto":
+        return set(REDS4) if "reds" in str(root).lower() and set(REDS4) <= names else set()
+    if how in ("", "none"):
+        return set()
+    wanted = set(REDS4) if how.lower() == "reds4" else {n.strip() for n in how.split(",")}
+    if missing := sorted(wanted - names - {p.stem for p in paths}):
+        raise DataError(f"data.leave_out names {missing[0]}, which is not among the clips")
+    return wanted
+
+
+def located(path: str) -> Path:
+    """`~` and, for what the data pack holds, `$FEDLENS_DATA` are filled in."""
+    full = Path(os.path.expandvars(path)).expanduser()
+    if "$" in str(full):
+        raise DataError(f"{path}: the environment variable in it is not set")
+    if not full.exists():
+        raise DataError(f"there is nothing at {full}")
+    return full

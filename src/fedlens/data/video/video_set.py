@@ -1,0 +1,83 @@
+"""Labelled videos as clients own them, and how they are divided.
+
+A `VideoSet` is what a client owns: frames by number, a label, the film it was cut from. What a task makes of it (a clip and its class, a
+shuffled triple) is the task's business: see `Task.admit`. Labels are for evaluation and for splits; pretext tasks never see them.
+
+The public non-IID split of FedVSSL lets windows of eight classes slide by one, so that a video lies with up to four clients; the paper says
+that shards are disjoint, and these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlens.core.federation import Federation
+from fedlens.data.images.labelled import stratified
+from fedlens.data.partition import split
+from fedlens.data.source import DataError
+from fedlens.data.video.frames import Frames
+
+
+@dataclass(frozen=True)
+class VideoSet:
+    """Videos by number. `sources` name the films they were cut from."""
+
+    clips: Sequence[Frames]
+    labels: Sequence[int]
+    sources: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def take(self, index: Iterable[int]) -> VideoSet:
+        chosen = [int(i) for i in index]
+        return VideoSet([self.clips[i] for i in chosen], [self.labels[i] for i in chosen], [self.sources[i] for i in chosen])
+
+    def at_least(self, frames: int) -> VideoSet:
+        """Those that are long enough."""
+        return self.take(i for i, clip in enumerate(self.clips) if len(clip) >= frames)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What retrieval is tested on: who among `gallery` is most like each of `queries`?"""
+
+    gallery: VideoSet
+    queries: VideoSet
+    classes: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+
+def divide(
+    train: VideoSet, test: VideoSet | None, classes: Sequence[str], clients: int, seed: int, *, rule: str, per_client: int, holdout: float,
+    skipped: Sequence[str] = (),
+) -> Federation:  # fmt: skip
+    known = {"iid": "iid", "classes": "classes", "sources": "natural"}
+    if rule not in known:
+        raise DataError(f"data.partition is iid, classes or sources, not {rule!r}")
+    labels = np.asarray(train.labels)
+    names, groups = np.unique(np.asarray(train.sources), return_inverse=True)
+    how: Any = known[rule]
+    parts, notes = split(how, labels, clients, seed, per_client=per_client, groups=groups if rule == "sources" else None, least=1)
+    counts = [np.bincount(labels[p], minlength=len(classes)).tolist() for p in parts]
+    facts = {"labels": counts, "classes": list(classes), "skipped": list(skipped), "notes": notes, "sources": len(names)}
+    holdings, held = [], []
+    for client, part in enumerate(parts):
+        own = train.take(part)
+        stay, cut = stratified(torch.tensor(own.labels), holdout, np.random.default_rng([seed, 4, client])) if holdout else ([], [])
+        holdings.append(own.take(stay) if holdout else own)
+        held.append(own.take(cut))
+    out: Any = held if holdout else ()
+    return Federation(holdings, out, Search(train, test, classes) if test is not None and len(test) else None, facts)
+
+
+def check(holdout: float, test_share: float) -> None:
+    if not 0 <= holdout < 1 or not 0 <= test_share < 1:
+        raise DataError(f"data.holdout and data.test_share are shares from 0 to below 1, not {holdout} and {test_share}")

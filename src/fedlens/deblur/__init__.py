@@ -1,0 +1,23 @@
+"""FedDeblur and all that belongs to it: one sharp scene from private, blurred views. Loaded on first use."""
+
+from __future__ import annotations
+
+from fedlens.core.lazy import lazily
+
+_WHERE = {
+    "CenDeblur": "baselines",
+    "Deblurring": "task",
+    "FedAvgDeblur": "baselines",
+    "FedDeblur": "feddeblur",
+    "FedGDDeblur": "baselines",
+    "LocDeblur": "baselines",
+    "Scene": "scenes",
+}
+# A room with parts of several kinds says which is which, so that looking for one does not load the others.
+KINDS = {
+    "task": ("Deblurring",),
+    "data": ("Scene",),
+    "algorithm": ("CenDeblur", "FedAvgDeblur", "FedDeblur", "FedGDDeblur", "LocDeblur"),
+}
+__all__ = list(_WHERE)
+__getattr__ = lazily(__name__, _WHERE)

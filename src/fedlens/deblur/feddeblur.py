@@ -1,0 +1,361 @@
+r"""FedDeblur: one sharp scene from private, blurred, partial views, by consensus ADMM (Algorithms 1 and 6 of the paper).
+
+    min_x  1/n sum_k |m_k (h_k * x - y_k)|^2 + eta R(W x)                                                            Eqs. 1 and 2
+
+State: "image" (x), "x" (its half-spectrum) and, for split priors, "q". Broadcast: "x", and the scalar rho. Reply: "w" alone.
+
+Clients keep the scaled dual u = lambda_k / rho and never send it, x_k, y_k, h_k or m_k. Everything below is a half-spectrum.
+Complete (Eq. 6): v = x - u, x_k = A + B v, u' = x_k - v, w = x_k + u' with A and B = rho / (2/n |H|^2 + rho) fixed. So
+    u' = A + (B - 1) v,   w = v + 2 u':            three passes over the spectrum and no Fourier transform.
+Partial (lines 17-19): r_k and, outside the view, beta_k follow from the rest, so neither is kept. With b = beta_k / rho on the view and
+    d = (1 - c) (y + b - h * x_k) on the view, 0 outside, c = rho / (2/n + rho):    r + y + b = h * x_k + d,
+    x_k' = x_k + (v - x_k + conj(H) F d) / (|H|^2 + 1),   b' = h * x_k + d - h * x_k':  one transform each way; y stays a patch.
+Server, split priors (Eqs. 7-9): with q = z + mu / rho made ready in the round before,
+    x = (n w + W^T q) / (n + W^T W),   z' = prox(2 W x - q),   q' = z' + q - W x = W x + (1 - prox)(q - 2 W x),   prox of eta/rho R,
+which holds because R is even; mu and z need no arrays of their own (for a denoiser, which is not odd: `Prior.add_rest`).
+Server, others (Eq. 5): x = prox_{eta/(n rho)}(w).
+
+A denoiser and partial views. A fixed point of Eq. 5 is x = D(x - grad F(x) / (n rho)), D with sigma^2 = eta / (n rho), F the misfit of
+Eq. 1. Where m of the n clients see a pixel, the step of grad F is m / n as long as if all did, so that the same sigma weighs n / m times
+as much: at the published sigma = 25, rho = 0.02 eta is 112, where complete views have 0.25. The same eta would take sigma near 1, at which
+a network does hardly anything (it is no prox). Three ways out: a smaller rho, which oscillates; the public code's: average by pixel over
+those who saw it, which takes the masks to the server, and let sigma decay; or, the default here, the denoiser as option 2 with W = I
+(z = x, sigma^2 = eta / rho): the same optimum, the same messages, and sigma is sqrt(n) times as large.
+
+Deviations: clients begin at the broadcast x^0, not at y_k, since otherwise the first w_k is the observation itself; the first server step
+(a prox of the arbitrary x^0) is left out; when part of the clients takes part, the others count with the w they last sent (why:
+`consensus.py`; recall=False is Algorithm 6); x^0 is flat grey unless start="random"; n stays the population when only part of it takes
+part (Algorithm 6 says "same as Algorithm 1"). The public code relaxes the duals by 1.05, updates clients first and averages with masks
+when a denoiser meets partial views; of that only the masks can be had (masks=True). The relative change that stops a run is the largest
+over the scenes. eta, rho and sigma left at None are the published settings nearest to (views, channels, n, noise), except for a denoiser
+with partial views: `deblur_settings.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedlens.core.algorithm import Algorithm, StackError
+from fedlens.core.client import Client, generator
+from fedlens.core.limits import Natural, NotNegative
+from fedlens.core.message import Message
+from fedlens.core.replies import Replies
+from fedlens.core.task import LearningTask, Task
+from fedlens.core.tree import Tree
+from fedlens.deblur import consensus, spectrum
+from fedlens.deblur.observation import Observation, inside
+from fedlens.deblur.priors import DenoiserName, Prior, PriorName, make_prior
+from fedlens.deblur.settings import published
+
+CHUNK = 1 << 17  # numbers worked on at a time: five arrays of this size fit into a second-level cache or nearly
+
+
+class Half(Protocol):
+    """The client's half for one scene: from the broadcast x and what was kept, w and what to keep."""
+
+    def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]: ...
+
+
+class Complete:
+    """Option A of Algorithm 1. `a` and `c` = B - 1 never change, so a round is two sums and a product."""
+
+    def __init__(self, seen: Observation, n: float, rho: float, dtype: torch.dtype) -> None:
+        h = seen.otf(torch.float64)
+        y = torch.fft.rfft2(seen.pixels.double())
+        power = 2 / n * h.abs().square()
+        self.a = torch.view_as_real(2 / n * h.conj() * y / (power + rho)).to(dtype)
+        self.c = spectrum.twice((-power / (power + rho)).to(dtype), self.a.shape[0])
+
+    def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]:
+        old = kept["u"] if kept else torch.zeros_like(x)
+        v, u = torch.empty_like(x), torch.empty_like(x)
+        whole = (x, old, self.a, self.c, v, u)
+        # A large scene goes through the cache once, piece by piece, instead of three times.
+        pieces = [whole] if x.numel() <= CHUNK else zip(*(torch.split(t.view(-1), CHUNK) for t in whole), strict=True)
+        for x_, old_, a_, c_, v_, u_ in pieces:
+            torch.sub(x_, old_, out=v_)
+            torch.addcmul(a_, c_, v_, out=u_)
+            v_.add_(u_, alpha=2)
+        return v, {"u": u}
+
+
+class Partial:
+    """Option B of Algorithm 1."""
+
+    def __init__(self, seen: Observation, n: float, rho: float, dtype: torch.dtype) -> None:
+        self.seen, self.pixels = seen, seen.pixels.to(dtype)
+        self.h = seen.otf(dtype)
+        self.inverse = spectrum.twice(1 / (1 + self.h.abs().square()))
+        self.share = 1 - rho / (2 / n + rho)
+        self.canvas = torch.zeros(*seen.pixels.shape[:-2], seen.height, seen.width, dtype=dtype)  # zero outside the view, for ever
+
+    def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]:
+        if kept is None:
+            blurred = self.seen.through(x, self.h).contiguous()
+            kept = {"x": x, "u": torch.zeros_like(x), "b": torch.zeros_like(blurred), "hx": blurred}
+        d = (self.pixels + kept["b"]).sub_(kept["hx"]).mul_(self.share)
+        self.seen.cut(self.canvas).copy_(d)
+        v = x - kept["u"]
+        new = torch.view_as_real(torch.fft.rfft2(self.canvas).mul_(self.h.conj()))
+        new.add_(v).sub_(kept["x"]).mul_(self.inverse).add_(kept["x"])
+        u = new - v
+        blurred = self.seen.through(new, self.h).contiguous()
+        b = d.add_(kept["hx"]).sub_(blurred)
+        return new + u, {"x": new, "u": u, "b": b, "hx": blurred}
+
+
+@dataclass
+class FedDeblur(Algorithm):
+    """Consensus ADMM: clients fit their own views, the server holds the prior, only w_k = x_k + lambda_k / rho travels up.
+
+    prior: tv, wavelet, ridge, box or pnp (a denoiser: auto, ffdnet, drunet, dncnn, tv, bm3d, with its weights). eta: strength of the prior.
+    rho: penalty. sigma: noise level given to a denoiser, in grey levels (stands in for eta). split: whether a denoiser enters by z = x
+    (eta = rho sigma^2) or acts on the mean of w as in Eq. 5 (eta = n rho sigma^2); None: the first for partial views. decay: sigma is
+    multiplied by it every round. masks: average each pixel over those who saw it, as the public code does for denoisers; clients then
+    send their masks. tol: relative change of the image that ends a run; 0 never does. start: what the server begins with. recall: when
+    not everyone answers, count the others with the last w they sent (None: when only part of them is asked). measure_every: rounds
+    between two measurements of objective, consensus error and change of w, 0 for none (they cost as much as a round, each client then
+    also sends two scalars). double: float64.
+    """
+
+    task: Task | None = None
+    prior: PriorName = "tv"
+    eta: float | None = None
+    rho: float | None = None
+    sigma: float | None = None
+    denoiser: DenoiserName = "auto"
+    weights: str | None = None
+    split: bool | None = None
+    decay: float = 1.0
+    masks: bool = False
+    tol: NotNegative = 1e-5
+    start: Literal["grey", "random"] = "grey"
+    recall: bool | None = None
+    measure_every: Natural = 0
+    double: bool = False
+    _scenes: dict[str, tuple[int, int, int]] = field(default_factory=dict, init=False, repr=False)
+    _pad: int = field(default=0, init=False, repr=False)
+    _made: dict[tuple[int, str], tuple[Observation, tuple[float, ...], Any]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _prior: Prior | None = field(default=None, init=False, repr=False, compare=False)
+    _gram: dict[tuple[int, int, float], Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    draws: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.task, LearningTask):
+            raise ValueError(f"it restores images and trains nothing, but the task {type(self.task).__name__} is to learn a network")
+        for name in ("eta", "rho", "sigma"):
+            value = getattr(self, name)
+            if value is not None and not (0 < value < math.inf or (value == 0 and name == "eta")):
+                raise ValueError(f"{name} is {value}: it must be {'zero or more' if name == 'eta' else 'greater than zero'}")
+        if self.sigma is not None and (self.prior != "pnp" or self.eta is not None):
+            raise ValueError("sigma is the noise level of a denoiser: it needs prior=pnp, and stands in for eta")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay is {self.decay}: sigma is multiplied by it every round, so it must be above 0 and at most 1")
+        if self.decay < 1 and self.prior != "pnp":
+            raise ValueError("decay lets the noise level of a denoiser fall from round to round: it needs prior=pnp")
+        if self.masks and self.recall:
+            raise ValueError("masks=true averages over those who answered: it does not go with recall=true")
+
+    # -- what is known before the first round --------------------------------------------------------------------------------------
+
+    def given(self, facts: Mapping[str, Any]) -> FedDeblur:
+        """The scenes' sizes, and the published eta and rho where none were chosen."""
+        if "scenes" not in facts:
+            raise StackError(f"{type(self).__name__} restores scenes from blurred views, but this data has none: use data.name=Scene")
+        told = replace(self)
+        told._scenes = {name: (int(c), int(h), int(w)) for name, (c, h, w) in facts["scenes"].items()}
+        told._pad = int(facts.get("pad", 0))
+        n = int(facts["clients"])
+        if self.split is None:
+            told.split = facts.get("observe") == "partial" and not self.masks
+        for channels in {shape[0] for shape in told._scenes.values()}:
+            told.regulariser.check(channels)
+        eta, rho = told.suggested(facts, n)
+        told.rho = self.rho if self.rho is not None else rho
+        told.eta = self.eta if self.eta is not None else eta
+        if self.sigma is not None:
+            told.eta, told.sigma = (1 if told.split else n) * told.rho * self.sigma**2, None
+        return told
+
+    def suggested(self, facts: Mapping[str, Any], n: int) -> tuple[float, float]:
+        """(eta, rho) for this federation."""
+        colour = any(c > 1 for c, _, _ in self._scenes.values() or facts["scenes"].values())
+        views = str(facts.get("blur", "mixed")) if facts.get("observe") == "partial" else "complete"
+        return published(self.prior, views, colour, n, facts.get("noise"), self.rho, bool(self.split))
+
+    # -- both ends ---------------------------------------------------------------------------------------------------------------------
+
+    def init(self) -> Message:
+        if not self._scenes or self.eta is None or self.rho is None:
+            raise ValueError(f"{type(self).__name__} does not know its scene yet: use algorithm.given(federation.facts)")
+        images: Tree = {}
+        for name, shape in self._scenes.items():
+            if self.start == "random":
+                images[name] = torch.rand(shape, generator=generator(0, *name.encode())).to(self.dtype) * 255
+            else:
+                images[name] = torch.full(shape, 127.5, dtype=self.dtype)
+        return self.begin(images)
+
+    def begin(self, images: Tree) -> Message:
+        assert self.eta is not None and self.rho is not None
+        state = Message({"image": images, "x": {n: spectrum.forward(x) for n, x in images.items()}})
+        state = state.note(eta=self.eta, rho=self.rho, pad=self._pad)
+        prior = self.regulariser
+        if prior.split:
+            state = state.put(q={n: prior.prox(prior.transform(x), self.eta / self.rho) for n, x in images.items()})
+        return state
+
+    def broadcast(self, state: Message) -> Message:
+        return Message({"x": state.trees["x"]}, {"rho": state.scalars["rho"], "measure": float(self._measures(state.round))})
+
+    def expects(self, message: Message) -> Mapping[str, Tree]:
+        x = message.trees["x"]
+        if self.masks:
+            return {"w": x, "seen": {n: torch.empty(1, h, w, dtype=self.dtype) for n, (_, h, w) in self._scenes.items()}}
+        return {"dw" if self._recalls(message) else "w": x}
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        received, n, rho = message.trees["x"], message.scalars["population"], message.scalars["rho"]
+        sent: Tree = {}
+        misfit = gap = 0.0
+        for name, x in received.items():
+            half = self._half(client, name, n, rho)
+            kept = client.memory.get(name)
+            sent[name], client.memory[name] = half.step(x, kept)
+            if message.scalars["measure"]:
+                seen: Observation = client.data[name]
+                misfit += seen.misfit(x)
+                moved = client.memory[name]["u"] - (kept["u"] if kept else 0)  # u' - u = x_k - x
+                gap += spectrum.norm(moved, seen.width) ** 2
+        reply = Message({"w": sent})
+        if self.masks:
+            reply = consensus.in_view(sent, client.data)
+        elif self._recalls(message):
+            reply = consensus.since_last(sent, client)
+        return reply.note(loss=misfit, gap=math.sqrt(gap)) if message.scalars["measure"] else reply
+
+    def _recalls(self, message: Message) -> bool:
+        if self.masks:
+            return False
+        s = message.scalars
+        return bool(s.get("cohort", s["population"]) < s["population"]) if self.recall is None else self.recall
+
+    def server_step(self, state: Message, replies: Replies) -> Message:
+        n, rho, eta = state.scalars["population"], state.scalars["rho"], self._strength(state)
+        state, mean = self._mean(state, replies)
+        prior = self.regulariser
+        images: Tree = {}
+        spectra: Tree = {}
+        ready: Tree = {}
+        for name, w in mean.items():
+            old = state.trees["image"][name]
+            width = old.shape[-1]
+            if prior.split:
+                q = state.trees["q"][name]
+                s = spectrum.forward(prior.adjoint(q)).add_(w, alpha=n).mul_(self._inverse(prior, n, old.shape[-2:]))
+                x = spectrum.backward(s, width)
+                ready[name] = prior.next_q(x, q, eta / rho)
+            else:
+                x = prior.prox(spectrum.backward(w, width), eta / (n * rho))
+                s = spectrum.forward(x)
+            images[name], spectra[name] = x, s
+        trees = {"image": images, "x": spectra, **({"q": ready} if ready else {})}
+        return self.watch(state, trees, replies, mean if self.measure_every else {})
+
+    def _mean(self, state: Message, replies: Replies) -> tuple[Message, Tree]:
+        if "seen" in replies.trees():
+            return state, consensus.mean_in_view(state, replies)
+        return consensus.mean_of_last(state, replies) if "dw" in replies.trees() else (state, replies.mean("w"))
+
+    # -- the server's other duties ---------------------------------------------------------------------------------------------------
+
+    def watch(self, state: Message, trees: dict[str, Tree], replies: Replies, mean: Tree) -> Message:
+        """The new state with what is known about the step: its relative change, whether to stop, the measurements of this round."""
+        change = max(relative_change(x, state.trees["image"][n]) for n, x in trees["image"].items())
+        notes = {"change_x": change}
+        if self.tol and change < self.tol:
+            notes["stop"] = 1.0
+        if mean:  # w itself is kept, to see how far the next one is from it
+            trees["w"] = mean
+            if "w" in state.trees and self._measures(state.round):
+                notes["change_w"] = max(relative_change(w, state.trees["w"][n]) for n, w in mean.items())
+        if gaps := replies.values("gap"):
+            notes["consensus"] = math.sqrt(sum(g * g for g in gaps) / len(gaps))
+        if fits := replies.values("loss"):
+            values = [self.regulariser.value(x) for x in state.trees["image"].values()]  # the image the clients measured
+            if None not in values:
+                notes["objective"] = sum(fits) / len(fits) + state.scalars["eta"] * sum(v for v in values if v is not None)
+        old = {k: v for k, v in state.scalars.items() if k not in ("change_w", "consensus", "objective")}  # of an earlier measurement
+        return Message({**state.trees, **trees}, {**old, **notes})
+
+    def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
+        if self.task is None:
+            return {}
+        return self.task.evaluate({n: inside(x, self._pad) for n, x in self.images(message).items()}, data)
+
+    def images(self, message: Message) -> Tree:
+        """What was broadcast, as images."""
+        return {n: spectrum.backward(s, self._scenes[n][2]) for n, s in message.trees["x"].items()}
+
+    def result(self, state: Message) -> Tree:
+        """The restored scenes, (C, H, W) in [0, 255], neither clamped nor rounded."""
+        return restored(state)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.double else torch.float32
+
+    @property
+    def regulariser(self) -> Prior:
+        if self._prior is None:
+            self._prior = make_prior(self.prior, self.denoiser, self.weights, bool(self.split))
+        return self._prior
+
+    def _strength(self, state: Message) -> float:
+        """eta of this round: sigma falls by `decay` a round, eta with its square."""
+        return state.scalars["eta"] * self.decay ** (2 * state.round)
+
+    def _measures(self, number: int) -> bool:
+        return bool(self.measure_every) and number % self.measure_every == 0
+
+    def _half(self, client: Client, scene: str, n: float, rho: float) -> Half:
+        half: Half = self._once(client, scene, lambda seen: (Partial if seen.partial else Complete)(seen, n, rho, self.dtype), n, rho)
+        return half
+
+    def _once(self, client: Client, scene: str, make: Callable[[Observation], Any], *settings: float) -> Any:
+        """What follows from a client's data and `settings` alone, made once per process. It is as private as the data: never sent, never
+        pickled."""
+        seen: Observation = client.data[scene]
+        found = self._made.get((client.id, scene))
+        if found is None or found[0] is not seen or found[1] != settings:
+            found = self._made[client.id, scene] = (seen, settings, make(seen))
+        return found[2]
+
+    def _inverse(self, prior: Prior, n: float, size: torch.Size) -> Tensor:
+        """1 / (n + W^T W), each entry twice."""
+        key = (int(size[0]), int(size[1]), n)
+        if key not in self._gram:
+            inverse = 1 / (n + prior.gram(*key[:2], self.dtype))
+            self._gram[key] = spectrum.twice(inverse)
+        return self._gram[key]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": {}, "_prior": None, "_gram": {}}
+
+
+def restored(state: Message) -> Tree:
+    """The scenes without the rim beyond the photo's edges that was solved for as well (boundary="unknown")."""
+    return {n: inside(x, int(state.scalars.get("pad", 0))) for n, x in state.trees["image"].items()}
+
+
+def relative_change(new: Tensor, old: Tensor) -> float:
+    return float(torch.dist(new, old) / torch.linalg.vector_norm(old).clamp_min(1e-12))

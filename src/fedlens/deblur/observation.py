@@ -1,0 +1,61 @@
+"""What a client saw of a scene: pixels, the kernel they were blurred with, and where in the scene they lie. FedDeblur sends none of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlens.deblur import spectrum
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one client saw of one scene: pixels (C, h, w) in [0, 255], its kernel, the scene's size, and where a partial view lies.
+    A client's data is a dict of these, by the name of the scene."""
+
+    pixels: Tensor
+    kernel: Tensor
+    height: int
+    width: int
+    top: int | None = None
+    left: int | None = None
+
+    @property
+    def partial(self) -> bool:
+        return self.top is not None
+
+    def embed(self, patch: Tensor) -> Tensor:
+        """The patch where it lies in the scene, zeros elsewhere."""
+        if self.top is None or self.left is None:
+            return patch
+        out = torch.zeros((*patch.shape[:-2], self.height, self.width), dtype=patch.dtype)
+        self.cut(out).copy_(patch)
+        return out
+
+    def cut(self, image: Tensor) -> Tensor:
+        if self.top is None or self.left is None:
+            return image
+        return image[..., self.top : self.top + self.pixels.shape[-2], self.left : self.left + self.pixels.shape[-1]]
+
+    def mask(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(1, H, W): one where the client looked, which for a complete view is everywhere."""
+        return self.embed(torch.ones(1, *self.pixels.shape[-2:], dtype=dtype))
+
+    def otf(self, dtype: torch.dtype) -> Tensor:
+        return spectrum.otf(self.kernel, self.height, self.width, dtype)
+
+    def through(self, x: Tensor, h: Tensor) -> Tensor:
+        """h * x where it was observed, of a half-spectrum x and the kernel's transfer function."""
+        return self.cut(torch.fft.irfft2(torch.view_as_complex(x) * h, s=(self.height, self.width)))
+
+    def misfit(self, x: Tensor) -> float:
+        """|m (h * x - y)|^2 of a half-spectrum x."""
+        seen = self.through(x, self.otf(x.dtype))
+        return float((seen - self.pixels.to(seen.dtype)).double().square().sum())
+
+
+def inside(x: Tensor, pad: int) -> Tensor:
+    """The scene without the rim of `pad` pixels that lies beyond the photos' edges (boundary="unknown")."""
+    return x[..., pad : x.shape[-2] - pad, pad : x.shape[-1] - pad]

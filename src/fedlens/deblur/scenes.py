@@ -1,0 +1,198 @@
+"""Scenes: sharp images that clients observe blurred, noisy and perhaps in part; or the user's own observations.
+
+Simulated (`image=`): a file, a folder (each image is a scene of its own, and every client observes all of them through its own kernel), or
+the name of an image that ships with scikit-image. A run then restores all scenes side by side, and metrics are means over them.
+
+Own (`scene=DIR`): one sub-folder per client, see `scene_folder.py`.
+
+boundary: what lies beyond the edge of the scene. "circular" is the paper's model, for simulated views only: the far side. A real photo
+is blurred from pixels it does not show: "unknown" lets the scene go on for half a kernel beyond the photo and treats the photo as a
+partial view of that, which leaves no ringing; "taper" blends the photo's edges into one another; "ignore" does nothing about it. With
+an `image`, these three simulate real photos: the outermost half kernel of the sharp image is seen only through the blur, and scores
+count the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedlens.core.federation import Federation
+from fedlens.core.limits import Count
+from fedlens.data.images.reading import SUFFIXES, read_image, resize, shipped
+from fedlens.data.source import DataError, Source
+from fedlens.deblur.blur import Blur, Family, check_kernel, client_kernel
+from fedlens.deblur.observation import Observation, inside
+from fedlens.deblur.scene_folder import OwnView, client_folders, read_scene
+from fedlens.deblur.spectrum import blur as circular_blur
+
+
+@dataclass
+class Scene(Source):
+    """image: file, folder or name (camera, astronaut, coffee, chelsea, ...). scene: a folder of the user's own observations. size: square
+    to resize to (antialiased bicubic); None is 256 for folders and names, and as it is for a file; 0 is always as it is. colour: what
+    becomes of it. limit: how many images of a folder. observe: the whole scene, or one field of a grid each. blur: Table 3 (mixed) or 4
+    (motion) of the paper, or camera shake; None is mixed for complete and motion for partial views. kernels: MATLAB's definitions or the
+    authors'. kernel_size: of camera shake, and of kernels that are estimated. noise: standard deviation in grey levels. patch: height and
+    width of a partial view. align: bring the user's views into register with the first one, or with reference.png, (ECC) and match their
+    histograms first.
+    """
+
+    image: str = "camera"
+    scene: str | None = None
+    size: int | None = None
+    colour: Literal["auto", "grey", "rgb"] = "auto"
+    limit: Count | None = None
+    observe: Literal["complete", "partial"] = "complete"
+    blur: Blur | None = None
+    kernels: Family = "fspecial"
+    kernel_size: int = 15
+    noise: float = 1.0
+    patch: tuple[Count, Count] | None = None
+    boundary: Literal["circular", "unknown", "taper", "ignore"] | None = None
+    align: bool = False
+
+    def __post_init__(self) -> None:
+        if self.noise < 0:
+            raise DataError(f"noise is {self.noise}: a standard deviation cannot be negative")
+        if self.size is not None and self.size != 0 and self.size < 16:
+            raise DataError(f"size is {self.size}: a scene needs at least 16 pixels a side")
+        if self.kernel_size < 3:
+            raise DataError(f"kernel_size is {self.kernel_size}: camera shake needs at least 3 pixels")
+        if self.scene is not None and self.boundary == "circular":
+            raise DataError("boundary=circular is for simulated views: a real photo does not continue on its far side")
+
+    def default_clients(self) -> int:
+        """How many clients there are when nobody says: one per folder, nine fields of view, or ten cameras."""
+        if self.scene is not None:
+            return len(client_folders(Path(self.scene)))
+        return 9 if self.observe == "partial" else 10
+
+    def federation(self, clients: int, seed: int) -> Federation:
+        return self._own(clients) if self.scene is not None else self._simulated(clients, seed)
+
+    # -- simulated -----------------------------------------------------------------------------------------------------------------
+
+    def _simulated(self, clients: int, seed: int) -> Federation:
+        images = self.images()
+        what = self.blur or ("motion" if self.observe == "partial" else "mixed")
+        kernels = [client_kernel(what, k, self.kernels, seed, self.kernel_size) for k in range(clients)]
+        boundary = self.boundary or "circular"
+        pad = 0 if boundary == "circular" else max(max(k.shape) // 2 for k in kernels)
+        holdings: list[dict[str, Observation]] = [{} for _ in range(clients)]
+        for s, (name, sharp) in enumerate(images.items()):
+            for k, kernel in enumerate(kernels):
+                check_kernel(kernel, f"client {k}", sharp.shape[-2:])
+                rng = torch.Generator().manual_seed((seed * 1009 + k) * 10007 + s)
+                noise = self.noise * torch.randn(sharp.shape, generator=rng, dtype=torch.float64)
+                holdings[k][name] = self._view(circular_blur(sharp, kernel) + noise, kernel, k, clients, pad, boundary)
+        scored = {name: inside(x, pad) for name, x in images.items()}
+        beyond = pad if boundary == "unknown" else 0  # the scene is solved for beyond what is scored
+        return _federation(holdings, scored, beyond, self.observe, what, self.noise)
+
+    def _view(self, blurred: Tensor, kernel: Tensor, k: int, clients: int, pad: int, boundary: str) -> Observation:
+        height, width = blurred.shape[-2:]
+        box = [pad, pad, height - 2 * pad, width - 2 * pad]
+        if self.observe == "partial":
+            top, left, rows, columns = field_of_view(box[2], box[3], k, clients, self.patch)
+            box = [pad + top, pad + left, rows, columns]
+        pixels = blurred[..., box[0] : box[0] + box[2], box[1] : box[1] + box[3]].float().contiguous()
+        if boundary in ("taper", "ignore"):
+            height, width, box[0], box[1] = height - 2 * pad, width - 2 * pad, box[0] - pad, box[1] - pad
+        if self.observe == "complete" and boundary != "unknown":
+            pixels = taper(pixels, kernel) if boundary == "taper" else pixels
+            return Observation(pixels, kernel, height, width)
+        return Observation(pixels, kernel, height, width, box[0], box[1])
+
+    def images(self) -> dict[str, Tensor]:
+        """The sharp scenes, (C, H, W) in [0, 255], by name."""
+        path = Path(self.image)
+        if path.is_dir():
+            files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)[: self.limit]
+            if not files:
+                raise DataError(f"{path} holds no images ({', '.join(SUFFIXES)})")
+            return {p.stem: self._fit(read_image(p, self.colour), 256) for p in files}
+        if path.is_file():
+            return {path.stem: self._fit(read_image(path, self.colour), 0)}
+        if path.suffix or len(path.parts) > 1:
+            raise DataError(f"there is no image at {path}")
+        return {self.image: self._fit(shipped(self.image, self.colour), 256)}
+
+    def _fit(self, x: Tensor, otherwise: int) -> Tensor:
+        size = otherwise if self.size is None else self.size
+        return x if size == 0 or tuple(x.shape[-2:]) == (size, size) else resize(x, size)
+
+    # -- the user's own --------------------------------------------------------------------------------------------------------------
+
+    def _own(self, clients: int) -> Federation:
+        assert self.scene is not None
+        folder = Path(self.scene)
+        if clients != (there := len(client_folders(folder))):
+            raise DataError(f"{folder} holds the views of {there} clients, not of {clients}")
+        own = read_scene(folder, self.colour, self.align, self.kernel_size)
+        boundary = self.boundary or "unknown"
+        pad = max(max(v.kernel.shape) // 2 for v in own.views) if boundary == "unknown" else 0
+        holdings = [{"scene": _place(v, own.size, pad, boundary)} for v in own.views]
+        observe = "partial" if any(v.place for v in own.views) else "complete"
+        truth = {} if own.truth is None else {"scene": own.truth}
+        # The strengths were published for the kinds of blur of the paper; what a user's kernels are is unknown.
+        return _federation(holdings, truth, pad, observe, "motion" if observe == "partial" else "mixed", self.noise)
+
+
+def _place(v: OwnView, size: tuple[int, int], pad: int, boundary: str) -> Observation:
+    if v.place is None and boundary != "unknown":
+        return Observation(taper(v.pixels, v.kernel) if boundary == "taper" else v.pixels, v.kernel, *size)
+    top, left = v.place or (0, 0)
+    return Observation(v.pixels, v.kernel, size[0] + 2 * pad, size[1] + 2 * pad, top + pad, left + pad)
+
+
+def _federation(
+    holdings: Sequence[dict[str, Observation]], truth: Mapping[str, Tensor], pad: int, observe: str, blur: str, noise: float
+) -> Federation:
+    scenes = {name: (seen.pixels.shape[0], seen.height, seen.width) for name, seen in holdings[0].items()}
+    facts = {"scenes": scenes, "clients": len(holdings), "observe": observe, "blur": blur, "noise": noise, "pad": pad}
+    return Federation(holdings, test=dict(truth) or None, facts=facts)
+
+
+# -- geometry ------------------------------------------------------------------------------------------------------------------------
+
+
+def field_of_view(height: int, width: int, k: int, clients: int, patch: tuple[int, int] | None = None) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of field k of a grid as square as `clients` allows. Fields overlap by about a fifth: 3 x 3 fields of 100
+    pixels on 256 begin at 0, 78 and 156, as in the paper."""
+    rows = max(r for r in range(1, math.isqrt(clients) + 1) if clients % r == 0)
+    columns = clients // rows
+    tall, wide = patch or (_span(height, rows), _span(width, columns))
+    if tall > height or wide > width:
+        raise DataError(f"a view of {tall} x {wide} pixels does not fit into a scene of {height} x {width}")
+    if (rows > 1 and tall * rows < height) or (columns > 1 and wide * columns < width):
+        raise DataError(f"{rows} x {columns} views of {tall} x {wide} pixels do not overlap on a scene of {height} x {width}")
+    row, column = divmod(k, columns)
+    return _start(height, tall, row, rows), _start(width, wide, column, columns), tall, wide
+
+
+def _span(length: int, parts: int) -> int:
+    return length if parts == 1 else math.ceil(length * 100 / 256 * 3 / parts)
+
+
+def _start(length: int, span: int, k: int, parts: int) -> int:
+    return 0 if parts == 1 else round((length - span) * k / (parts - 1))
+
+
+def taper(pixels: Tensor, kernel: Tensor) -> Tensor:
+    """Near the edges, blend into the circularly blurred photo, so that opposite edges meet. Weights: the kernel's autocorrelation."""
+    weight = torch.ones(1, dtype=torch.float64)
+    for axis in (0, 1):
+        line, length = kernel.double().sum(1 - axis), pixels.shape[-2 + axis]
+        spectrum = torch.fft.fft(line, length - 1).abs().square()
+        alike = torch.fft.ifft(spectrum).real
+        alike = torch.cat([alike, alike[:1]])
+        profile = 1 - alike / alike.max()
+        weight = weight * (profile[:, None] if axis == 0 else profile[None, :])
+    return (weight * pixels.double() + (1 - weight) * circular_blur(pixels, kernel)).float()

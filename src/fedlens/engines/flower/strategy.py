@@ -1,0 +1,108 @@
+"""A FedLens stack as a Flower Strategy, for ClientApps that know nothing of FedLens.
+
+    strategy = StackStrategy(LossAware(tau=0.05), rounds=10)
+    strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=10)
+
+Such a ClientApp trains as it likes and replies as Flower's own strategies want it: one ArrayRecord with the local weights, one MetricRecord
+with "num-examples" and, for layers that look at losses, "train_loss". So only layers that merge what comes back can be used; a layer that
+changes how clients train is refused when the strategy is built, because nobody would run its other half.
+
+Sampling and evaluation are those of Flower's FedAvg. Replies are sorted by "client" (or "partition-id") among their metrics, else by node,
+before they are summed: Flower's own order is the order of arrival, and so are its last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import Message as Envelope
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from fedlens.algorithms.fedavg import FedAvg
+from fedlens.core.algorithm import Layer, stack
+from fedlens.core.client import Client, generator
+from fedlens.core.federation import Federation
+from fedlens.core.memory import Memory
+from fedlens.core.message import Message
+from fedlens.core.replies import Lost, gather
+from fedlens.engines.worker import Worker
+
+LOSSES = ("train_loss", "train-loss", "loss")
+ORDER = ("client", "partition-id")
+
+
+class Elsewhere(FedAvg):
+    """FedAvg whose clients were trained by somebody else: a client's data is what it sent."""
+
+    trains: ClassVar[bool] = False
+
+    def __init__(self, weights: Any = "examples", server_lr: float = 1.0) -> None:
+        super().__init__(task=None, weights=weights, server_lr=server_lr)  # type: ignore[arg-type]
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        local, metrics = client.data
+        delta = {n: local[n] - t for n, t in message.trees["model"].items()}
+        reply = Message({"delta": delta}).note(**metrics)
+        return reply.weigh("delta", metrics["examples"] if self.weights == "examples" else 1.0)
+
+
+class StackStrategy(FlowerFedAvg):  # type: ignore[misc]
+    """layers: what merges the replies, as in `stack(FedAvg(...), *layers)`. rounds: for layers that change over a run. server_lr: as in
+    FedAvg. Everything else goes to Flower's FedAvg (fraction_train, min_train_nodes, ...)."""
+
+    def __init__(self, *layers: Layer, rounds: int = 1, server_lr: float = 1.0, seed: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self.algorithm = stack(Elsewhere(server_lr=server_lr), *layers)
+        self.rounds, self.seed = rounds, seed
+        self.state: Message | None = None
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Envelope]:
+        if self.state is None:
+            self.state = Message({"model": dict(arrays.to_torch_state_dict())})
+        messages: Iterable[Envelope] = super().configure_train(server_round, arrays, config, grid)
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Envelope]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        valid, _ = self._check_and_log_replies(replies, is_train=True)
+        if not valid or self.state is None:
+            return None, None
+        known = {"round": server_round - 1, "rounds": self.rounds, "seed": self.seed, "population": len(valid)}
+        state = self.state.note(**known)
+        message = self.algorithm.broadcast(state).note(**known, cohort=len(valid))
+        door = Worker(self.algorithm, Federation([]), Memory())
+        door.begin(message, self.algorithm.needs == "sums")
+        outcomes: list[Any] = []
+        for position, envelope in enumerate(sorted(valid, key=self._place)):
+            client = Client(position, self._content(envelope), generator(self.seed, server_round, position), {})
+            outcomes.append(door.admit(position, self.algorithm.client_step(message, client).sent_by(position)))
+        harvest, lost = gather([*outcomes, door.finish()], range(len(valid)))
+        for item in lost:
+            _complain(item)
+        if len(harvest):
+            self.state = self.algorithm.server_step(state, harvest)
+        metrics = self.train_metrics_aggr_fn([e.content for e in valid], self.weighted_by_key)
+        return ArrayRecord(self.state.trees["model"]), metrics
+
+    def _content(self, envelope: Envelope) -> tuple[Any, dict[str, float]]:
+        content = envelope.content
+        metrics = next(iter(content.metric_records.values()))
+        facts = {"examples": float(metrics[self.weighted_by_key])}
+        if loss := next((k for k in LOSSES if k in metrics), None):
+            facts["loss"] = float(metrics[loss])
+        return next(iter(content.array_records.values())).to_torch_state_dict(), facts
+
+    @staticmethod
+    def _place(envelope: Envelope) -> tuple[int, int]:
+        metrics: Any = next(iter(envelope.content.metric_records.values()))
+        return int(next((metrics[k] for k in ORDER if k in metrics), 0)), envelope.metadata.src_node_id
+
+
+def _complain(lost: Lost) -> None:
+    from logging import WARNING
+
+    from flwr.common.logger import log
+
+    log(WARNING, "a reply was refused: %s", lost.reason)

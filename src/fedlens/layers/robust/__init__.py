@@ -1,0 +1,1 @@
+"""Layers that merge replies of which some may be wrong or hostile."""

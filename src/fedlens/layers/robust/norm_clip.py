@@ -1,0 +1,62 @@
+"""Norm clipping (Sun et al., 2019): no update may be longer than a bound, so that nobody can shout the others down.
+
+u_i <- u_i min(1, C / |u_i|), over trained parameters; buffers (BatchNorm statistics) pass as they are. On the server it also holds against
+liars and needs single replies; on the clients it needs only sums and works behind secure aggregation, but trusts them.
+The other robust rules may stand inside it: they then see the clipped updates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fedlens.algorithms.fedavg import FedAvg
+from fedlens.core import tree
+from fedlens.core.algorithm import Layer, Needs, StackError, Stage
+from fedlens.core.client import Client
+from fedlens.core.message import Message
+from fedlens.core.replies import Replies
+from fedlens.core.tree import Tree
+
+
+@dataclass
+class NormClip(Layer):
+    """bound: C; 0 takes the median length of the round (on the server only). where: who clips."""
+
+    bound: float = 0.0
+    where: Literal["server", "client"] = "server"
+    stage: ClassVar[Stage] = "merge"
+
+    def __post_init__(self) -> None:
+        if self.bound < 0 or (self.where == "client" and self.bound == 0):
+            raise StackError("NormClip on the clients needs a positive bound: only the server can see the others' lengths")
+
+    @property
+    def own_needs(self) -> Needs:  # type: ignore[override]
+        return "replies" if self.where == "server" else "sums"
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        reply = self.inner.client_step(message, client)
+        return self._clipped(reply, self.bound) if self.where == "client" else reply
+
+    def server_step(self, state: Message, replies: Replies) -> Message:
+        if self.where == "client":
+            return self.inner.server_step(state, replies)
+        lengths = sorted(tree.norm(self._counted(r.trees["delta"])) for r in replies)
+        middle = (lengths[(len(lengths) - 1) // 2] + lengths[len(lengths) // 2]) / 2
+        singles = {p: self._clipped(r, self.bound or middle) for p, r in replies.singles.items()}
+        clipped = Replies(replies.scalars, {k: s for k, s in replies.sums.items() if k[0] != "delta"}, singles, replies.means)
+        return self.inner.server_step(state, clipped)
+
+    def _clipped(self, reply: Message, bound: float) -> Message:
+        delta = reply.trees["delta"]
+        counted = self._counted(delta)
+        length = tree.norm(counted)
+        if length <= bound:
+            return reply
+        return reply.put(delta={**delta, **tree.scale(counted, bound / length)})
+
+    def _counted(self, delta: Tree) -> Tree:
+        base = self.inner.base
+        names = base.parameter_names if isinstance(base, FedAvg) else delta.keys()
+        return {n: t for n, t in delta.items() if n in names}

@@ -1,0 +1,1 @@
+"""A run folder as a page, a figure, a board or a computed table."""

@@ -1,0 +1,141 @@
+"""Run folders: what is in one, where the next one goes, who may write to it.
+
+The run folder is the contract between all tools:
+
+    config.toml          everything resolved; `fedlens run FOLDER --resume` needs nothing else
+    federation.json      who holds what
+    metrics.jsonl        one object a round, numbered from 0
+    summary.json         final metrics, seconds, peak memory, bytes, versions, seed, device; written last
+    model.safetensors    or whatever the task saves
+    pictures/            what the task has to show
+    checkpoint/          see checkpoint.py
+    tensorboard/         the same curves as metrics.jsonl
+    report.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.algorithm import Algorithm
+from fedlens.runs.checkpoint import write
+from fedlens.config.recipe import Config, ConfigError
+from fedlens.runs.reading import parse_rounds
+
+OWN = (
+    "config.toml", "federation.json", "metrics.jsonl", "summary.json", "model.safetensors", "restored.png", "report.html",
+    "pictures", "checkpoint", "tensorboard", "memory", "analysis", "flower.json", ".part",
+)  # fmt: skip
+# What may change when a run goes on: none of these alters what a round computes (the number of rounds: unless `may_go_on` objects).
+FREE = tuple(f"federation.{k}" for k in ("rounds", "workers", "timeout", "checkpoint_every", "evaluate_every", "personal"))
+
+
+def holds_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("metrics.jsonl", "checkpoint", "summary.json"))
+
+
+def free_folder(name: str, root: Path = Path("runs")) -> Path:
+    """runs/NAME, or runs/NAME-2 and so on where that is taken."""
+    folder, k = root / name, 1
+    while holds_run(folder):
+        k += 1
+        folder = root / f"{name}-{k}"
+    return folder
+
+
+def newest_folder(name: str, root: Path = Path("runs")) -> Path:
+    """The last one that `free_folder` gave out."""
+    folder, k = root / name, 1
+    while holds_run(root / f"{name}-{k + 1}"):
+        k += 1
+        folder = root / f"{name}-{k}"
+    return folder
+
+
+def clear(folder: Path) -> None:
+    """Remove what a run writes, and nothing else that may lie there."""
+    for name in OWN:
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """One job a folder: two would write over each other."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as e:
+        raise ConfigError(f"{folder} is a file, not a folder") from e
+    with (folder / ".lock").open("w") as lock:
+        for _ in range(20):  # workers of a job that was just killed hold on for a moment
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.1)
+        else:
+            raise ConfigError(f"another job is running in {folder}")
+        yield
+
+
+def same_run(config: Config, folder: Path) -> int:
+    """Refuse to go on with other settings. How many rounds were planned before."""
+    if not (folder / "config.toml").is_file():
+        raise ConfigError(f"there is no run in {folder} to resume")
+    try:
+        before = tomllib.loads((folder / "config.toml").read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{folder / 'config.toml'} is damaged: {e}") from e
+    if change := config.difference(before, FREE):
+        raise ConfigError(f"{folder} was run with other settings ({change}): resume it as it was, or start over with --fresh")
+    return int(before.get("federation", {}).get("rounds", config.settings.rounds))
+
+
+def may_go_on(algorithm: Algorithm, folder: Path, done: int, planned: int, rounds: int) -> None:
+    """Refuse another number of rounds where the rounds so far would have been others, or are more already."""
+    if rounds < done:
+        raise ConfigError(f"{folder} has {done} rounds behind it, more than rounds={rounds}: there is nothing to go on with")
+    paced = next((f"{type(p).__name__}'s {why}" for p in algorithm.parts() if (why := p.paced_by)), None)
+    if paced and done and rounds != planned:
+        raise ConfigError(f"{folder} was planned for {planned} rounds and {paced} depends on that: resume it as it was, or use --fresh")
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that are whole: the last one may have been cut off."""
+    return parse_rounds(path.read_text(errors="replace") if path.exists() else "", [])
+
+
+def trim(path: Path, done: int) -> list[dict[str, Any]]:
+    """Rounds behind the checkpoint will be run again: their lines go."""
+    records = [r for r in read_records(path) if r["round"] < done]
+    write(path, "".join(json.dumps(r) + "\n" for r in records).encode())
+    return records
+
+
+def put_in_place(folder: Path, save: Any) -> None:
+    """Let a task write its files beside, then move each into place whole."""
+    part = folder / ".part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        save(part)
+        for path in sorted(part.iterdir()):
+            target = folder / path.name
+            if path.is_dir() and target.is_dir():
+                shutil.rmtree(target)
+            elif path.is_file() and (folder / "config.toml").exists():
+                shutil.copymode(folder / "config.toml", path)  # safetensors lets nobody else read what it writes
+            os.replace(path, target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

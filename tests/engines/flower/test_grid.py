@@ -1,0 +1,291 @@
+"""The Flower engine over a grid without a network: who is asked, who is waited for, what late replies may do. ClientApps are real."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from stacks import STACKS
+from toy import same_bits, toy_federation
+
+from fedlens import Round, run
+from fedlens.config import recipe as recipes
+from fedlens.data.images.folders import ImageFolder
+from fedlens.engines.loopback import Loopback
+from fedlens.runs import job
+from fedlens.runs.checkpoint import Checkpoint
+from fedlens.runs.folder import read_records
+from fedlens.sites import study as sites
+
+pytest.importorskip("flwr")
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedlens.engines.flower import engine as flower
+from fedlens.engines.flower.site import Site, SiteError, alone
+
+EVERYONE = toy_federation(3)
+
+
+class Grid:
+    """Three nodes in this process. `slow[round]`: clients whose reply to that round takes until the next round's messages are out.
+    `broken`: clients whose process dies. Nodes 21 to 23 are clients 2, 0, 1."""
+
+    def __init__(
+        self, folder: Path, stack: str, slow: dict[int, set[int]] | None = None, broken: set[int] | None = None, run: Any = None
+    ) -> None:
+        self.folder, self.run = folder, run or {}
+        self.clients = {21: 2, 22: 0, 23: 1}
+        self.online, self.slow, self.broken = set(self.clients), slow or {}, broken or set()
+        self.replies: dict[str, Message] = {}
+        self.waiting: dict[str, int] = {}  # message id -> round
+        self.round, self.sent = 0, 0
+
+        def make_site(node: Any, config: Any) -> Site:
+            id = int(node["client"])
+            return Site(id, STACKS[stack].make(), alone(id, EVERYONE.holdings[id], EVERYONE.held_out_of(id)), folder / str(id), "recipe")
+
+        self.app = flower.client_app(sites.make_site if run else make_site)
+
+    def get_node_ids(self) -> list[int]:
+        return sorted(self.online)
+
+    def push_messages(self, messages: list[Message]) -> list[str]:
+        return [self.push(m) for m in messages]
+
+    def push(self, message: Message) -> str:
+        self.sent += 1
+        name = f"m{self.sent}"
+        message.metadata.__dict__["_message_id"] = name
+        client = self.clients[message.metadata.dst_node_id]
+        context = Context(1, 1, {"client": client, "folder": str(self.folder / str(client))}, RecordDict(), self.run)
+        train = message.metadata.message_type == "train"
+        if train and client in self.broken:
+            self.replies[name] = Message(Error(8, "crashed"), reply_to=message)
+            return name
+        number = int(message.metadata.group_id) if train else -1
+        self.round = max(self.round, number)
+        self.replies[name] = self.app(message=copy.deepcopy(message), context=context)
+        if client in self.slow.get(number, set()):
+            self.waiting[name] = number
+        return name
+
+    def pull_messages(self, names: list[str]) -> list[Message]:
+        ready = [n for n in names if self.waiting.get(n, -1) < self.round or n not in self.waiting]
+        return [self.replies.pop(n) for n in ready]
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    yield
+
+
+def engine(grid: Grid, stack: str, **options: Any) -> Any:
+    return flower.Flower(grid, STACKS[stack].make(), 3, recipe="recipe", poll=0.01, patience=1.0, **options)
+
+
+def go(grid: Grid, stack: str, number: int = 3, late: int = 0, **options: Any) -> tuple[Any, list[Round]]:
+    rounds: list[Round] = []
+    here = engine(grid, stack, late=late, **options)
+    state = run(here.algorithm, here, number, seed=3, late=late, test=EVERYONE.test, evaluate_every=1, personal=True,
+                after_round=lambda p, r: rounds.append(r))  # fmt: skip
+    return state, rounds
+
+
+@pytest.mark.parametrize("stack", ["scaffold", "median", "loss-aware"])
+def test_the_loopbacks_bits_metrics_and_bytes(tmp_path: Path, stack: str) -> None:
+    algorithm, wanted = STACKS[stack].make(), list[Round]()
+    state = run(algorithm, Loopback(algorithm, EVERYONE), 3, seed=3, test=EVERYONE.test, evaluate_every=1, personal=True,
+                after_round=lambda p, r: wanted.append(r))  # fmt: skip
+    got, rounds = go(Grid(tmp_path, stack), stack)
+    assert same_bits(got, state)
+    for a, b in zip(rounds, wanted, strict=True):
+        assert (a.bytes_down, a.bytes_up, dict(a.metrics), a.scalars) == (b.bytes_down, b.bytes_up, dict(b.metrics), b.scalars)
+
+
+def test_a_client_that_misses_the_deadline_is_not_asked_until_it_has_answered(tmp_path: Path) -> None:
+    """Client 1 answers round 0 during round 1. Without `late` that is too late; with it, it counts."""
+    for late in (0, 1):
+        grid = Grid(tmp_path / str(late), "fedavg", slow={0: {1}})
+        _, rounds = go(grid, "fedavg", late=late, timeout=0.5)
+        assert [(x.sender, x.reason) for x in rounds[0].lost] == [(1, "no answer within 0.5 s")]
+        reasons = [x.reason for x in rounds[1].lost if x.sender == 1]
+        assert "still busy with round 0" in reasons
+        assert ("too late: answers round 0" in reasons) is (late == 0) and (1 in rounds[1].scalars) is (late == 1)
+        assert list(rounds[2].scalars) == [0, 1, 2]
+
+
+def test_rounds_do_not_run_away_while_everybody_is_busy(tmp_path: Path) -> None:
+    """All three answer round 0 after its deadline. Round 1 can ask nobody, waits for them, and ends as soon as they are heard."""
+    grid = Grid(tmp_path, "fedavg", slow={0: {0, 1, 2}})
+    here = engine(grid, "fedavg", timeout=0.5, late=1)
+    rounds: list[Round] = []
+
+    def after(p: Any, r: Round) -> None:
+        rounds.append(r)
+        grid.round = r.number + 1  # time passes
+
+    run(here.algorithm, here, 3, seed=3, late=1, after_round=after)
+    assert [list(r.scalars) for r in rounds] == [[], [0, 1, 2], [0, 1, 2]]
+    assert {s["round"] for s in rounds[1].scalars.values()} == {0}
+
+
+def test_a_process_that_dies_costs_one_reply(tmp_path: Path) -> None:
+    _, rounds = go(Grid(tmp_path, "scaffold", broken={0}), "scaffold", number=1)
+    assert [(x.sender, x.reason) for x in rounds[0].lost] == [(0, "its process died while it worked")]
+    assert list(rounds[0].scalars) == [1, 2]
+
+
+def test_without_anybody_a_run_ends_in_words(tmp_path: Path) -> None:
+    grid = Grid(tmp_path, "fedavg")
+    grid.online = set()
+    with pytest.raises(SiteError, match="0 of 3 sites joined within 1 s"):
+        go(grid, "fedavg")
+
+
+def test_who_is_away_is_said(tmp_path: Path) -> None:
+    """Client 2 (node 21) never came; clients 0 and 1 did."""
+    grid = Grid(tmp_path, "fedavg")
+    grid.online = {22, 23}
+    _, rounds = go(grid, "fedavg", number=1)
+    assert [(x.sender, x.reason) for x in rounds[0].lost] == [(2, "has not joined")]
+
+
+def test_a_number_out_of_range_and_a_double_are_not_let_in(tmp_path: Path) -> None:
+    said: list[str] = []
+    grid = Grid(tmp_path, "fedavg")
+    grid.clients |= {24: 1, 25: 2}
+    grid.online |= {24, 25}
+    here = flower.Flower(grid, STACKS["fedavg"].make(), 2, recipe="recipe", poll=0.01, patience=1.0, log=said.append)
+    run(here.algorithm, here, 1)
+    text = "\n".join(said)
+    assert "calls itself client 1, which is somebody else already" in text
+    assert "calls itself client 2, but there are 2 (0 to 1)" in text
+
+
+GREETINGS: dict[str, Any] = {
+    "no record": {},
+    "empty": {"fedlens": ConfigRecord()},
+    "another kind of record": {"fedlens": MetricRecord({"client": 0, "examples": 1})},
+    "no examples": {"fedlens": ConfigRecord({"client": 0})},
+    "a word for a number": {"fedlens": ConfigRecord({"client": "x", "examples": 1})},
+    "a list for a number": {"fedlens": ConfigRecord({"client": [0], "examples": 1})},
+}
+
+
+class Rude(Grid):
+    """Client 0 (node 22) answers one kind of message with content of its own."""
+
+    def __init__(self, folder: Path, kind: str, content: dict[str, Any]) -> None:
+        super().__init__(folder, "fedavg")
+        self.kind, self.content = kind, content
+
+    def push(self, message: Message) -> str:
+        name = super().push(message)
+        if message.metadata.dst_node_id == 22 and message.metadata.message_type == self.kind:
+            self.replies[name] = Message(RecordDict(self.content), reply_to=message)
+        return name
+
+
+@pytest.mark.parametrize("greeting", GREETINGS)
+def test_a_greeting_that_makes_no_sense_costs_only_that_site(tmp_path: Path, greeting: str) -> None:
+    said: list[str] = []
+    here = engine(Rude(tmp_path, "query", GREETINGS[greeting]), "fedavg", log=said.append)
+    here._assemble()
+    assert sorted(here.nodes) == [1, 2] and list(here.refused) == [22]
+    assert sum("a site was not let in: " in line for line in said) == 1
+
+
+REPLIES: dict[str, Any] = {
+    "no record": {},
+    "another kind of record": {"fedlens": MetricRecord({"client": 0})},
+    "no message": {"fedlens": ConfigRecord({"client": 0})},
+    "no arrays": {"fedlens": ConfigRecord({"client": 0}), "message": ConfigRecord({"a": 1})},
+    "noise": {"fedlens": ConfigRecord({"client": 0}), "message": ArrayRecord({"0": Array("uint8", (64,), "x", bytes(range(64)))})},
+}
+
+
+@pytest.mark.parametrize("reply", REPLIES)
+def test_a_reply_that_makes_no_sense_costs_only_that_site(tmp_path: Path, reply: str) -> None:
+    here = engine(Rude(tmp_path, "train", REPLIES[reply]), "fedavg")
+    rounds: list[Round] = []
+    run(here.algorithm, here, 1, after_round=lambda p, r: rounds.append(r))
+    assert [x.sender for x in rounds[0].lost] == [0] and rounds[0].lost[0].reason
+    assert list(rounds[0].scalars) == [1, 2]
+
+
+def test_a_site_whose_classes_differ_is_not_let_in(tmp_path: Path) -> None:
+    """Client 0 knows benign and malignant, client 1 benign and other: its label 1 means something else. Client 2 has never seen a
+    malignant case, and says with `names` that it knows of them."""
+    folders = {0: ("benign", "malignant"), 1: ("benign", "other"), 2: ("benign",)}
+    said: list[str] = []
+    grid = Grid(tmp_path, "fedavg")
+
+    def make_site(node: Any, config: Any) -> Site:
+        id = int(node["client"])
+        for name in folders[id]:
+            (tmp_path / f"scans-{id}" / name).mkdir(parents=True)
+            for k in range(4):
+                Image.new("L", (8, 8), 60 * k).save(tmp_path / f"scans-{id}" / name / f"{k}.png")
+        names = ("benign", "malignant") if id == 2 else ()
+        federation = ImageFolder(root=str(tmp_path / f"scans-{id}"), names=names, least=1).federation(1, 0)
+        here = alone(id, EVERYONE.holdings[id])
+        return Site(id, STACKS["fedavg"].make(), here, tmp_path / str(id), "recipe", classes=tuple(federation.facts["classes"]))
+
+    grid.app = flower.client_app(make_site)
+    here = engine(grid, "fedavg", log=said.append, classes="benign, malignant")
+    here._assemble()
+    assert sorted(here.nodes) == [0, 2]
+    assert "client 1 has the classes benign, other, not benign, malignant" in "\n".join(said)
+
+
+def test_a_full_disk_at_a_site_is_that_sites_alone(tmp_path: Path) -> None:
+    """What client 1 would write in round 0 goes to /dev/full. It is lost, in words; the others, and it too in round 1, go on."""
+    config = recipes.read("deblur-partial", ["clients=3", "rounds=2", "data.size=48"])
+    facts = {"name": "deblur-partial", "recipe": config.to_toml(), "out": str(tmp_path / "real"), "resume": False, "fresh": False,
+             "patience": 5.0, "least": 3, "forgive": False}  # fmt: skip
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "flower.json").write_text('{"job": "j"}')
+    (tmp_path / "1" / "j").mkdir(parents=True)
+    (tmp_path / "1" / "j" / f"1.part{os.getpid()}").symlink_to("/dev/full")
+    sites.main(Grid(tmp_path, "", run=facts), facts)
+    lines = read_records(tmp_path / "real" / "metrics.jsonl")
+    assert [line["heard"] for line in lines] == [2, 3]
+    why = f"this site cannot write its memory to {tmp_path / '1'}: No space left on device"
+    assert [(x["client"], x["reason"]) for x in lines[0]["lost"]] == [(1, why)]
+
+
+# LossAware's linear decay depends on how many rounds are planned: then none can be added.
+CLIPS = ["data.clips=3", "data.groups=3", "data.height=64", "data.width=64", "data.crop=32"]
+METHODS = {
+    "fedvsr": ["clients=3", "cohort=2", "rounds=2", "LossAware.decay=paper", *CLIPS],
+    "deblur-partial": ["clients=3", "rounds=4", "evaluate_every=2", "data.size=48"],
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_recipes_end_in_the_simulators_bits_also_when_resumed(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the ServerApp and the sites of `fedlens run --engine flower` do, stopped after half the rounds and resumed by a new server:
+    networks, and a scene whose images, kernels and multipliers live at the sites."""
+    config = recipes.read(name, [*METHODS[name], "workers=0"])
+    wanted = job.start(config, tmp_path / "simulated")
+    half = recipes.read(name, [*METHODS[name], "workers=0", f"rounds={config.settings.rounds // 2}"])
+    for part, resume in ((half, False), (config, True)):
+        facts = {"name": name, "recipe": part.to_toml(), "out": str(tmp_path / "real"), "resume": resume, "fresh": False,
+                 "patience": 5.0, "least": 3, "forgive": False}  # fmt: skip
+        sites.main(Grid(tmp_path, "", run=facts), facts)
+    found = Checkpoint(tmp_path / "real" / "checkpoint").load()
+    lines = [read_records(folder / "metrics.jsonl") for folder in (tmp_path / "real", wanted.folder)]
+    assert found and same_bits(found[0].state, wanted.state)
+    for a, b in zip(*lines, strict=True):
+        assert {k: v for k, v in a.items() if k not in ("seconds", "metrics")} == {
+            k: v for k, v in b.items() if k not in ("seconds", "metrics")
+        }
+    assert "client 1 has joined" in capsys.readouterr().out
