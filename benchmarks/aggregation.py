@@ -76,7 +76,11 @@ def make_replies(n: int, parameters: int, losses: list[float]) -> tuple[Replies,
     for i, (a, loss) in enumerate(zip(arrays, losses, strict=True)):
         tree = {"body": a[: parameters - 1000], "head": a[parameters - 1000 :]}
         value = torch.tensor(1 / loss, dtype=torch.float64)
-        m = Message({"delta": tree, "importance": {"value": value, "root": value.sqrt()}}, {"loss": loss}, sender=i)
+        m = Message(
+            {"delta": tree, "importance": {"value": value, "root": value.sqrt()}},
+            {"loss": loss},
+            sender=i,
+        )
         messages.append(m.weigh("delta", mean=float(50 + i), uniform=1.0, loss=1 / loss))
     return gather(messages, range(n))[0], arrays
 
@@ -90,12 +94,18 @@ def main() -> None:
     torch.set_num_threads(1)
     result: dict[str, Any] = {"replies": 20, "parameters": args.parameters}
 
-    result |= means(args.parameters, args.repeats) | medians(args.median_parameters, max(3, args.repeats // 3))
+    result |= means(args.parameters, args.repeats) | medians(
+        args.median_parameters, max(3, args.repeats // 3)
+    )
     print(json.dumps(result))
 
 
 def means(parameters: int, repeats: int) -> dict[str, Any]:
-    plain, aware, at_once = Mean(), LossAware().around(Mean()), LossAware(by="replies").around(Mean())
+    plain, aware, at_once = (
+        Mean(),
+        LossAware().around(Mean()),
+        LossAware(by="replies").around(Mean()),
+    )
     state = Message().note(round=0)
     close, arrays = make_replies(20, parameters, [1 + 0.15 * i / 19 for i in range(20)])
     target = [torch.empty_like(a) for a in arrays]
@@ -110,7 +120,9 @@ def means(parameters: int, repeats: int) -> dict[str, Any]:
     work = alternate(repeats, copy=copy, mean=server(plain, close), aware=server(aware, close))
     target.clear()
     far, _ = make_replies(20, parameters, [0.01 if i == 0 else 0.5 for i in range(20)])
-    wide = alternate(repeats, mean=server(plain, far), aware=server(aware, far), at_once=server(at_once, far))
+    wide = alternate(
+        repeats, mean=server(plain, far), aware=server(aware, far), at_once=server(at_once, far)
+    )
     return {
         "copy_seconds": summary(work["copy"]),
         "mean_seconds": summary(work["mean"]),
@@ -126,7 +138,9 @@ def medians(parameters: int, repeats: int) -> dict[str, Any]:
     rng = torch.Generator().manual_seed(1)
     rows = [torch.randn(parameters, generator=rng) for _ in range(10)]
     trees, stacked = [{"w": r} for r in rows], torch.stack(rows).numpy()
-    seconds = alternate(repeats, ours=lambda: median(trees), numpy=lambda: np.median(stacked, axis=0))
+    seconds = alternate(
+        repeats, ours=lambda: median(trees), numpy=lambda: np.median(stacked, axis=0)
+    )
     return {
         "median_seconds": summary(seconds["ours"]),
         "numpy_median_seconds": summary(seconds["numpy"]),

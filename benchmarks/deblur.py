@@ -38,18 +38,30 @@ def plain(federation: Federation, eta: float, rho: float) -> Iterator[Tensor]:
     for v in views:
         padded = torch.zeros(height, width, dtype=torch.float64)
         padded[: v.kernel.shape[0], : v.kernel.shape[1]] = v.kernel
-        kernels.append(torch.fft.fft2(padded.roll((-(v.kernel.shape[0] // 2), -(v.kernel.shape[1] // 2)), (0, 1))))
-    fixed = [2 / n * h.conj() * torch.fft.fft2(v.pixels[0].double()) for h, v in zip(kernels, views, strict=True)]
+        kernels.append(
+            torch.fft.fft2(
+                padded.roll((-(v.kernel.shape[0] // 2), -(v.kernel.shape[1] // 2)), (0, 1))
+            )
+        )
+    fixed = [
+        2 / n * h.conj() * torch.fft.fft2(v.pixels[0].double())
+        for h, v in zip(kernels, views, strict=True)
+    ]
     below = [2 / n * h.abs() ** 2 + rho for h in kernels]
     delta = torch.zeros(height, width, dtype=torch.float64)
     delta[0, 0] = 1
-    gram = torch.fft.fft2(delta - delta.roll(1, 0)).abs() ** 2 + torch.fft.fft2(delta - delta.roll(1, 1)).abs() ** 2
+    gram = (
+        torch.fft.fft2(delta - delta.roll(1, 0)).abs() ** 2
+        + torch.fft.fft2(delta - delta.roll(1, 1)).abs() ** 2
+    )
     x = torch.full((height, width), 127.5, dtype=torch.float64)
     local, dual = [x] * n, [torch.zeros_like(x)] * n
     mu = torch.zeros(2, height, width, dtype=torch.float64)
     while True:
         for k in range(n):
-            local[k] = torch.fft.ifft2((fixed[k] + torch.fft.fft2(rho * x - dual[k])) / below[k]).real
+            local[k] = torch.fft.ifft2(
+                (fixed[k] + torch.fft.fft2(rho * x - dual[k])) / below[k]
+            ).real
             dual[k] = dual[k] + rho * (local[k] - x)
         w = sum(local[k] + dual[k] / rho for k in range(n)) / n
         a = torch.stack([x - x.roll(1, 1), x - x.roll(1, 0)]) - mu / rho
@@ -72,7 +84,9 @@ def pairs(images: list[Tensor]) -> float:
 def rounds(algorithm: Any, engine: Any, progress: Progress, upto: int) -> list[float]:
     """Seconds of each round, the whole of it: broadcast, every client, the sum, the server."""
     times: list[float] = []
-    run(algorithm, engine, upto, progress=progress, after_round=lambda p, r: times.append(r.seconds))
+    run(
+        algorithm, engine, upto, progress=progress, after_round=lambda p, r: times.append(r.seconds)
+    )
     return times
 
 
@@ -96,7 +110,10 @@ def main() -> None:
     images = [torch.randn(SIZE, SIZE) for _ in range(CLIENTS)]
     took: dict[str, list[float]] = {"ours": [], "plain": [], "pairs": [], "two_workers": []}
     x = torch.zeros(0)
-    with Simulator(algorithm, federation, workers=0) as inline, Simulator(algorithm, federation, workers=2) as crew:
+    with (
+        Simulator(algorithm, federation, workers=0) as inline,
+        Simulator(algorithm, federation, workers=2) as crew,
+    ):
         here, there = Progress(algorithm.init()), Progress(algorithm.init())
         for block in range(told.blocks):
             upto = 10 * (block + 1)
@@ -107,12 +124,23 @@ def main() -> None:
                 took["plain"].append(time.perf_counter() - began)
             took["pairs"] += [pairs(images) for _ in range(10)]
             took["two_workers"] += rounds(algorithm, crew, there, upto)
-        same = torch.equal(here.state.trees["image"]["camera"], there.state.trees["image"]["camera"])
+        same = torch.equal(
+            here.state.trees["image"]["camera"], there.state.trees["image"]["camera"]
+        )
     truth = federation.test["camera"]  # type: ignore[index]
-    skipped = {name: times[10:] for name, times in took.items()}  # the first block fills caches and pages
+    skipped = {
+        name: times[10:] for name, times in took.items()
+    }  # the first block fills caches and pages
     best, middle = ({n: f(t) * 1e3 for n, t in skipped.items()} for f in (min, statistics.median))
-    told_psnr = score(here.state.trees["image"]["camera"], truth)["psnr"], score(x[None], truth)["psnr"]
-    large = {} if told.skip_large else {"cost_per_pixel_2048_over_256": round(per_pixel(2048, 4) / per_pixel(256, 30), 2)}
+    told_psnr = (
+        score(here.state.trees["image"]["camera"], truth)["psnr"],
+        score(x[None], truth)["psnr"],
+    )
+    large = (
+        {}
+        if told.skip_large
+        else {"cost_per_pixel_2048_over_256": round(per_pixel(2048, 4) / per_pixel(256, 30), 2)}
+    )
     print(json.dumps({
         "speedup_over_plain": round(best["plain"] / best["ours"], 2),
         "ratio_to_fft_pair": round(best["ours"] / best["pairs"], 3),

@@ -98,7 +98,9 @@ def main(grid: Any, config: Mapping[str, Any]) -> None:
 
     def note(here: Progress, done: Round) -> None:
         seconds.append(done.seconds)
-        down.extend(s["at"] - (time.time() - done.seconds) for s in done.scalars.values() if "at" in s)
+        down.extend(
+            s["at"] - (time.time() - done.seconds) for s in done.scalars.values() if "at" in s
+        )
 
     engine = Flower(grid, algorithm, int(config["clients"]), job=str(config["job"]), patience=120)
     final = run(algorithm, engine, int(config["rounds"]), after_round=note)
@@ -121,7 +123,10 @@ def local(work: str, rounds: int, clients: int) -> tuple[float, float, bytes, bo
 
     algorithm, data = make_algorithm(work), federation(clients)
     seconds: tuple[list[float], list[float]] = ([], [])
-    with Simulator(algorithm, data, workers=2) as simulator, Ray(algorithm, data, workers=2) as cluster:
+    with (
+        Simulator(algorithm, data, workers=2) as simulator,
+        Ray(algorithm, data, workers=2) as cluster,
+    ):
         here: list[Progress | None] = [None, None]
 
         def note(k: int, progress: Progress, done: Round) -> None:
@@ -130,7 +135,13 @@ def local(work: str, rounds: int, clients: int) -> tuple[float, float, bytes, bo
 
         for number in range(1, rounds + 1):
             for k, engine in enumerate((simulator, cluster)):
-                run(algorithm, engine, number, progress=here[k], after_round=functools.partial(note, k))
+                run(
+                    algorithm,
+                    engine,
+                    number,
+                    progress=here[k],
+                    after_round=functools.partial(note, k),
+                )
     for name, s in zip(("simulator", "ray"), seconds, strict=True):
         tell(f"{name}, {work}", s)
     states = [bits(p.state) for p in here if p]
@@ -142,7 +153,9 @@ def bits(state: Message) -> bytes:
 
 
 def tell(name: str, seconds: list[float]) -> None:
-    print(f"{name}: {', '.join(f'{s:.3f}' for s in seconds)} s a round", file=sys.stderr, flush=True)
+    print(
+        f"{name}: {', '.join(f'{s:.3f}' for s in seconds)} s a round", file=sys.stderr, flush=True
+    )
 
 
 def flower(here: Any, work: str, rounds: int, clients: int) -> tuple[dict[str, Any], Path]:
@@ -180,7 +193,10 @@ def both(rounds: int, clients: int, found: dict[str, Any]) -> bytes:
 def real(rounds: int, clients: int, only: str, wanted: bytes | None, found: dict[str, Any]) -> None:
     from deployment import deployment
 
-    with tempfile.TemporaryDirectory(prefix="fedlens-bench-") as folder, deployment(Path(folder)) as here:
+    with (
+        tempfile.TemporaryDirectory(prefix="fedlens-bench-") as folder,
+        deployment(Path(folder)) as here,
+    ):
         here.env["PYTHONPATH"] += f":{ROOT / 'benchmarks'}"
         here.superlink()
         for client in range(clients):
@@ -188,10 +204,15 @@ def real(rounds: int, clients: int, only: str, wanted: bytes | None, found: dict
         if only not in ("floor", "payload"):
             facts, out = flower(here, "train", rounds, clients)
             found["flower_s"] = steady(facts["seconds"])
-            found["flower_same_bits"] = None if wanted is None else (out / "state").read_bytes() == wanted
+            found["flower_same_bits"] = (
+                None if wanted is None else (out / "state").read_bytes() == wanted
+            )
         with Watch(here) as watch:
             facts, _ = flower(here, "floor", rounds, clients)
-        found["flower_floor_s"], found["flower_floor_down_s"] = steady(facts["seconds"]), steady(facts["down"])
+        found["flower_floor_s"], found["flower_floor_down_s"] = (
+            steady(facts["seconds"]),
+            steady(facts["down"]),
+        )
         if only in ("all", "payload"):
             found |= large(here, clients, watch.most)
     found["explain"] = (
@@ -205,15 +226,28 @@ def large(here: Any, clients: int, floor: Mapping[str, int]) -> dict[str, Any]:
     size = PAYLOAD * 4
     with Watch(here) as watch:
         facts, _ = flower(here, "payload", 2, clients)
-    copies = {role: round((top - floor.get(role, 0)) / size, 2) for role, top in sorted(watch.most.items())}
-    return {"payload_mb": round(size / 1e6, 1), "payload_s": steady(facts["seconds"]), "payload_copies": copies}
+    copies = {
+        role: round((top - floor.get(role, 0)) / size, 2)
+        for role, top in sorted(watch.most.items())
+    }
+    return {
+        "payload_mb": round(size / 1e6, 1),
+        "payload_s": steady(facts["seconds"]),
+        "payload_copies": copies,
+    }
 
 
 class Watch(threading.Thread):
     """The most memory that any process of each kind ever held, as the kernel counts it (VmHWM); looked at twenty times a second, because
     processes come and go. Where the kernel does not say, what they held when they were looked at."""
 
-    ROLES = ("flwr-serverapp", "flwr-clientapp", "flower-superlink", "flower-supernode", "fedlens.engines.flower.site")
+    ROLES = (
+        "flwr-serverapp",
+        "flwr-clientapp",
+        "flower-superlink",
+        "flower-supernode",
+        "fedlens.engines.flower.site",
+    )
 
     def __init__(self, here: Any) -> None:
         super().__init__(daemon=True)
@@ -254,6 +288,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--clients", type=int, default=2)
-    parser.add_argument("--only", choices=("all", "local", "flower", "floor", "payload"), default="all")
+    parser.add_argument(
+        "--only", choices=("all", "local", "flower", "floor", "payload"), default="all"
+    )
     options = parser.parse_args()
     print(json.dumps(benchmark(options.rounds, options.clients, options.only)))

@@ -43,17 +43,29 @@ class Site(NumPyClient):
     def __init__(self, i: int) -> None:
         self.i = i
 
-    def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
+    def fit(
+        self, parameters: list[Any], config: dict[str, Any]
+    ) -> tuple[list[Any], int, dict[str, Any]]:
         data, model = federation().holdings[self.i], network()
-        model.load_state_dict({n: torch.from_numpy(a) for n, a in zip(model.state_dict(), parameters, strict=True)})
+        model.load_state_dict(
+            {n: torch.from_numpy(a) for n, a in zip(model.state_dict(), parameters, strict=True)}
+        )
         optimizer, losses = torch.optim.SGD(model.parameters(), lr=LR), []
-        for index in torch.split(torch.randperm(len(data), generator=generator(0, int(config["round"]), self.i)), BATCH):
+        for index in torch.split(
+            torch.randperm(len(data), generator=generator(0, int(config["round"]), self.i)), BATCH
+        ):
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(data.columns["x"][index]), data.columns["y"][index])
+            loss = nn.functional.cross_entropy(
+                model(data.columns["x"][index]), data.columns["y"][index]
+            )
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
-        return [t.numpy() for t in model.state_dict().values()], len(data), {"loss": float(torch.stack(losses).mean())}
+        return (
+            [t.numpy() for t in model.state_dict().values()],
+            len(data),
+            {"loss": float(torch.stack(losses).mean())},
+        )
 
 
 class Timed(FedAvg):
@@ -67,7 +79,11 @@ class Timed(FedAvg):
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
         out = super().aggregate_fit(server_round, results, failures)
         losses = [r.metrics["loss"] for _, r in results]
-        said = {"seconds": time.perf_counter() - self.began, "failed": len(failures), "loss": sum(losses) / max(1, len(losses))}
+        said = {
+            "seconds": time.perf_counter() - self.began,
+            "failed": len(failures),
+            "loss": sum(losses) / max(1, len(losses)),
+        }
         print("ROUND", json.dumps(said), flush=True)
         return out
 
@@ -89,12 +105,19 @@ def main(rounds: int, workers: int) -> None:
         return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=rounds))
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}} if workers else {}
-    backend = {**resources, "init_args": {"log_to_driver": False, **({"num_cpus": workers} if workers else {})}}
+    backend = {
+        **resources,
+        "init_args": {"log_to_driver": False, **({"num_cpus": workers} if workers else {})},
+    }
     server, client = ServerApp(server_fn=server_fn), ClientApp(client_fn=client_fn)
-    run_simulation(server_app=server, client_app=client, num_supernodes=CLIENTS, backend_config=backend)
+    run_simulation(
+        server_app=server, client_app=client, num_supernodes=CLIENTS, backend_config=backend
+    )
 
 
 if __name__ == "__main__":
-    from flower_peer import main as imported  # under its own name, so that actors find what was pickled
+    from flower_peer import (
+        main as imported,
+    )  # under its own name, so that actors find what was pickled
 
     imported(int(sys.argv[1]), int(sys.argv[2]))

@@ -64,8 +64,13 @@ def main() -> None:
         optimizer.step()
 
     # The difference of two steps would drown in noise: the step and the loss are timed each on its own, and divided.
-    t = best({"ours": once(high_frequency_loss), "ptwt": once(ptwt_loss), "step": step}, options.repeats)
-    same = abs(float(high_frequency_loss(guess.detach(), target)) - float(ptwt_loss(guess.detach(), target)))
+    t = best(
+        {"ours": once(high_frequency_loss), "ptwt": once(ptwt_loss), "step": step}, options.repeats
+    )
+    same = abs(
+        float(high_frequency_loss(guess.detach(), target))
+        - float(ptwt_loss(guess.detach(), target))
+    )
     out = {
         "shape": shape,
         "milliseconds": {k: round(v * 1e3, 3) for k, v in t.items()},

@@ -78,7 +78,13 @@ class Turn:
 
     def play(self) -> None:
         began, worked = time.perf_counter(), time.process_time()
-        run(self.algorithm, self.engine, self.progress.done + 1, progress=self.progress, after_round=self._heard)
+        run(
+            self.algorithm,
+            self.engine,
+            self.progress.done + 1,
+            progress=self.progress,
+            after_round=self._heard,
+        )
         self.seconds.append(time.perf_counter() - began)
         self.cpu.append(time.process_time() - worked)
 
@@ -90,7 +96,9 @@ class Turn:
     @property
     def memory(self) -> tuple[int, int]:
         kept = self.engine.worker.memory
-        return self.progress.state.count_bytes(), sum(kept.load(i).count_bytes() for i in range(CLIENTS)) // CLIENTS
+        return self.progress.state.count_bytes(), sum(
+            kept.load(i).count_bytes() for i in range(CLIENTS)
+        ) // CLIENTS
 
 
 def peak(name: str, model: str, federation: Federation) -> int:
@@ -124,7 +132,10 @@ def main() -> None:
     for k in range(options.rounds + 2):
         for name in names:
             turns[name].play()
-        print(f"turn {k + 1} of {options.rounds + 2}: {sum(t.seconds[-1] for t in turns.values()):.1f} s", flush=True)
+        print(
+            f"turn {k + 1} of {options.rounds + 2}: {sum(t.seconds[-1] for t in turns.values()):.1f} s",
+            flush=True,
+        )
     for t in turns.values():  # methods with memory cost nothing extra in their first rounds
         t.seconds, t.cpu = t.seconds[2:], t.cpu[2:]
     base = turns["FedAvg"]

@@ -55,7 +55,13 @@ def measure(network: str, repeats: int, batch_size: int) -> dict[str, Any]:
                 times[distil].append(spent)
     plain, raf = (min(times[d]) for d in (False, True))
     middle = statistics.median(times[True]) / statistics.median(times[False])
-    return {"network": network, "plain_ms": 1000 * plain, "raf_ms": 1000 * raf, "ratio": raf / plain, "ratio_of_medians": middle}
+    return {
+        "network": network,
+        "plain_ms": 1000 * plain,
+        "raf_ms": 1000 * raf,
+        "ratio": raf / plain,
+        "ratio_of_medians": middle,
+    }
 
 
 def main() -> None:
@@ -65,9 +71,21 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     heap.keep()  # as in every worker process
-    found = [measure(network, options.repeats, options.batch) for network in ("vit-tiny", "vit-small")]
+    found = [
+        measure(network, options.repeats, options.batch) for network in ("vit-tiny", "vit-small")
+    ]
     holds = all(f["ratio"] <= 2 for f in found)
-    print(json.dumps({"benchmark": "raf", "claim": "ratio <= 2", "levels": SIZES, "holds": holds, "cells": found}))
+    print(
+        json.dumps(
+            {
+                "benchmark": "raf",
+                "claim": "ratio <= 2",
+                "levels": SIZES,
+                "holds": holds,
+                "cells": found,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,11 @@ def measure_report(folder: Path) -> dict[str, float]:
         began = time.perf_counter()
         path = report.write(run)
         seconds.append(time.perf_counter() - began)
-    return {"report_seconds": statistics.median(seconds), "report_seconds_worst": max(seconds), "report_bytes": path.stat().st_size}
+    return {
+        "report_seconds": statistics.median(seconds),
+        "report_seconds_worst": max(seconds),
+        "report_bytes": path.stat().st_size,
+    }
 
 
 def serve(root: Path) -> tuple[Any, threading.Thread, int]:
@@ -46,7 +50,9 @@ def serve(root: Path) -> tuple[Any, threading.Thread, int]:
     from fedlens.report.board.app import make
 
     listener = cli_board._listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(make(root), log_level="warning", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(make(root), log_level="warning", timeout_graceful_shutdown=1)
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     while not server.started:
@@ -67,7 +73,15 @@ def measure_board(folder: Path) -> dict[str, Any]:
     model = write_run(root / "run-000", rounds=100, clients=40, cohort=40, pictures=False)
     for k in range(1, 200):
         shutil.copytree(model, root / f"run-{k:03d}")
-    live = write_run(folder / "live", rounds=50, planned=200, clients=40, cohort=40, pictures=False, finished=False)
+    live = write_run(
+        folder / "live",
+        rounds=50,
+        planned=200,
+        clients=40,
+        cohort=40,
+        pictures=False,
+        finished=False,
+    )
     (root / "run-199").rename(folder / "spare")
     live = live.rename(root / "run-199")
     server, thread, port = serve(root)
@@ -91,7 +105,9 @@ def measure_board(folder: Path) -> dict[str, Any]:
 
 def add_round(live: Path, number: int) -> None:
     with (live / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(round_line(number, random.Random(number), np.full((40, 10), 30), 40)) + "\n")
+        file.write(
+            json.dumps(round_line(number, random.Random(number), np.full((40, 10), 30), 40)) + "\n"
+        )
 
 
 def follow_events(port: int, live: Path) -> list[float]:
@@ -111,7 +127,9 @@ def follow_events(port: int, live: Path) -> list[float]:
 
 def follow_page(port: int, live: Path) -> dict[str, Any]:
     """From the write to the page saying so, as a reader would see it."""
-    program = next((p for p in ("chromium", "chromium-browser", "google-chrome") if shutil.which(p)), None)
+    program = next(
+        (p for p in ("chromium", "chromium-browser", "google-chrome") if shutil.which(p)), None
+    )
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:

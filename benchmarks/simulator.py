@@ -71,14 +71,23 @@ def make_federation(clients: int = CLIENTS) -> Federation:
 class Bare:
     """The shortest loop that does the same work: resident model per process, weights in shared memory, updates added in place."""
 
-    def __init__(self, federation: Federation, start: dict[str, Tensor], workers: int, channels_last: bool) -> None:
+    def __init__(
+        self, federation: Federation, start: dict[str, Tensor], workers: int, channels_last: bool
+    ) -> None:
         self.model = {n: t.clone().share_memory_() for n, t in start.items()}
-        self.sums = [{n: torch.zeros_like(t).share_memory_() for n, t in self.model.items()} for _ in range(workers)]
+        self.sums = [
+            {n: torch.zeros_like(t).share_memory_() for n, t in self.model.items()}
+            for _ in range(workers)
+        ]
         self.pipes, self.processes = [], []
         context = mp.get_context("fork")
         for k in range(workers):
             mine, theirs = context.Pipe()
-            process = context.Process(target=bare_worker, args=(theirs, federation, self.model, self.sums[k], channels_last), daemon=True)
+            process = context.Process(
+                target=bare_worker,
+                args=(theirs, federation, self.model, self.sums[k], channels_last),
+                daemon=True,
+            )
             process.start()
             self.pipes.append(mine)
             self.processes.append(process)
@@ -89,7 +98,9 @@ class Bare:
         ids = sample(range(CLIENTS), COHORT, 0, self.number)
         cut = len(ids) // len(self.pipes)
         for k, pipe in enumerate(self.pipes):
-            pipe.send((self.number, ids[k * cut : (k + 1) * cut if k < len(self.pipes) - 1 else None]))
+            pipe.send(
+                (self.number, ids[k * cut : (k + 1) * cut if k < len(self.pipes) - 1 else None])
+            )
         answers = [pipe.recv() for pipe in self.pipes]
         weight, self.loss = sum(w for w, _ in answers), sum(x for _, x in answers) / len(ids)
         for name, t in self.model.items():
@@ -103,7 +114,13 @@ class Bare:
             p.join()
 
 
-def bare_worker(pipe: Connection, federation: Federation, shared: dict[str, Tensor], sums: dict[str, Tensor], channels_last: bool) -> None:
+def bare_worker(
+    pipe: Connection,
+    federation: Federation,
+    shared: dict[str, Tensor],
+    sums: dict[str, Tensor],
+    channels_last: bool,
+) -> None:
     torch.set_num_threads(1)
     model = network()
     if channels_last:
@@ -121,7 +138,9 @@ def bare_worker(pipe: Connection, federation: Federation, shared: dict[str, Tens
                     local[name].copy_(t)
             optimizer = torch.optim.SGD(model.parameters(), lr=LR)
             rng = generator(0, number, i)
-            torch.randint(2**31 - 1, (), generator=rng)  # the simulator seeds torch with this one; then both shuffle alike
+            torch.randint(
+                2**31 - 1, (), generator=rng
+            )  # the simulator seeds torch with this one; then both shuffle alike
             order = torch.randperm(len(data), generator=rng)
             batch_losses = []
             for index in torch.split(order, BATCH):
@@ -143,7 +162,9 @@ def bare_worker(pipe: Connection, federation: Federation, shared: dict[str, Tens
 # -- measurements ----------------------------------------------------------------------------------------------------------------
 
 
-def compare_with_bare(federation: Federation, rounds: int, workers: int, channels_last: bool) -> dict[str, Any]:
+def compare_with_bare(
+    federation: Federation, rounds: int, workers: int, channels_last: bool
+) -> dict[str, Any]:
     algorithm = FedAvg(Pixels(), lr=LR, batch=BATCH, channels_last=channels_last, device="cpu")
     bare = Bare(federation, algorithm.init().trees["model"], workers, channels_last)
     began = time.perf_counter()
@@ -152,12 +173,22 @@ def compare_with_bare(federation: Federation, rounds: int, workers: int, channel
     ours, theirs = [], []
     for number in range(rounds + 1):
         t0 = time.perf_counter()
-        run(algorithm, engine, number + 1, cohort=COHORT, progress=here, after_round=lambda p, r: losses.append(r.loss))
+        run(
+            algorithm,
+            engine,
+            number + 1,
+            cohort=COHORT,
+            progress=here,
+            after_round=lambda p, r: losses.append(r.loss),
+        )
         t1 = time.perf_counter()
         bare.round()
         t2 = time.perf_counter()
         if number == 0:
-            ready, first = t0 - began, t1 - began  # the first round also pays for starting up, on both sides
+            ready, first = (
+                t0 - began,
+                t1 - began,
+            )  # the first round also pays for starting up, on both sides
         else:
             ours.append(t1 - t0)
             theirs.append(t2 - t1)
@@ -193,7 +224,12 @@ class Flower:
         command = [sys.executable, str(here / "flower_peer.py"), str(rounds), str(workers)]
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the process
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env={**os.environ, **env}
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            env={**os.environ, **env},
         )
 
     def round(self) -> dict[str, float]:
@@ -204,7 +240,9 @@ class Flower:
             if line.startswith("ROUND"):
                 said: dict[str, float] = json.loads(line.removeprefix("ROUND"))
                 if said["failed"]:
-                    raise RuntimeError(f"{said['failed']} of Flower's clients failed: its round cannot be compared")
+                    raise RuntimeError(
+                        f"{said['failed']} of Flower's clients failed: its round cannot be compared"
+                    )
                 return said
         self.errors.seek(0)
         raise RuntimeError(f"Flower's simulation ended: {self.errors.read()[-2000:]}")
@@ -217,8 +255,14 @@ class Flower:
 def compare_with_flower(federation: Federation, rounds: int, workers: int) -> dict[str, Any]:
     """Once as it is without settings, which gives an actor two processors; once set to as many actors as we have workers, one processor
     each, which is what somebody who knows Flower well would do for small networks."""
-    plain, tuned = flower_rounds(federation, rounds, workers, 0), flower_rounds(federation, rounds, workers, workers)
-    return plain | {"speedup_over_flower_one_processor_each": tuned["speedup_over_flower"], "flower_one_processor_each": tuned}
+    plain, tuned = (
+        flower_rounds(federation, rounds, workers, 0),
+        flower_rounds(federation, rounds, workers, workers),
+    )
+    return plain | {
+        "speedup_over_flower_one_processor_each": tuned["speedup_over_flower"],
+        "flower_one_processor_each": tuned,
+    }
 
 
 def flower_rounds(federation: Federation, rounds: int, workers: int, actors: int) -> dict[str, Any]:
@@ -230,7 +274,14 @@ def flower_rounds(federation: Federation, rounds: int, workers: int, actors: int
         here, losses = Progress(algorithm.init()), []
         for number in range(rounds + WARM):
             began = time.perf_counter()
-            run(algorithm, engine, number + 1, cohort=COHORT, progress=here, after_round=lambda p, r: losses.append(r.loss))
+            run(
+                algorithm,
+                engine,
+                number + 1,
+                cohort=COHORT,
+                progress=here,
+                after_round=lambda p, r: losses.append(r.loss),
+            )
             spent, said = time.perf_counter() - began, flower.round()
             if number >= WARM:
                 ours.append(spent)
@@ -258,13 +309,23 @@ def main() -> None:
     if not args.skip_bare:
         result |= compare_with_bare(federation, args.rounds, args.workers, args.channels_last)
     if not args.skip_memory:
-        small, large = peak_memory(federation, 10, args.workers), peak_memory(federation, 500, args.workers)
-        result |= {"peak_memory_cohort_10": small, "peak_memory_cohort_500": large, "memory_ratio_500_to_10": large / small}
+        small, large = (
+            peak_memory(federation, 10, args.workers),
+            peak_memory(federation, 500, args.workers),
+        )
+        result |= {
+            "peak_memory_cohort_10": small,
+            "peak_memory_cohort_500": large,
+            "memory_ratio_500_to_10": large / small,
+        }
     if not args.skip_flower:
         if importlib.util.find_spec("flwr") and importlib.util.find_spec("ray"):
             result |= compare_with_flower(federation, args.rounds, args.workers)
         else:
-            result |= {"speedup_over_flower": None, "flower": "not measured: flwr[simulation] is not installed"}
+            result |= {
+                "speedup_over_flower": None,
+                "flower": "not measured: flwr[simulation] is not installed",
+            }
     print(json.dumps(result))
 
 

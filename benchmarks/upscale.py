@@ -28,7 +28,13 @@ from fedlens.tasks.super_resolution import SuperResolution
 
 def main() -> None:
     parse = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("frames", 60), ("height", 720), ("width", 1280), ("scale", 2), ("threads", 1)):
+    for name, default in (
+        ("frames", 60),
+        ("height", 720),
+        ("width", 1280),
+        ("scale", 2),
+        ("threads", 1),
+    ):
         parse.add_argument(f"--{name}", type=int, default=default)
     options = parse.parse_args()
     torch.set_num_threads(options.threads)
@@ -48,7 +54,16 @@ def main() -> None:
         seconds = time.perf_counter() - began
         assert len(open_frames(folder / "large.mp4")) == options.frames
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
-    print(json.dumps({"what": told.split(" in ")[0], "peak_gb": round(peak, 2), "seconds": round(seconds, 1), "threads": options.threads}))
+    print(
+        json.dumps(
+            {
+                "what": told.split(" in ")[0],
+                "peak_gb": round(peak, 2),
+                "seconds": round(seconds, 1),
+                "threads": options.threads,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ LARGE = {"r3d18": (1, 3, 16, 112, 112)}
 
 def plain(net: VideoBackbone, x: Tensor) -> Tensor:
     """The same layers in the usual order of memory."""
-    return nn.Sequential(net.stem, net.layer1, net.layer2, net.layer3, net.layer4)((x - net.mean) / net.std)
+    return nn.Sequential(net.stem, net.layer1, net.layer2, net.layer3, net.layer4)(
+        (x - net.mean) / net.std
+    )
 
 
 def step(forward: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], None]:
@@ -35,7 +37,9 @@ def step(forward: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], None]:
 
 
 def main() -> None:
-    parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parse = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parse.add_argument("--repeats", type=int, default=8)
     parse.add_argument("--large", action="store_true")
     options = parse.parse_args()
@@ -45,9 +49,15 @@ def main() -> None:
         net = backbone(name.split()[0])
         assert isinstance(net, VideoBackbone)
         x = torch.rand(shape)
-        jobs = {"fedlens": step(net.forward_features, x), "plain": step(lambda x, net=net: plain(net, x), x)}
+        jobs = {
+            "fedlens": step(net.forward_features, x),
+            "plain": step(lambda x, net=net: plain(net, x), x),
+        }
         took = best(jobs, options.repeats if name in CASES else 2)
-        out[name] = {**{k: round(v, 4) for k, v in took.items()}, "times_as_fast": round(took["plain"] / took["fedlens"], 2)}
+        out[name] = {
+            **{k: round(v, 4) for k, v in took.items()},
+            "times_as_fast": round(took["plain"] / took["fedlens"], 2),
+        }
         print(name, out[name], flush=True)
     print(json.dumps(out))
 

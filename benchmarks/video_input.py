@@ -62,11 +62,17 @@ def main() -> None:
     options = parse.parse_args()
     torch.set_num_threads(1)
     common = {"backbone": "r3d10s", "frames": options.frames, "size": options.size}
-    task = {"CtP": lambda: CtP(**common, stride=3), "VCOP": lambda: VCOP(**common, gap=2), "Speed": lambda: Speed(**common)}[options.task]()
+    task = {
+        "CtP": lambda: CtP(**common, stride=3),
+        "VCOP": lambda: VCOP(**common, gap=2),
+        "Speed": lambda: Speed(**common),
+    }[options.task]()
     first, second, bare = [], [], []
     for repeat in range(options.repeats):
         search = (
-            Videos(root=options.root, side=round(options.size * 9 / 7), limit=options.videos).federation(1, 0).test
+            Videos(root=options.root, side=round(options.size * 9 / 7), limit=options.videos)
+            .federation(1, 0)
+            .test
         )  # a cache of its own
         assert isinstance(search, Search)
         videos = search.gallery.at_least(task.least)
@@ -78,10 +84,15 @@ def main() -> None:
         first.append(seconds(lambda d=data, r=repeat: epoch(d, r)))  # type: ignore[misc]
         second.append(seconds(lambda d=data, r=repeat: epoch(d, r + 100)))  # type: ignore[misc]
     n = len(videos)
-    times = {name: summary(values) for name, values in (("plain", bare), ("first", first), ("second", second))}
+    times = {
+        name: summary(values)
+        for name, values in (("plain", bare), ("first", first), ("second", second))
+    }
     out = {
         "what": f"{options.task} examples of {options.frames} frames {options.size}x{options.size} from {n} videos of {options.root}",
-        "videos_per_second_per_core": {name: round(n / t["median"], 1) for name, t in times.items()},
+        "videos_per_second_per_core": {
+            name: round(n / t["median"], 1) for name, t in times.items()
+        },
         "seconds": times,
         "first_over_plain": round(times["plain"]["median"] / times["first"]["median"], 2),
         "second_over_first": round(times["first"]["median"] / times["second"]["median"], 2),

@@ -24,7 +24,12 @@ from typing import Any
 KEPT = Path(__file__).parents[1] / "src" / "fedlens" / "models" / "measured.json"
 LIMITS = {"vrt": 12.0, "rvrt": 8.0, "iart": 8.0}  # GB for a training step
 ENLARGE_LIMIT = 8.0
-OFFICIAL = {"window_size": [6, 8, 8], "img_size": [6, 64, 64], "pa_frames": 2, "deformable_groups": 12}
+OFFICIAL = {
+    "window_size": [6, 8, 8],
+    "img_size": [6, 64, 64],
+    "pa_frames": 2,
+    "deformable_groups": 12,
+}
 
 
 def main() -> None:
@@ -48,14 +53,20 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--networks", default="vrt,rvrt,iart")
     parser.add_argument("--parts", default="train,forward,enlarge")
     parser.add_argument("--official", type=Path, help="a checkout of the public VRT code")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--size", type=int, default=64, help="of the clip that is trained on and compared on")
+    parser.add_argument(
+        "--size", type=int, default=64, help="of the clip that is trained on and compared on"
+    )
     parser.add_argument("--frames", type=int, default=6)
-    parser.add_argument("--repeat", type=int, default=3, help="turns of each network in the comparison")
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="turns of each network in the comparison"
+    )
     parser.add_argument("--tiles", type=int, help="stop enlarging after so many tiles")
     parser.add_argument("--keep", action="store_true", help="for fedlens list models")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
@@ -66,7 +77,12 @@ def keep(network: str, found: dict[str, Any], args: argparse.Namespace) -> None:
     """Beside what is known of other networks and parts."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     mine = kept.setdefault(network.lower(), {})
-    commit = subprocess.run(["git", "-C", str(KEPT.parent), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    commit = subprocess.run(
+        ["git", "-C", str(KEPT.parent), "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     about = {"threads": args.threads, "commit": commit.stdout.strip()}
     for part, values in found.items():
         mine["parameters"] = values.pop("parameters")
@@ -170,14 +186,20 @@ def enlarge(model: Any, clip: Any, tiles: int | None) -> dict[str, Any]:
             pass
 
     seconds = timed(run)
-    return {"tiles": total, "tiles_measured": len(done), "seconds": round(seconds * total / len(done), 1)}
+    return {
+        "tiles": total,
+        "tiles_measured": len(done),
+        "seconds": round(seconds * total / len(done), 1),
+    }
 
 
 def compare(args: argparse.Namespace, model: Any, clip: Any) -> dict[str, Any]:
     """Both with the same weights, taking turns, so that a busy machine is busy for both."""
     import torch
 
-    spec = importlib.util.spec_from_file_location("official_vrt", args.official / "models" / "network_vrt.py")
+    spec = importlib.util.spec_from_file_location(
+        "official_vrt", args.official / "models" / "network_vrt.py"
+    )
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

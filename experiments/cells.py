@@ -11,7 +11,9 @@ from typing import Any
 Cell = dict[str, Any]
 
 
-def compute(jobs: Iterable[tuple[Path, Callable[[], Cell]]], minutes: float, told: Callable[[Cell], str]) -> None:
+def compute(
+    jobs: Iterable[tuple[Path, Callable[[], Cell]]], minutes: float, told: Callable[[Cell], str]
+) -> None:
     """In the order given, until the next one might end after the budget: as long as the longest so far. `told` is what is printed of it."""
     began, longest = time.perf_counter(), 0.0
     for path, make in jobs:

@@ -19,7 +19,14 @@ FLAGS = [
 @contextmanager
 def chromium() -> Iterator[Any]:
     play = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+    program = next(
+        (
+            found
+            for name in ("chromium", "chromium-browser", "google-chrome")
+            if (found := shutil.which(name))
+        ),
+        None,
+    )
     if program is None:
         pytest.skip("no Chromium or Chrome is installed")
     with play.sync_playwright() as p:
@@ -32,11 +39,16 @@ class Tab:
     """A page and everything it complained about."""
 
     def __init__(self, browser: Any, width: int = 1200, **options: Any) -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, reduced_motion="reduce", **options)
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900}, reduced_motion="reduce", **options
+        )
         self.context.set_default_timeout(120_000)  # generous: a busy machine is not a broken page
         self.page = self.context.new_page()
         self.complaints: list[str] = []
-        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on(
+            "console",
+            lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None,
+        )
         self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
 
     def wait(self, expression: str, seconds: float = 120) -> None:

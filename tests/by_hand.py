@@ -41,7 +41,9 @@ class Target(LearningTask):
 
 
 def targets(*rows: float | Sequence[float]) -> Tensors:
-    y = torch.tensor([r if isinstance(r, (list, tuple)) else [r] for r in rows], dtype=torch.float64)
+    y = torch.tensor(
+        [r if isinstance(r, (list, tuple)) else [r] for r in rows], dtype=torch.float64
+    )
     return Tensors({"x": torch.zeros(len(y), 1), "y": y})
 
 
@@ -57,7 +59,9 @@ def fedavg(size: int = 1, **options: Any) -> FedAvg:
 class Rounds:
     """Plays rounds one by one, through the byte-level engine."""
 
-    def __init__(self, algorithm: Algorithm, holdings: Federation, rounds: int = 100, seed: int = 0) -> None:
+    def __init__(
+        self, algorithm: Algorithm, holdings: Federation, rounds: int = 100, seed: int = 0
+    ) -> None:
         self.algorithm, self.engine = algorithm, Loopback(algorithm, holdings)
         self.state = algorithm.init()
         self.known = {"rounds": rounds, "seed": seed, "population": len(holdings)}
@@ -67,7 +71,9 @@ class Rounds:
     def play(self, *asked: int) -> Message:
         ids = sorted(asked) or list(self.engine.ids())
         state = self.state.note(round=self.number, **self.known)
-        message = self.algorithm.broadcast(state).note(round=self.number, cohort=len(ids), **self.known)
+        message = self.algorithm.broadcast(state).note(
+            round=self.number, cohort=len(ids), **self.known
+        )
         self.replies, lost = gather(self.engine.exchange(message, ids, self.heard), ids)
         assert not lost, lost
         self.heard.update(dict.fromkeys(ids, self.number))

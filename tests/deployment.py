@@ -104,7 +104,13 @@ class Deployment:
         raise AssertionError("the SuperLink did not start:\n" + self.log("superlink"))
 
     def flwr(self, *arguments: str) -> str:
-        done = subprocess.run([str(BIN / "flwr"), *arguments], env=self.env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [str(BIN / "flwr"), *arguments],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -118,7 +124,12 @@ class Deployment:
             self.register(site)
         worker = self.folder / f"worker-{site}"
         self.start(f"worker-{site}", "python", "-m", "fedlens.engines.flower.site", str(worker))
-        facts: Mapping[str, Any] = {"client": site, "folder": f'"{self.folder / f"memory-{site}"}"', "worker": f'"{worker}"', **config}
+        facts: Mapping[str, Any] = {
+            "client": site,
+            "folder": f'"{self.folder / f"memory-{site}"}"',
+            "worker": f'"{worker}"',
+            **config,
+        }
         self.start(
             f"site-{site}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates", str(self.keys / "ca.crt"),
             "--auth-supernode-private-key", str(self.keys / f"site-{site}"), "--host", "127.0.0.1", "--port", str(free_port()),
@@ -132,7 +143,10 @@ class Deployment:
         until = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > until:
-                tails = "\n".join(f"== {p.name}\n{p.read_text(errors='replace')[-3000:]}" for p in sorted(self.folder.glob("*.log")))
+                tails = "\n".join(
+                    f"== {p.name}\n{p.read_text(errors='replace')[-3000:]}"
+                    for p in sorted(self.folder.glob("*.log"))
+                )
                 raise AssertionError(f"{what} did not happen within {seconds:g} s\n{tails}")
             time.sleep(0.1)
 

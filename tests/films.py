@@ -25,20 +25,30 @@ def ramp(n: int = 40, h: int = 48, w: int = 64) -> torch.Tensor:
 
 def shaded(path: Path, frames: int = 20, shade: int = 100) -> Path:
     """A small video file whose frames get brighter."""
-    pixels = (torch.arange(frames) + shade).clamp(max=255).byte()[:, None, None, None].expand(frames, 3, 32, 48).contiguous()
+    pixels = (
+        (torch.arange(frames) + shade)
+        .clamp(max=255)
+        .byte()[:, None, None, None]
+        .expand(frames, 3, 32, 48)
+        .contiguous()
+    )
     with writer(path, ArrayFrames(pixels, rate=Fraction(10)), (32, 48)) as write:
         write(pixels)
     return path
 
 
-def make_clips(root: Path, names: list[str], frames: int = 5, size: tuple[int, int] = (34, 50)) -> Path:
+def make_clips(
+    root: Path, names: list[str], frames: int = 5, size: tuple[int, int] = (34, 50)
+) -> Path:
     """Clip k is filled with noise around level 20 k."""
     rng = np.random.default_rng(0)
     for k, name in enumerate(names):
         folder = root / name
         folder.mkdir(parents=True)
         for t in range(frames):
-            Image.fromarray((20 * k + rng.integers(0, 20, (*size, 3))).astype(np.uint8)).save(folder / f"{t:08d}.png")
+            Image.fromarray((20 * k + rng.integers(0, 20, (*size, 3))).astype(np.uint8)).save(
+                folder / f"{t:08d}.png"
+            )
     return root
 
 
@@ -52,5 +62,7 @@ def save(folder: Path, arrays: list[np.ndarray], mode: str | None = None) -> Pat
 def converted(source: Path, target: Path, *how: str, before: tuple[str, ...] = ()) -> Path:
     """By the ffmpeg program, so that it is not our own code on both sides."""
     program = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
-    subprocess.run([program, "-v", "error", "-y", *before, "-i", str(source), *how, str(target)], check=True)
+    subprocess.run(
+        [program, "-v", "error", "-y", *before, "-i", str(source), *how, str(target)], check=True
+    )
     return target

@@ -53,16 +53,22 @@ def write_run(
     """A finished run of `rounds` rounds, or one that has got so far of `planned`."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    text = CONFIG.format(alpha=0.3, clients=clients, cohort=cohort, planned=planned or rounds, seed=seed, layer=layer)
+    text = CONFIG.format(
+        alpha=0.3, clients=clients, cohort=cohort, planned=planned or rounds, seed=seed, layer=layer
+    )
     (folder / "config.toml").write_text(text)
     labels = np.random.default_rng(seed).dirichlet([0.3] * 10, clients)
-    counts = np.round(labels * np.random.default_rng(seed + 1).integers(80, 400, (clients, 1))).astype(int)
+    counts = np.round(
+        labels * np.random.default_rng(seed + 1).integers(80, 400, (clients, 1))
+    ).astype(int)
     facts = {"labels": counts.tolist(), "classes": CLASSES, "sizes": counts.sum(1).tolist()}
     (folder / "federation.json").write_text(json.dumps(facts))
     lines = [round_line(k, rng, counts, cohort, gain) for k in range(rounds)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if pictures:
-        write_pictures(folder / "pictures", quality=min(1.0, 0.4 + 0.6 * rounds / (planned or rounds)) + gain)
+        write_pictures(
+            folder / "pictures", quality=min(1.0, 0.4 + 0.6 * rounds / (planned or rounds)) + gain
+        )
     if finished:
         last = next((line["metrics"] for line in reversed(lines) if line["metrics"]), {})
         (folder / "summary.json").write_text(json.dumps({
@@ -75,7 +81,9 @@ def write_run(
     return folder
 
 
-def round_line(number: int, rng: random.Random, counts: Any, cohort: int, gain: float = 0.0) -> dict[str, Any]:
+def round_line(
+    number: int, rng: random.Random, counts: Any, cohort: int, gain: float = 0.0
+) -> dict[str, Any]:
     clients = len(counts)
     asked = sorted(rng.sample(range(clients), min(cohort, clients)))
     lost = [i for i in asked if rng.random() < (0.5 if i % 7 == 3 else 0.04)]
@@ -84,7 +92,11 @@ def round_line(number: int, rng: random.Random, counts: Any, cohort: int, gain: 
     for i in asked:
         if i not in lost:
             loss = 2.3 - (1.75 + gain) * progress + 0.12 * rng.gauss(0, 1) + 0.02 * (i % 5)
-            heard[str(i)] = {"loss": max(0.02, loss), "examples": int(counts[i].sum()), "weight": float(counts[i].sum()) / max(0.3, loss)}
+            heard[str(i)] = {
+                "loss": max(0.02, loss),
+                "examples": int(counts[i].sum()),
+                "weight": float(counts[i].sum()) / max(0.3, loss),
+            }
     metrics = {}
     if number % 2 == 1 or number == 0:
         accuracy = 0.1 + (0.68 + gain) * progress + 0.008 * rng.gauss(0, 1)
@@ -101,7 +113,13 @@ def round_line(number: int, rng: random.Random, counts: Any, cohort: int, gain: 
         "asked": len(asked),
         "heard": len(heard),
         "refused": 0,
-        "lost": [{"client": i, "reason": "no reply within 30 s" if i % 7 == 3 else "worker killed (signal 9)"} for i in lost],
+        "lost": [
+            {
+                "client": i,
+                "reason": "no reply within 30 s" if i % 7 == 3 else "worker killed (signal 9)",
+            }
+            for i in lost
+        ],
         "clients": heard,
     }
 
@@ -110,7 +128,9 @@ def scene(size: int = 256, shift: float = 0.0) -> np.ndarray[Any, Any]:
     """Something with edges, texture and smooth parts, in [0, 1]."""
     y, x = np.mgrid[0:size, 0:size] / size
     x = x - shift
-    image = np.stack([0.55 + 0.35 * np.sin(3 * x + y), 0.5 + 0.3 * np.cos(4 * y - x), 0.62 - 0.25 * y], -1)
+    image = np.stack(
+        [0.55 + 0.35 * np.sin(3 * x + y), 0.5 + 0.3 * np.cos(4 * y - x), 0.62 - 0.25 * y], -1
+    )
     for cx, cy, r, tone in [
         (0.3, 0.36, 0.17, (0.93, 0.55, 0.2)),
         (0.68, 0.62, 0.22, (0.12, 0.3, 0.5)),
@@ -142,7 +162,13 @@ def encoded(quality: float) -> dict[str, bytes]:
     noise = np.random.default_rng(3)
     sharp, psnr = scene(), lambda a, b: float(-10 * np.log10(np.mean((a - b) ** 2)))
     blurred = np.clip(blur(sharp, 4) + 0.02 * noise.standard_normal(sharp.shape), 0, 1)
-    restored = np.clip(sharp * quality + blur(sharp, 2) * (1 - quality) + 0.008 * noise.standard_normal(sharp.shape), 0, 1)
+    restored = np.clip(
+        sharp * quality
+        + blur(sharp, 2) * (1 - quality)
+        + 0.008 * noise.standard_normal(sharp.shape),
+        0,
+        1,
+    )
     frames = [scene(160, 0.006 * k + 0.003 * (k % 2)) for k in range(12)]
     tiles = [scene(32, 0.1 * k) for k in range(12)]
     y, x = np.mgrid[0:64, 0:64] / 63

@@ -17,7 +17,9 @@ from fedlens.engines.loopback import Loopback
 SIZE = (24, 20)
 
 
-def small_federation(partial: bool, clients: int = 3, channels: int = 1, seed: int = 0, size: tuple[int, int] = SIZE) -> Federation:
+def small_federation(
+    partial: bool, clients: int = 3, channels: int = 1, seed: int = 0, size: tuple[int, int] = SIZE
+) -> Federation:
     """A blocky random scene, seen through different kernels with noise; partial views are overlapping bands."""
     rng = np.random.default_rng(seed)
     height, width = size
@@ -31,7 +33,13 @@ def small_federation(partial: bool, clients: int = 3, channels: int = 1, seed: i
         top = min(k * (height // clients), height - band)
         pixels = y[:, top : top + band, 2 : width - 1] if partial else y
         place = (top, 2) if partial else (None, None)
-        holdings.append({"scene": Observation(torch.from_numpy(np.ascontiguousarray(pixels)), kernel, height, width, *place)})
+        holdings.append(
+            {
+                "scene": Observation(
+                    torch.from_numpy(np.ascontiguousarray(pixels)), kernel, height, width, *place
+                )
+            }
+        )
     facts = {
         "scenes": {"scene": (channels, height, width)},
         "clients": clients,
@@ -42,10 +50,14 @@ def small_federation(partial: bool, clients: int = 3, channels: int = 1, seed: i
 
 
 def make(federation: Federation, **keys: Any) -> FedDeblur:
-    return FedDeblur(Deblurring(), **{"eta": 2.0, "rho": 0.3, "double": True, "tol": 0.0, **keys}).given(federation.facts)
+    return FedDeblur(
+        Deblurring(), **{"eta": 2.0, "rho": 0.3, "double": True, "tol": 0.0, **keys}
+    ).given(federation.facts)
 
 
-def solve(federation: Federation, rounds: int, cohort: int | None = None, **keys: Any) -> tuple[Message, Loopback]:
+def solve(
+    federation: Federation, rounds: int, cohort: int | None = None, **keys: Any
+) -> tuple[Message, Loopback]:
     algorithm = make(federation, **keys)
     engine = Loopback(algorithm, federation)
     return run(algorithm, engine, rounds, cohort=cohort), engine
@@ -77,11 +89,19 @@ def views(federation: Federation) -> list[dict[str, np.ndarray]]:
     for held in federation.holdings:
         seen = held["scene"]
         mask = seen.mask(torch.float64).numpy()
-        out.append({"y": seen.embed(seen.pixels.double()).numpy(), "m": mask, "H": otf(seen.kernel.numpy(), (seen.height, seen.width))})
+        out.append(
+            {
+                "y": seen.embed(seen.pixels.double()).numpy(),
+                "m": mask,
+                "H": otf(seen.kernel.numpy(), (seen.height, seen.width)),
+            }
+        )
     return out
 
 
-def algorithm_1(federation: Federation, eta: float, rho: float, rounds: int, x: np.ndarray) -> dict[str, Any]:
+def algorithm_1(
+    federation: Federation, eta: float, rho: float, rounds: int, x: np.ndarray
+) -> dict[str, Any]:
     """Options 2 and B (m = 1 is option A's problem, but not its iteration, so that one is written out too)."""
     known = views(federation)
     n = len(known)
@@ -104,10 +124,16 @@ def algorithm_1(federation: Federation, eta: float, rho: float, rounds: int, x: 
             H, y = v["H"], v["y"]
             if partial:
                 r = (rho * (I(H * F(c["x"])) - y) - c["beta"]) / (2 / n * v["m"] + rho)
-                c["x"] = I((H.conj() * F(r + y + c["beta"] / rho) + F(x - c["lam"] / rho)) / (np.abs(H) ** 2 + 1))
+                c["x"] = I(
+                    (H.conj() * F(r + y + c["beta"] / rho) + F(x - c["lam"] / rho))
+                    / (np.abs(H) ** 2 + 1)
+                )
                 c["beta"] = c["beta"] + rho * (r - (I(H * F(c["x"])) - y))
             else:
-                c["x"] = I((2 / n * H.conj() * F(y) + F(rho * x - c["lam"])) / (2 / n * np.abs(H) ** 2 + rho))
+                c["x"] = I(
+                    (2 / n * H.conj() * F(y) + F(rho * x - c["lam"]))
+                    / (2 / n * np.abs(H) ** 2 + rho)
+                )
             c["lam"] = c["lam"] + rho * (c["x"] - x)
     return {"x": x, "local": local, "w": [c["x"] + c["lam"] / rho for c in local]}
 
@@ -120,14 +146,18 @@ def _dirac(size: tuple[int, ...]) -> np.ndarray:
 
 def objective(federation: Federation, x: np.ndarray, eta: float) -> float:
     known = views(federation)
-    fit = sum((v["m"] * (np.fft.ifft2(v["H"] * np.fft.fft2(x)).real - v["y"]) ** 2).sum() for v in known) / len(known)
+    fit = sum(
+        (v["m"] * (np.fft.ifft2(v["H"] * np.fft.fft2(x)).real - v["y"]) ** 2).sum() for v in known
+    ) / len(known)
     return float(fit + eta * np.sqrt((gradient(x) ** 2).sum((0, 1))).sum())
 
 
 def misfit_gradient(known: list[dict[str, np.ndarray]], x: np.ndarray) -> list[np.ndarray]:
     """grad f_k for every client, f_k = |m (h * x - y)|^2 / n, from `views`."""
     F, I = np.fft.fft2, lambda s: np.fft.ifft2(s).real
-    return [2 / len(known) * I(v["H"].conj() * F(v["m"] * (I(v["H"] * F(x)) - v["y"]))) for v in known]
+    return [
+        2 / len(known) * I(v["H"].conj() * F(v["m"] * (I(v["H"] * F(x)) - v["y"]))) for v in known
+    ]
 
 
 def primal_dual(federation: Federation, eta: float, steps: int) -> np.ndarray:

@@ -57,7 +57,9 @@ class Case:
 VECTORS, CLIPS, IMAGES = toy_federation(7), dense_federation(2, 3, 8, 8), dense_federation(3, 8, 8)
 
 
-def over(*layers: Layer, task: type[LearningTask] = Toy, on: Federation = VECTORS, **fedavg: Any) -> Case:
+def over(
+    *layers: Layer, task: type[LearningTask] = Toy, on: Federation = VECTORS, **fedavg: Any
+) -> Case:
     return Case(lambda: stack(FedAvg(task(), **{"batch": 8, **fedavg}), *layers), on)
 
 
@@ -70,7 +72,9 @@ def deblur(kind: type[FedDeblur], on: Federation, **keys: Any) -> Case:
 
 STACKS: dict[str, Case] = {
     "fedavg": over(),
-    "fedavg uniform, Adam, cosine": over(weights="uniform", optimizer="adam", lr=0.01, schedule="cosine", steps=3),
+    "fedavg uniform, Adam, cosine": over(
+        weights="uniform", optimizer="adam", lr=0.01, schedule="cosine", steps=3
+    ),
     "fedprox": over(FedProx(0.1)),
     "scaffold": over(Scaffold()),
     "scaffold, option I": over(Scaffold(), momentum=0.9, lr=0.02),
@@ -79,16 +83,22 @@ STACKS: dict[str, Case] = {
     "fedvssl": over(BackboneOnly(), MixedWeights(0.9), MovingMean(1)),
     "fedu": over(FedU(mu=0.05)),
     "fedu, loss weights": over(FedU(mu=0.05), MixedWeights(1.0)),
-    "fedvssl, distances": over(Distances(), BackboneOnly(), MixedWeights(0.0), MovingMean(2), lr=0.05, server_lr=0.7),
+    "fedvssl, distances": over(
+        Distances(), BackboneOnly(), MixedWeights(0.0), MovingMean(2), lr=0.05, server_lr=0.7
+    ),
     "private heads with scaffold": over(BackboneOnly(), Scaffold()),
     "loss-aware": over(LossAware(tau=0.0)),
     "loss-aware, by replies": over(LossAware(tau=0.0, by="replies")),
     "loss-aware, greedy": over(LossAware(greedy=True)),
     "median": over(Median()),
-    "fedvsr": over(HighFrequency(), LossAware(tau=0.0), task=Denoise, on=CLIPS, optimizer="adam", lr=0.01),
+    "fedvsr": over(
+        HighFrequency(), LossAware(tau=0.0), task=Denoise, on=CLIPS, optimizer="adam", lr=0.01
+    ),
     "fedsr": over(FedSR(layer="conv"), task=Denoise, on=CLIPS),
     "upload failures": over(Scaffold(), UploadFailures(0.5)),
-    "raf with fedprox": over(FedProx(0.1), MultiResolution(((8, 8), (4, 4))), task=Denoise, on=IMAGES),
+    "raf with fedprox": over(
+        FedProx(0.1), MultiResolution(((8, 8), (4, 4))), task=Denoise, on=IMAGES
+    ),
     "fednova": over(FedNova()),
     "fedprox in fednova, momentum": over(FedProx(0.1), FedNova(), momentum=0.9, lr=0.02),
     "feddyn": over(FedDyn(0.1)),
@@ -108,10 +118,16 @@ STACKS: dict[str, Case] = {
     "norm clip, then median": over(Median(), NormClip()),
     "balance": over(Balance(Blobs(), cache="")),
     "balance, all kinds of clients, anew every round": over(
-        Balance(Blobs(), period=1, replay=0.5, unconstrained=0.3, weak=0.3, cache=""), momentum=0.9, lr=0.02
+        Balance(Blobs(), period=1, replay=0.5, unconstrained=0.3, weak=0.3, cache=""),
+        momentum=0.9,
+        lr=0.02,
     ),
-    "fedprox and moon in balance, at random": over(FedProx(0.1), Moon(), Balance(Blobs(), "random", period=2, cache="")),
-    "balance, private heads, scaffold": over(Balance(Blobs(), cache=""), BackboneOnly(), Scaffold()),
+    "fedprox and moon in balance, at random": over(
+        FedProx(0.1), Moon(), Balance(Blobs(), "random", period=2, cache="")
+    ),
+    "balance, private heads, scaffold": over(
+        Balance(Blobs(), cache=""), BackboneOnly(), Scaffold()
+    ),
     "norm clip on clients": over(NormClip(0.1, where="client")),
 }
 

@@ -19,15 +19,27 @@ def load(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.replace("/", "_").removesuffix(".py"), file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # where dataclasses look up their own module
+    monkeypatch.setitem(
+        sys.modules, spec.name, module
+    )  # where dataclasses look up their own module
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.mark.parametrize(
-    "path", ["feddeblur/tables.py", "raf/tables.py", "baselines/run.py", "fbl/run.py", "fedvsr/run.py", "fedvssl/run.py"]
+    "path",
+    [
+        "feddeblur/tables.py",
+        "raf/tables.py",
+        "baselines/run.py",
+        "fbl/run.py",
+        "fedvsr/run.py",
+        "fedvssl/run.py",
+    ],
 )
-def test_no_result_in_the_readme_is_typed_by_hand(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_result_in_the_readme_is_typed_by_hand(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blocks = load(path, monkeypatch).BLOCKS
     text = ((EXPERIMENTS / path).parent / "README.md").read_text()
     assert load("blocks.py", monkeypatch).render(text, blocks) == text
@@ -38,4 +50,7 @@ def test_a_block_is_written_anew_and_the_rest_stays(monkeypatch: pytest.MonkeyPa
     """Two blocks between prose; the old content of both goes, the prose does not."""
     text = "a\n<!-- x -->\nold\n<!-- /x -->\nb\n<!-- y.1 -->\n<!-- /y.1 -->\nc"
     wanted = "a\n<!-- x -->\n1\n<!-- /x -->\nb\n<!-- y.1 -->\n2\n<!-- /y.1 -->\nc"
-    assert load("blocks.py", monkeypatch).render(text, {"x": lambda: "1", "y.1": lambda: "2"}) == wanted
+    assert (
+        load("blocks.py", monkeypatch).render(text, {"x": lambda: "1", "y.1": lambda: "2"})
+        == wanted
+    )

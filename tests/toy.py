@@ -34,7 +34,11 @@ class Toy(LearningTask):
 
     def evaluate(self, result: Any, data: Data) -> dict[str, float]:
         batch = data.batch(torch.arange(len(data)))
-        return {"accuracy": float((self.forward(result, batch).prediction.argmax(1) == batch["y"]).float().mean())}
+        return {
+            "accuracy": float(
+                (self.forward(result, batch).prediction.argmax(1) == batch["y"]).float().mean()
+            )
+        }
 
 
 def make_data(n: int, rng: torch.Generator) -> Tensors:
@@ -63,12 +67,16 @@ class Blobs(ImageGenerator):
 
 
 def flat(message: Message) -> dict[str, Tensor]:
-    return {f"{tree}/{name}": t for tree, arrays in message.trees.items() for name, t in arrays.items()}
+    return {
+        f"{tree}/{name}": t for tree, arrays in message.trees.items() for name, t in arrays.items()
+    }
 
 
 def same_bits(a: Message, b: Message) -> bool:
     x, y = flat(a), flat(b)
-    return x.keys() == y.keys() and all(torch.equal(t, y[n]) and t.dtype == y[n].dtype for n, t in x.items())
+    return x.keys() == y.keys() and all(
+        torch.equal(t, y[n]) and t.dtype == y[n].dtype for n, t in x.items()
+    )
 
 
 class Frames(nn.Module):

@@ -24,7 +24,11 @@ def main(grid: Any, config: Mapping[str, Any]) -> None:
     progress = None
     if (out / "state").exists():
         facts = json.loads((out / "progress.json").read_text())
-        progress = Progress(Message.from_bytes((out / "state").read_bytes()), facts["done"], {int(k): v for k, v in facts["heard"].items()})
+        progress = Progress(
+            Message.from_bytes((out / "state").read_bytes()),
+            facts["done"],
+            {int(k): v for k, v in facts["heard"].items()},
+        )
 
     def after(here: Progress, done: Round) -> None:
         (out / "state.part").write_bytes(here.state.to_bytes())

@@ -39,7 +39,10 @@ METHODS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "Scaffold": ([{"name": "Scaffold"}], {}),
     "Scaffold, plain SGD": ([{"name": "Scaffold"}], {"FedAvg.momentum": 0.0, "FedAvg.lr": 0.1}),
     "FedAvg, plain SGD": ([], {"FedAvg.momentum": 0.0, "FedAvg.lr": 0.1}),
-    "Scaffold, plain SGD, small steps": ([{"name": "Scaffold"}], {"FedAvg.momentum": 0.0, "FedAvg.lr": 0.02}),
+    "Scaffold, plain SGD, small steps": (
+        [{"name": "Scaffold"}],
+        {"FedAvg.momentum": 0.0, "FedAvg.lr": 0.02},
+    ),
     "FedAvg, plain SGD, small steps": ([], {"FedAvg.momentum": 0.0, "FedAvg.lr": 0.02}),
     "FedNova": ([{"name": "FedNova"}], {}),
     "FedDyn 0.01": ([{"name": "FedDyn", "alpha": 0.01}], {"FedAvg.clip": 10.0}),
@@ -64,7 +67,9 @@ def cell(recipe: Path, method: str, seed: int, overrides: dict[str, Any]) -> dic
     tables = tomllib.loads(recipe.read_text())
     layers, own = METHODS[method]
     config = from_tables(
-        {**tables, "algorithm": [*tables["algorithm"], *layers]}, recipe.stem, {**own, **overrides, "federation.seed": seed}
+        {**tables, "algorithm": [*tables["algorithm"], *layers]},
+        recipe.stem,
+        {**own, **overrides, "federation.seed": seed},
     )
     setup = prepare(config)
     s, curve, up, down, lost = setup.settings, [], 0, 0, 0
@@ -73,7 +78,9 @@ def cell(recipe: Path, method: str, seed: int, overrides: dict[str, Any]) -> dic
     def heard(_: Any, r: Any) -> None:
         nonlocal up, down, lost
         up, down, lost = up + r.bytes_up, down + r.bytes_down, lost + len(r.lost)
-        curve.append({"round": r.number + 1, "training_loss": r.loss, "bytes": up + down, **dict(r.metrics)})
+        curve.append(
+            {"round": r.number + 1, "training_loss": r.loss, "bytes": up + down, **dict(r.metrics)}
+        )
 
     with Simulator(setup.algorithm, setup.federation, workers=s.workers, threads=1) as engine:
         run(setup.algorithm, engine, s.rounds, cohort=s.cohort, seed=seed, test=setup.federation.test, evaluate_every=s.evaluate_every,
@@ -109,9 +116,14 @@ def table(folder: Path, target: float) -> str:
         "CPU s",
     ]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    plain = {c["seed"]: c for c in (json.loads(p.read_text()) for p in sorted(folder.glob("fedavg-[0-9].json")))}
+    plain = {
+        c["seed"]: c
+        for c in (json.loads(p.read_text()) for p in sorted(folder.glob("fedavg-[0-9].json")))
+    }
     for method in METHODS:
-        cells = [json.loads(p.read_text()) for p in sorted(folder.glob(f"{slug(method)}-[0-9].json"))]
+        cells = [
+            json.loads(p.read_text()) for p in sorted(folder.glob(f"{slug(method)}-[0-9].json"))
+        ]
         if not cells:
             continue
 
@@ -121,8 +133,14 @@ def table(folder: Path, target: float) -> str:
             return f"{statistics.mean(values):.1f}{spread}" if values else "-"
 
         hit = reached(cells[0], target)
-        gaps = [100 * (c["accuracy"] - plain[c["seed"]]["accuracy"]) for c in cells if c["seed"] in plain and method != "FedAvg"]
-        gap = f"{statistics.mean(gaps):+.1f} ({min(gaps):+.1f} .. {max(gaps):+.1f})" if gaps else "-"
+        gaps = [
+            100 * (c["accuracy"] - plain[c["seed"]]["accuracy"])
+            for c in cells
+            if c["seed"] in plain and method != "FedAvg"
+        ]
+        gap = (
+            f"{statistics.mean(gaps):+.1f} ({min(gaps):+.1f} .. {max(gaps):+.1f})" if gaps else "-"
+        )
         row = [method, str(len(cells)), figure("accuracy"), gap, figure("worst_class"), figure("client_worst"), str(hit[0]) if hit else "-",
                f"{hit[1] / 1e6:.0f}" if hit else "-", f"{(cells[0]['bytes_up'] + cells[0]['bytes_down']) / 1e6:.0f}",
                f"{statistics.mean(c['cpu_seconds'] for c in cells):.0f}"]  # fmt: skip
@@ -138,11 +156,28 @@ def overhead() -> str:
     """What `benchmarks/overhead.py` printed (kept in results/overhead.json), in units of FedAvg's round and of the model."""
     found = json.loads((HERE / "results" / "overhead.json").read_text())["methods"]
     model = found["FedAvg"]["bytes_down_per_client"]
-    head = ["method", "seconds a round", "down", "up", "a client keeps", "the server keeps", "peak memory, MB more"]
+    head = [
+        "method",
+        "seconds a round",
+        "down",
+        "up",
+        "a client keeps",
+        "the server keeps",
+        "peak memory, MB more",
+    ]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    sizes = ("bytes_down_per_client", "bytes_up_per_client", "client_memory_bytes", "server_state_bytes")
+    sizes = (
+        "bytes_down_per_client",
+        "bytes_up_per_client",
+        "client_memory_bytes",
+        "server_state_bytes",
+    )
     for name, f in found.items():
-        row = [f"{f['ratio']:.2f}", *(f"{f[key] / model:.3g} P" if f[key] else "-" for key in sizes), f"{f['peak_over_fedavg'] / 1e6:.0f}"]
+        row = [
+            f"{f['ratio']:.2f}",
+            *(f"{f[key] / model:.3g} P" if f[key] else "-" for key in sizes),
+            f"{f['peak_over_fedavg'] / 1e6:.0f}",
+        ]
         lines.append(f"| {name} | " + " | ".join(row) + " |")
     return "\n".join(lines)
 
@@ -152,17 +187,28 @@ def scaffold() -> str:
     return (HERE / "results" / "scaffold.md").read_text().strip()
 
 
-TARGETS = {"cifar10-0.1": 0.3, "cifar10-0.5": 0.35, "tiny-imagenet-20": 0.15}  # accuracies that many methods reach, not all
-BLOCKS = {name: (lambda n=name: table(HERE / "cells" / n, TARGETS[n])) for name in TARGETS} | {"overhead": overhead, "scaffold": scaffold}
+TARGETS = {
+    "cifar10-0.1": 0.3,
+    "cifar10-0.5": 0.35,
+    "tiny-imagenet-20": 0.15,
+}  # accuracies that many methods reach, not all
+BLOCKS = {name: (lambda n=name: table(HERE / "cells" / n, TARGETS[n])) for name in TARGETS} | {
+    "overhead": overhead,
+    "scaffold": scaffold,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("recipe", choices=sorted(p.stem for p in HERE.glob("*.toml")))
     parser.add_argument("--budget", type=float, default=30, help="minutes")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--methods", default=None, help="some of the rows, separated by ;")
-    parser.add_argument("--set", action="append", default=[], help="an override of the recipe, as key=value")
+    parser.add_argument(
+        "--set", action="append", default=[], help="an override of the recipe, as key=value"
+    )
     parser.add_argument("--out", type=Path, default=HERE / "cells")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
@@ -175,11 +221,20 @@ def main() -> None:
     overrides = {k: json.loads(v) for k, v in (pair.split("=", 1) for pair in options.set)}
     methods = options.methods.split(";") if options.methods else list(METHODS)
     jobs = [
-        (folder / f"{slug(method)}-{seed}.json", partial(cell, HERE / f"{options.recipe}.toml", method, seed, overrides))
+        (
+            folder / f"{slug(method)}-{seed}.json",
+            partial(cell, HERE / f"{options.recipe}.toml", method, seed, overrides),
+        )
         for seed in (int(s) for s in options.seeds.split(","))
         for method in methods
     ]
-    compute(jobs, options.budget, lambda c: f"{100 * c['accuracy']:.1f} %, {c['cpu_seconds']:.0f} s CPU, {c['seconds']:.0f} s")
+    compute(
+        jobs,
+        options.budget,
+        lambda c: (
+            f"{100 * c['accuracy']:.1f} %, {c['cpu_seconds']:.0f} s CPU, {c['seconds']:.0f} s"
+        ),
+    )
 
 
 if __name__ == "__main__":

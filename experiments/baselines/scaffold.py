@@ -74,7 +74,13 @@ ROWS: dict[str, tuple[Scaffold | None, dict[str, Any]]] = {
 
 def measure(row: str, seed: int, rounds: int) -> tuple[float, float, int | None, float, float]:
     layer, own = ROWS[row]
-    settings = {"FedAvg.momentum": 0.0, "FedAvg.lr": 0.1, "federation.seed": seed, "federation.rounds": rounds, **own}
+    settings = {
+        "FedAvg.momentum": 0.0,
+        "FedAvg.lr": 0.1,
+        "federation.seed": seed,
+        "federation.rounds": rounds,
+        **own,
+    }
     setup = prepare(from_tables(tomllib.loads(RECIPE.read_text()), RECIPE.stem, settings))
     algorithm = stack(setup.algorithm, layer) if layer else setup.algorithm
     accuracies, broke, push, way = [], None, 0.0, 0.0
@@ -89,7 +95,15 @@ def measure(row: str, seed: int, rounds: int) -> tuple[float, float, int | None,
             way = max(way, *(s.get("way", 0.0) for s in r.scalars.values()))
 
     with Simulator(algorithm, setup.federation, workers=0, threads=1) as engine:
-        run(algorithm, engine, rounds, seed=seed, test=setup.federation.test, evaluate_every=1, after_round=heard)
+        run(
+            algorithm,
+            engine,
+            rounds,
+            seed=seed,
+            test=setup.federation.test,
+            evaluate_every=1,
+            after_round=heard,
+        )
     return accuracies[-1], max(accuracies), broke, push, way
 
 
@@ -106,7 +120,10 @@ def probe(seed: int) -> None:
         setup = prepare(from_tables(tables, RECIPE.stem, {**plain, **split}))
         base, holdings, test = setup.algorithm, setup.federation.holdings, setup.federation.test
         assert isinstance(base, FedAvg)
-        own = [base.gradient(start, Client(i, data, generator(seed, i), {})) for i, data in enumerate(holdings)]
+        own = [
+            base.gradient(start, Client(i, data, generator(seed, i), {}))
+            for i, data in enumerate(holdings)
+        ]
         common = mean(own)
         push = [tree.subtract(common, g) for g in own]
         for lr in (0.1, 0.02):
@@ -119,11 +136,20 @@ def probe(seed: int) -> None:
                         client = Client(i, data, generator(seed, i), {})
                         client = client.pull(partial(linear, direction=tree.scale(push[i], share)))
                         deltas.append(local.client_step(start, client).trees["delta"])
-                    losses.append(local.evaluate(Message({"model": tree.add(start.trees["model"], mean(deltas))}), test, {})["loss"])
+                    losses.append(
+                        local.evaluate(
+                            Message({"model": tree.add(start.trees["model"], mean(deltas))}),
+                            test,
+                            {},
+                        )["loss"]
+                    )
                     way = max(tree.norm(d) for d in deltas)
                 sizes = f"{tree.norm(common):.1f} | {sum(map(tree.norm, push)) / len(push):.1f}"
                 row = " | ".join(f"{loss:.2f}" for loss in losses)
-                print(f"| {seed} | {next(iter(split.values()))} | {sizes} | {lr} | {name} | {row} | {way:.1f} |", flush=True)
+                print(
+                    f"| {seed} | {next(iter(split.values()))} | {sizes} | {lr} | {name} | {row} | {way:.1f} |",
+                    flush=True,
+                )
 
 
 def mean(trees: list[Tree]) -> Tree:
@@ -131,7 +157,9 @@ def mean(trees: list[Tree]) -> Tree:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rows", default=";".join(ROWS))
     parser.add_argument("--rounds", type=int, default=20)
@@ -139,12 +167,27 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.probe:
-        head = ["seed", "split", "c", "mean c - c_i", "lr", "method", "0 steps", *map(str, STEPS), "longest way"]
+        head = [
+            "seed",
+            "split",
+            "c",
+            "mean c - c_i",
+            "lr",
+            "method",
+            "0 steps",
+            *map(str, STEPS),
+            "longest way",
+        ]
         print(f"| {' | '.join(head)} |\n" + "|---" * len(head) + "|", flush=True)
         for seed in options.seeds.split(","):
             probe(int(seed))
         return
-    print("| variant | accuracy | best | broke in round | largest correction | longest way |\n" + "|---" * 6 + "|", flush=True)
+    print(
+        "| variant | accuracy | best | broke in round | largest correction | longest way |\n"
+        + "|---" * 6
+        + "|",
+        flush=True,
+    )
     for row in options.rows.split(";"):
         found = [measure(row, int(seed), options.rounds) for seed in options.seeds.split(",")]
         last, best, broke, push, way = zip(*found, strict=True)

@@ -51,7 +51,13 @@ SPLITS: dict[str, dict[str, Any]] = {
 PCA = {"name": "Gaussians"}
 REAL = {"name": "ReadyImages"}
 DIFFUSION = {"name": "SmallDiffusion", "steps": 10, "guidance": 1.0}
-REFINED = {"name": "SmallDiffusion", "steps": 4, "guidance": 1.0, "strength": 0.5, "start": {"name": "Gaussians"}}
+REFINED = {
+    "name": "SmallDiffusion",
+    "steps": 4,
+    "guidance": 1.0,
+    "strength": 0.5,
+    "start": {"name": "Gaussians"},
+}
 SLOW = 0.005  # the paper's learning rate, 1e-3, over ours with its momentum, 0.02 / (1 - 0.9)
 PLAIN = {"sampling": "random", "align": False, "replay": 0.0}  # filling alone: the paper's M1
 
@@ -79,7 +85,10 @@ ROWS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "filling with diffusion from PCA": (fbl(REFINED, **PLAIN), {}),
     "FBL, real public images": (fbl(REAL), {}),
     "FBL, PCA, slow shifts, from the public model": (fbl(PCA, pace=SLOW), {"from public": True}),
-    "FBL, diffusion from PCA, slow shifts, from the public model": (fbl(REFINED, pace=SLOW), {"from public": True}),
+    "FBL, diffusion from PCA, slow shifts, from the public model": (
+        fbl(REFINED, pace=SLOW),
+        {"from public": True},
+    ),
     "filling with PCA, from the public model": (fbl(PCA, **PLAIN), {"from public": True}),
     "FedProx": ([{"name": "FedProx", "mu": 0.01}], {}),
     "SCAFFOLD": ([{"name": "Scaffold"}], {}),
@@ -110,7 +119,10 @@ def folders(split: str, work: Path, data: Path) -> tuple[Path, Path]:
     source, target = data / "tiny-imagenet-20", (work / "tiny").absolute()
     if not target.exists():
         part = target.with_suffix(".part")
-        labels = dict(line.split("\t")[:2] for line in (source / "val" / "val_annotations.txt").read_text().splitlines())
+        labels = dict(
+            line.split("\t")[:2]
+            for line in (source / "val" / "val_annotations.txt").read_text().splitlines()
+        )
         for wnid in (source / "wnids.txt").read_text().split():
             files = sorted((source / "train" / wnid / "images").glob("*.JPEG"))
             tests = sorted(source / "val" / "images" / f for f, w in labels.items() if w == wnid)
@@ -126,9 +138,17 @@ def setup_of(row: str, split: str, seed: int, where: argparse.Namespace) -> Setu
     layers, own = ROWS[row]
     root, public = folders(split, where.work, where.data)
     tables = tomllib.loads(RECIPE.read_text())
-    overrides: dict[str, Any] = {**SPLITS[split], "data.name": "ImageFolder", "data.root": str(root), "data.size": 32}
+    overrides: dict[str, Any] = {
+        **SPLITS[split],
+        "data.name": "ImageFolder",
+        "data.root": str(root),
+        "data.size": 32,
+    }
     overrides |= {"federation.seed": seed, "federation.workers": 0}
-    overrides |= {"federation.rounds": where.rounds, "federation.evaluate_every": max(1, where.rounds // 8)}
+    overrides |= {
+        "federation.rounds": where.rounds,
+        "federation.evaluate_every": max(1, where.rounds // 8),
+    }
     stacked = [*tables["algorithm"][:1], *(_placed(t, public, where) for t in layers)]
     if own.get("public") or own.get("alone"):
         overrides |= {"data.training": "public", "data.partition": "iid", "federation.clients": 1, "federation.cohort": 1,
@@ -139,13 +159,21 @@ def setup_of(row: str, split: str, seed: int, where: argparse.Namespace) -> Setu
     overrides |= {k: v for k, v in own.items() if "." in k}
     setup = prepare(from_tables({**tables, "algorithm": stacked}, split, overrides))
     if own.get("alone"):
-        given = from_tables({**tables, "algorithm": [*stacked, _placed(fbl(own["alone"])[0], public, where)]}, split, overrides)
+        given = from_tables(
+            {**tables, "algorithm": [*stacked, _placed(fbl(own["alone"])[0], public, where)]},
+            split,
+            overrides,
+        )
         layer: Any = prepare(given, setup.federation).algorithm
         counts = dict(enumerate(setup.federation.facts["labels"][0]))
-        made, fresh = store(str(where.work / "made")).images(layer.generator, counts, setup.federation.facts["shape"], seed, 10**6)
+        made, fresh = store(str(where.work / "made")).images(
+            layer.generator, counts, setup.federation.facts["shape"], seed, 10**6
+        )
         print(f"{fresh} images made for {row}", flush=True)
         labels = torch.cat([torch.full((len(t),), k) for k, t in made.items()])
-        held = replace(setup.federation.holdings[0], columns={"x": torch.cat(list(made.values())), "y": labels})
+        held = replace(
+            setup.federation.holdings[0], columns={"x": torch.cat(list(made.values())), "y": labels}
+        )
         setup = replace(setup, federation=replace(setup.federation, holdings=[held]))
     return setup
 
@@ -156,10 +184,19 @@ def _placed(table: dict[str, Any], public: Path, where: argparse.Namespace) -> d
         return table
 
     def told(g: dict[str, Any]) -> dict[str, Any]:
-        place = {"folder": str(where.generator)} if g["name"] == "SmallDiffusion" else {"root": str(public)}
+        place = (
+            {"folder": str(where.generator)}
+            if g["name"] == "SmallDiffusion"
+            else {"root": str(public)}
+        )
         return {**g, **place, **({"start": told(g["start"])} if "start" in g else {})}
 
-    return {"period": where.period, "cache": str(where.work / "made"), **table, "generator": told(table["generator"])}
+    return {
+        "period": where.period,
+        "cache": str(where.work / "made"),
+        **table,
+        "generator": told(table["generator"]),
+    }
 
 
 def _weights(where: argparse.Namespace, split: str, seed: int) -> Path:
@@ -168,7 +205,9 @@ def _weights(where: argparse.Namespace, split: str, seed: int) -> Path:
 
 def cell(row: str, split: str, seed: int, where: argparse.Namespace) -> dict[str, Any]:
     if ROWS[row][1].get("from public") and not _weights(where, split, seed).exists():
-        cell("public images alone", split, seed, where)  # its cell may be there, its weights are not kept with the project
+        cell(
+            "public images alone", split, seed, where
+        )  # its cell may be there, its weights are not kept with the project
     setup = setup_of(row, split, seed, where)
     s, curve = setup.settings, []
     cost = {"generated": 0.0, "generating": 0.0, "made": 0.0, "examples": 0.0}
@@ -177,7 +216,14 @@ def cell(row: str, split: str, seed: int, where: argparse.Namespace) -> dict[str
     def heard(_: Any, r: Any) -> None:
         for key in cost:
             cost[key] += sum(c.get(key, 0.0) for c in r.scalars.values())
-        curve.append({"round": r.number + 1, "training_loss": r.loss, "seconds": r.seconds, **dict(r.metrics)})
+        curve.append(
+            {
+                "round": r.number + 1,
+                "training_loss": r.loss,
+                "seconds": r.seconds,
+                **dict(r.metrics),
+            }
+        )
 
     with Simulator(setup.algorithm, setup.federation, workers=0, threads=1) as engine:
         state = run(setup.algorithm, engine, s.rounds, cohort=s.cohort, seed=seed, test=setup.federation.test,
@@ -219,7 +265,10 @@ def table(out: Path) -> str:
         texts = []
         for split in splits:
             cells = [c for c in found if c["row"] == row and c["split"] == split]
-            late = [statistics.mean([r["accuracy"] for r in c["curve"] if "accuracy" in r][-4:]) for c in cells]
+            late = [
+                statistics.mean([r["accuracy"] for r in c["curve"] if "accuracy" in r][-4:])
+                for c in cells
+            ]
             texts += [
                 figure([c["accuracy"] for c in cells]),
                 figure(late),
@@ -238,20 +287,38 @@ def figure(shares: list[float]) -> str:
 
 
 def slug(row: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in row.lower().replace(", ", "-").replace(" %", "")).strip("-")
+    return "".join(
+        c if c.isalnum() else "-" for c in row.lower().replace(", ", "-").replace(" %", "")
+    ).strip("-")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("split", nargs="?", choices=list(SPLITS), default="cifar10-0.1")
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--rows", default=None, help="some of the rows, separated by ;")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--period", type=int, default=5, help="m: rounds until samples are chosen anew")
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("FEDLENS_DATA", "../shared/data")))
-    parser.add_argument("--generator", type=Path, default=Path("runs/generator"), help="a run of the recipe generator")
-    parser.add_argument("--work", type=Path, default=Path("runs/fbl"), help="generated images, the public model, links")
+    parser.add_argument(
+        "--period", type=int, default=5, help="m: rounds until samples are chosen anew"
+    )
+    parser.add_argument(
+        "--data", type=Path, default=Path(os.environ.get("FEDLENS_DATA", "../shared/data"))
+    )
+    parser.add_argument(
+        "--generator",
+        type=Path,
+        default=Path("runs/generator"),
+        help="a run of the recipe generator",
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("runs/fbl"),
+        help="generated images, the public model, links",
+    )
     parser.add_argument("--out", type=Path, default=HERE / "cells")
     parser.add_argument("--table", action="store_true")
     where = parser.parse_args()
@@ -261,7 +328,10 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     jobs = [
-        (where.out / where.split / f"{slug(row)}-{seed}.json", partial(cell, row, where.split, seed, where))
+        (
+            where.out / where.split / f"{slug(row)}-{seed}.json",
+            partial(cell, row, where.split, seed, where),
+        )
         for seed in (int(s) for s in where.seeds.split(","))
         for row in (where.rows.split(";") if where.rows else list(ROWS))
     ]
@@ -269,7 +339,11 @@ def main() -> None:
 
 
 def told(done: dict[str, Any]) -> str:
-    made = f", {done['cost']['generated']:.0f} made in {done['cost']['generating']:.0f} s" if done["cost"]["generated"] else ""
+    made = (
+        f", {done['cost']['generated']:.0f} made in {done['cost']['generating']:.0f} s"
+        if done["cost"]["generated"]
+        else ""
+    )
     return f"{100 * done['accuracy']:.1f} %, {done['cpu_seconds']:.0f} s CPU, {done['seconds']:.0f} s{made}"
 
 

@@ -50,9 +50,13 @@ class Overheard(FedDeblur):
         reply = super().client_step(message, client)
         if message.round + 1 in ROUNDS:
             for name, seen in client.data.items():
-                w, x = (backward(t[name], seen.width) for t in (reply.trees["w"], message.trees["x"]))
+                w, x = (
+                    backward(t[name], seen.width) for t in (reply.trees["w"], message.trees["x"])
+                )
                 own = w - backward(client.memory[name]["u"], seen.width)
-                guess = torch.nn.functional.avg_pool2d((w - x).abs().mean(0, keepdim=True), 9, 1, 4)[0]
+                guess = torch.nn.functional.avg_pool2d(
+                    (w - x).abs().mean(0, keepdim=True), 9, 1, 4
+                )[0]
                 row = {"round": message.round + 1, "w_y": psnr(seen.cut(w), seen.pixels), "w_x_k": psnr(seen.cut(w), seen.cut(own)),
                        "w_x": psnr(w, x)}  # fmt: skip
                 if seen.partial:
@@ -73,7 +77,9 @@ def overlap(guess: Tensor, mask: Tensor) -> dict[str, float]:
 
     return {
         "iou_otsu": iou(threshold_otsu(guess.numpy())),
-        "iou_best": max(iou(float(t)) for t in torch.quantile(guess, torch.linspace(0.3, 0.99, 60))),
+        "iou_best": max(
+            iou(float(t)) for t in torch.quantile(guess, torch.linspace(0.3, 0.99, 60))
+        ),
     }
 
 
@@ -88,7 +94,14 @@ def privacy() -> dict[str, Any]:
             run(algorithm, engine, max(ROUNDS))
         names = [n for n in HEARD[0] if n != "round"]
         out[observe] = [
-            {"round": r, **{n: round(float(np.mean([h[n] for h in HEARD if h["round"] == r])), 3) for n in names}} for r in ROUNDS
+            {
+                "round": r,
+                **{
+                    n: round(float(np.mean([h[n] for h in HEARD if h["round"] == r])), 3)
+                    for n in names
+                },
+            }
+            for r in ROUNDS
         ]
     return out
 
@@ -98,26 +111,46 @@ def castle(size: tuple[int, int], colour: str) -> Path:
     target = Path(tempfile.gettempdir()) / f"castle-{size[0]}x{size[1]}-{colour}.png"
     if not target.exists():
         photo = read_image(sorted((PACK / "multiview" / "sceaux_castle").glob("*.JPG"))[0], colour)
-        Image.fromarray(to_uint8(photo[:, 300 : 300 + size[0], 300 : 300 + size[1]] / 255)).save(target)
+        Image.fromarray(to_uint8(photo[:, 300 : 300 + size[0], 300 : 300 + size[1]] / 255)).save(
+            target
+        )
     return target
 
 
 def large(colour: str, rounds: int) -> dict[str, Any]:
-    scene = Scene(image=str(castle((1356, 2040), colour)), observe="partial", blur="synthesis", kernel_size=25, patch=(500, 600))
+    scene = Scene(
+        image=str(castle((1356, 2040), colour)),
+        observe="partial",
+        blur="synthesis",
+        kernel_size=25,
+        patch=(500, 600),
+    )
     federation = scene.federation(16, 0)
     algorithm = FedDeblur(Deblurring()).given(federation.facts)
     times: list[float] = []
     with Simulator(algorithm, federation, workers=0) as engine:
         run(algorithm, engine, rounds, after_round=lambda p, r: times.append(round(r.seconds, 2)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"colour": colour, "rounds": rounds, "seconds": times, "peak_gb": round(peak, 2), "clients": 16, "kernel": [25, 25]}
+    return {
+        "colour": colour,
+        "rounds": rounds,
+        "seconds": times,
+        "peak_gb": round(peak, 2),
+        "clients": 16,
+        "kernel": [25, 25],
+    }
 
 
 def memory() -> list[dict[str, Any]]:
     """Each in a process of its own: a peak does not come down again."""
     out = []
     for colour, rounds in (("grey", 2), ("rgb", 2)):
-        done = subprocess.run([sys.executable, __file__, "large", colour, str(rounds)], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, __file__, "large", colour, str(rounds)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         out.append(json.loads(done.stdout))
     return out
 
@@ -152,26 +185,44 @@ def denoiser() -> dict[str, dict[str, dict[str, float]]]:
     blurs.MOTION = tuple((max(5, length // 2), angle) for length, angle in blurs.MOTION)  # type: ignore[assignment]
     theirs = {"sigma": 25.0, "rho": 0.02, "decay": 0.97}
     ways: dict[str, tuple[type[FedDeblur], dict[str, Any], int]] = {
-        **{f"eq5-{e}-{r}": (FedDeblur, {"eta": e, "rho": r, "split": False}, 125) for e, r in ((1.1, 0.005), (0.3, 0.03), (0.25, 0.001))},
+        **{
+            f"eq5-{e}-{r}": (FedDeblur, {"eta": e, "rho": r, "split": False}, 125)
+            for e, r in ((1.1, 0.005), (0.3, 0.03), (0.25, 0.001))
+        },
         "decay": (FedDeblur, {**theirs, "split": False}, 125),
         "masks": (FedDeblur, {**theirs, "masks": True}, 125),
-        **{f"split-{e}-{r}": (FedDeblur, {"eta": e, "rho": r}, 125) for e, r in ((0.25, 0.005), (0.25, 0.02), (0.6, 0.02))},
-        **{f"cen-{e}-{r}": (CenDeblur, {"eta": e, "rho": r}, 125) for e, r in ((0.25, 0.005), (0.25, 0.045))},
+        **{
+            f"split-{e}-{r}": (FedDeblur, {"eta": e, "rho": r}, 125)
+            for e, r in ((0.25, 0.005), (0.25, 0.02), (0.6, 0.02))
+        },
+        **{
+            f"cen-{e}-{r}": (CenDeblur, {"eta": e, "rho": r}, 125)
+            for e, r in ((0.25, 0.005), (0.25, 0.045))
+        },
         "tv": (FedDeblur, {"prior": "tv"}, 150),
     }
-    return {name: {i: rounds_of(i, kind, keys, rounds) for i in ("woman", "zebra")} for name, (kind, keys, rounds) in ways.items()}
+    return {
+        name: {i: rounds_of(i, kind, keys, rounds) for i in ("woman", "zebra")}
+        for name, (kind, keys, rounds) in ways.items()
+    }
 
 
-def rounds_of(image: str, kind: type[FedDeblur], keys: dict[str, Any], rounds: int) -> dict[str, float]:
+def rounds_of(
+    image: str, kind: type[FedDeblur], keys: dict[str, Any], rounds: int
+) -> dict[str, float]:
     """PSNR every 25 rounds."""
     path = str(PACK / "classic" / "color" / f"{image}.png")
-    federation = Scene(image=path, colour="grey", size=128, kernels="authors", observe="partial").federation(9, 0)
+    federation = Scene(
+        image=path, colour="grey", size=128, kernels="authors", observe="partial"
+    ).federation(9, 0)
     algorithm = kind(Deblurring(), **{"prior": "pnp", **keys}).given(federation.facts)
     curve: dict[str, float] = {}
 
     def after(_: Any, r: Any) -> None:
         if (r.number + 1) % 25 == 0:
-            curve[str(r.number + 1)] = round(psnr(algorithm.result(r.state)[image].clamp(0, 255), federation.test[image]), 2)
+            curve[str(r.number + 1)] = round(
+                psnr(algorithm.result(r.state)[image].clamp(0, 255), federation.test[image]), 2
+            )
 
     with Simulator(algorithm, federation, workers=0) as engine:
         run(algorithm, engine, rounds, after_round=after)

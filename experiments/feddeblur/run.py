@@ -32,7 +32,16 @@ HERE = Path(__file__).resolve().parent
 PACK = Path(os.environ.get("FEDLENS_DATA", HERE.parents[2] / "shared" / "data"))
 GREY = PACK / "classic" / "gray_set12"
 # Figure 5 of the paper; its House and Boat were not to be found, two Kodak photos stand in for them.
-COLOUR = ("baboon", "barbara", "butterfly", "jetplane", "kodim09_sailboats", "kodim24_house", "lena", "pepper")
+COLOUR = (
+    "baboon",
+    "barbara",
+    "butterfly",
+    "jetplane",
+    "kodim09_sailboats",
+    "kodim24_house",
+    "lena",
+    "pepper",
+)
 PNP = ("01", "03")  # the images of Table 2
 MEASURED = ("objective", "consensus", "change_x", "change_w")
 Cell = Callable[[], dict[str, Any]]
@@ -40,7 +49,9 @@ Cell = Callable[[], dict[str, Any]]
 
 def folder_of(names: tuple[str, ...], where: str) -> str:
     """A folder with these images only."""
-    target = Path(tempfile.gettempdir()) / f"feddeblur-{where.replace('/', '-')}-{'-'.join(names)}"[:180]
+    target = (
+        Path(tempfile.gettempdir()) / f"feddeblur-{where.replace('/', '-')}-{'-'.join(names)}"[:180]
+    )
     target.mkdir(exist_ok=True)
     for name in names:
         link = target / f"{name}.png"
@@ -50,10 +61,20 @@ def folder_of(names: tuple[str, ...], where: str) -> str:
 
 
 def restore(
-    algorithm: str = "FedDeblur", curve: int = 0, flaky: dict[str, Any] | None = None, late: int = 0, **keys: Any
+    algorithm: str = "FedDeblur",
+    curve: int = 0,
+    flaky: dict[str, Any] | None = None,
+    late: int = 0,
+    **keys: Any,
 ) -> dict[str, Any]:
     """Run one cell and say what came out: means, every image, rounds, seconds, and the curve every `curve` rounds."""
-    setup = job.prepare(config.read(HERE / "paper.toml", {"image": str(GREY), **keys}, algorithm if algorithm != "FedDeblur" else None))
+    setup = job.prepare(
+        config.read(
+            HERE / "paper.toml",
+            {"image": str(GREY), **keys},
+            algorithm if algorithm != "FedDeblur" else None,
+        )
+    )
     s = setup.settings
     points: list[dict[str, float]] = []
     began = time.perf_counter()
@@ -100,7 +121,12 @@ def cells() -> dict[str, Cell]:
     }  # fmt: skip
     for name in ("n10", "n5", "n3"):
         for method in METHODS:
-            add(f"table1-grey-{name}-{method}", algorithm=method, **settings[name], rounds=limit(method, False))
+            add(
+                f"table1-grey-{name}-{method}",
+                algorithm=method,
+                **settings[name],
+                rounds=limit(method, False),
+            )
     add("table1-grey-n10-FedDeblur-fspecial", clients=10, kernels="fspecial", image=three)
     for noise in (0.0, 0.5, 2.0, 3.0):
         for method in METHODS[:2]:
@@ -109,42 +135,139 @@ def cells() -> dict[str, Cell]:
         add(f"participation-{p}", clients=10, cohort=p, image=three, curve=50, rounds=300)
     for n in range(1, 11):
         add(f"clients-{n}", clients=n, image=three, rounds=300)
-    for seed in (0, 1, 2, 3):  # the paper's shake kernel is unknown: how much does it matter for n = 3?
+    for seed in (
+        0,
+        1,
+        2,
+        3,
+    ):  # the paper's shake kernel is unknown: how much does it matter for n = 3?
         add(f"seeds-n3-{seed}", clients=3, image=three, seed=seed)
     for boundary in ("ignore", "taper", "unknown"):
-        add(f"boundary-{boundary}", clients=10, image=one, boundary=boundary, kernels="fspecial", rounds=300)
+        add(
+            f"boundary-{boundary}",
+            clients=10,
+            image=one,
+            boundary=boundary,
+            kernels="fspecial",
+            rounds=300,
+        )
     barbara = str(PACK / "classic" / "color" / "barbara.png")
     for method in ("FedDeblur", "FedAvgDeblur"):
-        add(f"table6-{method}", algorithm=method, clients=10, image=barbara, size=256, curve=1, rounds=100)
+        add(
+            f"table6-{method}",
+            algorithm=method,
+            clients=10,
+            image=barbara,
+            size=256,
+            curve=1,
+            rounds=100,
+        )
     jetplane = str(PACK / "classic" / "color" / "jetplane.png")
     for method in ("FedDeblur", "FedGDDeblur"):
-        add(f"gd-{method}", algorithm=method, clients=10, image=jetplane, size=256, curve=10, rounds=150, measure_every=9)
+        add(
+            f"gd-{method}",
+            algorithm=method,
+            clients=10,
+            image=jetplane,
+            size=256,
+            curve=10,
+            rounds=150,
+            measure_every=9,
+        )
     for p in (2, 5, 8):  # Algorithm 6 to the letter, at the rho that suits it best
-        add(f"participation-mean-{p}", clients=10, cohort=p, image=three, curve=50, rounds=300, recall=False, rho=0.02)
+        add(
+            f"participation-mean-{p}",
+            clients=10,
+            cohort=p,
+            image=three,
+            curve=50,
+            rounds=300,
+            recall=False,
+            rho=0.02,
+        )
     for by in (0, 1, 2, 4):
         flaky = {"delay": 0.3, "by": by} if by else None
-        add(f"late-{by}", clients=10, image=three, rounds=200, curve=50, flaky=flaky, late=by, recall=True)
-    add("late-1-dropped", clients=10, image=three, rounds=200, curve=50, flaky={"delay": 0.3, "by": 1}, late=0, recall=True)
-    add("late-1-mean", clients=10, image=three, rounds=200, curve=50, flaky={"delay": 0.3, "by": 1}, late=1, recall=False)
+        add(
+            f"late-{by}",
+            clients=10,
+            image=three,
+            rounds=200,
+            curve=50,
+            flaky=flaky,
+            late=by,
+            recall=True,
+        )
+    add(
+        "late-1-dropped",
+        clients=10,
+        image=three,
+        rounds=200,
+        curve=50,
+        flaky={"delay": 0.3, "by": 1},
+        late=0,
+        recall=True,
+    )
+    add(
+        "late-1-mean",
+        clients=10,
+        image=three,
+        rounds=200,
+        curve=50,
+        flaky={"delay": 0.3, "by": 1},
+        late=1,
+        recall=False,
+    )
     for name in ("motion", "synthesis"):
         for method in METHODS:
-            add(f"table1-grey-{name}-{method}", algorithm=method, **settings[name], rounds=limit(method, True))
+            add(
+                f"table1-grey-{name}-{method}",
+                algorithm=method,
+                **settings[name],
+                rounds=limit(method, True),
+            )
     for name, keys in settings.items():
         partial = "observe" in keys
-        for method, rounds in zip(METHODS, (160, 160, 6, 6) if partial else (40, 40, 12, 12), strict=True):
-            add(f"table2-{name}-{method}", algorithm=method, prior="pnp", image=pnp, **keys, rounds=rounds)
+        for method, rounds in zip(
+            METHODS, (160, 160, 6, 6) if partial else (40, 40, 12, 12), strict=True
+        ):
+            add(
+                f"table2-{name}-{method}",
+                algorithm=method,
+                prior="pnp",
+                image=pnp,
+                **keys,
+                rounds=rounds,
+            )
     for name in ("n10", "n5", "n3", "motion", "synthesis"):
         for method in METHODS:
             rounds = limit(method, "observe" in settings[name])
             if rounds == 500 and "observe" in settings[name]:
                 rounds = 300
-            add(f"table1-colour-{name}-{method}", algorithm=method, image=colour, **settings[name], rounds=rounds)
-    add("oscillation", observe="partial", blur="motion", image=one, curve=1, measure_every=1, rounds=200)
+            add(
+                f"table1-colour-{name}-{method}",
+                algorithm=method,
+                image=colour,
+                **settings[name],
+                rounds=rounds,
+            )
+    add(
+        "oscillation",
+        observe="partial",
+        blur="motion",
+        image=one,
+        curve=1,
+        measure_every=1,
+        rounds=200,
+    )
     steps = [round(1.1**k, 4) for k in range(-5, 6)]
     pepper = str(GREY / "03.png")
-    out["grid-n5"] = lambda: grid({"clients": 5, "image": pepper, "rounds": 80}, 0.035, 0.005, steps)
+    out["grid-n5"] = lambda: grid(
+        {"clients": 5, "image": pepper, "rounds": 80}, 0.035, 0.005, steps
+    )
     shaken = {"observe": "partial", "blur": "synthesis", "image": pepper, "rounds": 200}
-    out["grid-synthesis"] = lambda: grid(shaken, 0.01, 0.002, [round(1.1**k, 4) for k in range(-6, 7, 2)])
+    out["grid-synthesis"] = lambda: grid(
+        shaken, 0.01, 0.002, [round(1.1**k, 4) for k in range(-6, 7, 2)]
+    )
     return out
 
 
@@ -163,7 +286,9 @@ def row_of(told: tuple[dict[str, Any], float, list[float]]) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("prefix", nargs="*")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no new cell after this many seconds")
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="begin no new cell after this many seconds"
+    )
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--part", default="1/1", help="K/N: every N-th cell, from the K-th on")
@@ -173,7 +298,11 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     began = time.perf_counter()
-    chosen = {n: c for n, c in cells().items() if not told.prefix or any(n.startswith(p) for p in told.prefix)}
+    chosen = {
+        n: c
+        for n, c in cells().items()
+        if not told.prefix or any(n.startswith(p) for p in told.prefix)
+    }
     missing = [n for n in chosen if not (HERE / "results" / f"{n}.json").exists()]
     part, parts = map(int, told.part.split("/"))
     if told.list:
@@ -185,7 +314,13 @@ def main() -> None:
         done = chosen[name]()
         (HERE / "results" / f"{name}.json").write_text(json.dumps(done, indent=1))
         print(
-            name, *(f"{k} {done[k]:.4f}" for k in ("psnr", "ssim", "rounds", "seconds") if isinstance(done.get(k), int | float)), flush=True
+            name,
+            *(
+                f"{k} {done[k]:.4f}"
+                for k in ("psnr", "ssim", "rounds", "seconds")
+                if isinstance(done.get(k), int | float)
+            ),
+            flush=True,
         )
 
 

@@ -49,7 +49,14 @@ PAPER: dict[str, dict[str, Sequence[tuple[float, float]]]] = {
     },
 }
 # Table 6: rounds / seconds to a target, on an RTX 3090.
-TARGETS = (("psnr", 35.0), ("psnr", 37.0), ("psnr", 38.0), ("ssim", 0.95), ("ssim", 0.97), ("ssim", 0.975))
+TARGETS = (
+    ("psnr", 35.0),
+    ("psnr", 37.0),
+    ("psnr", 38.0),
+    ("ssim", 0.95),
+    ("ssim", 0.97),
+    ("ssim", 0.975),
+)
 PAPER_6 = {
     "FedDeblur": ("12 / 0.32", "14 / 0.37", "20 / 0.53", "12 / 0.32", "15 / 0.40", "42 / 1.11"),
     "FedAvgDeblur": ("64 / 3.41", "82 / 4.35", "-", "65 / 3.46", "84 / 4.45", "-"),
@@ -99,17 +106,31 @@ def rounds_of(table: str) -> str:
     """How many rounds each cell took."""
     parts = []
     for method in METHODS:
-        took = [f"{s} {found['rounds']}" for s in SETTINGS if (found := read(f"{table}-{s}-{method}"))]
+        took = [
+            f"{s} {found['rounds']}" for s in SETTINGS if (found := read(f"{table}-{s}-{method}"))
+        ]
         parts.append(f"{method} {', '.join(took)}")
     return "Rounds: " + "; ".join(parts) + "."
 
 
 def table1(kind: str) -> str:
     table = f"table1-{kind}"
-    psnr = {(s, m): found["psnr"] for s in SETTINGS for m in METHODS if (found := read(f"{table}-{s}-{m}"))}
+    psnr = {
+        (s, m): found["psnr"]
+        for s in SETTINGS
+        for m in METHODS
+        if (found := read(f"{table}-{s}-{m}"))
+    }
     nan = float("nan")
-    apart = max(abs(psnr.get((s, "FedDeblur"), nan) - psnr.get((s, "CenDeblur"), nan)) for s in SETTINGS[:3])
-    below = min(psnr.get((s, "FedDeblur"), nan) - psnr[s, m] for s in SETTINGS[3:] for m in METHODS[2:] if (s, m) in psnr)
+    apart = max(
+        abs(psnr.get((s, "FedDeblur"), nan) - psnr.get((s, "CenDeblur"), nan)) for s in SETTINGS[:3]
+    )
+    below = min(
+        psnr.get((s, "FedDeblur"), nan) - psnr[s, m]
+        for s in SETTINGS[3:]
+        for m in METHODS[2:]
+        if (s, m) in psnr
+    )
     return (
         f"Images: {images_of(f'{table}-n10-FedDeblur')}.\n\n{beside(table)}\n\n{rounds_of(table)} "
         f"FedDeblur is within {apart:.3f} dB of CenDeblur for complete views; "
@@ -120,8 +141,14 @@ def table1(kind: str) -> str:
 def table2() -> str:
     def setting(name: str) -> str:
         found = read(f"table2-{name}-FedDeblur")
-        n = {"n10": 10, "n5": 5, "n3": 3}.get(name, 1)  # partial views: z = x, so that sigma^2 = eta / rho
-        return f"{name} ({(found['eta'] / n / found['rho']) ** 0.5:.2f}, {found['rho']:g})" if found else f"{name} not run"
+        n = {"n10": 10, "n5": 5, "n3": 3}.get(
+            name, 1
+        )  # partial views: z = x, so that sigma^2 = eta / rho
+        return (
+            f"{name} ({(found['eta'] / n / found['rho']) ** 0.5:.2f}, {found['rho']:g})"
+            if found
+            else f"{name} not run"
+        )
 
     used = ", ".join(setting(s) for s in SETTINGS)
     return f"Images: {images_of('table2-n10-FedDeblur')}. (sigma, rho) of FedDeblur: {used}.\n\n{beside('table2')}\n\n{rounds_of('table2')}"
@@ -144,9 +171,20 @@ def why_partial() -> str:
     }
     rows = []
     for name, curves in read("denoiser").items():
-        cells = [f"{list(c.values())[-1]:.2f} ({max(c.values()):.2f})" for c in (curves["woman"], curves["zebra"])]
+        cells = [
+            f"{list(c.values())[-1]:.2f} ({max(c.values()):.2f})"
+            for c in (curves["woman"], curves["zebra"])
+        ]
         rows.append([names[name], *cells, list(curves["woman"])[-1]])
-    return grid_of(("128 x 128, nine views, motion half as long", "woman, end (best)", "zebra, end (best)", "rounds"), rows)
+    return grid_of(
+        (
+            "128 x 128, nine views, motion half as long",
+            "woman, end (best)",
+            "zebra, end (best)",
+            "rounds",
+        ),
+        rows,
+    )
 
 
 def noise() -> str:
@@ -197,7 +235,9 @@ def table6() -> str:
 
 def descent() -> str:
     ours, theirs = read("gd-FedDeblur"), read("gd-FedGDDeblur")
-    first = [next(p["psnr"] for p in found["curve"] if p["round"] == 10) for found in (ours, theirs)]
+    first = [
+        next(p["psnr"] for p in found["curve"] if p["round"] == 10) for found in (ours, theirs)
+    ]
     return (
         f"Jetplane, colour, n = 10: FedDeblur {ours['psnr']:.2f} dB in {ours['rounds']} rounds, FedGDDeblur {theirs['psnr']:.2f} dB in "
         f"{theirs['rounds']}; after 10 rounds {first[0]:.2f} against {first[1]:.2f}."
@@ -225,9 +265,17 @@ def oscillation() -> None:
     curve = read("oscillation")["curve"]
     figure, axes = pyplot.subplots(figsize=(8, 3.6))
     rounds = [p["round"] for p in curve]
-    for name, label in (("consensus", "consensus error"), ("change_x", "change of x"), ("change_w", "change of w")):
+    for name, label in (
+        ("consensus", "consensus error"),
+        ("change_x", "change of x"),
+        ("change_w", "change of w"),
+    ):
         first = max(p[name] for p in curve if name in p)
-        axes.semilogy([p["round"] for p in curve if name in p], [p[name] / first for p in curve if name in p], label=label)
+        axes.semilogy(
+            [p["round"] for p in curve if name in p],
+            [p[name] / first for p in curve if name in p],
+            label=label,
+        )
     axes.set_xlabel("round")
     axes.set_ylabel("relative to its maximum")
     gain = axes.twinx()
@@ -236,7 +284,14 @@ def oscillation() -> None:
     gain.set_ylabel("|change of PSNR| in dB")
     gain.set_ylim(0, 4 * sorted(steps)[-5])
     handles = [*axes.get_legend_handles_labels()[0], *gain.get_legend_handles_labels()[0]]
-    axes.legend(handles, [h.get_label() for h in handles], frameon=False, ncols=4, loc="upper right", fontsize=8)
+    axes.legend(
+        handles,
+        [h.get_label() for h in handles],
+        frameon=False,
+        ncols=4,
+        loc="upper right",
+        fontsize=8,
+    )
     figure.tight_layout()
     figure.savefig(HERE / "results" / "oscillation.png", dpi=110)
     pyplot.close(figure)
@@ -252,7 +307,10 @@ def plotting() -> Any:
 
 
 def boundary() -> str:
-    return ", ".join(f"{b} {both(read(f'boundary-{b}'))}" for b in ("ignore", "taper", "unknown")) + "."
+    return (
+        ", ".join(f"{b} {both(read(f'boundary-{b}'))}" for b in ("ignore", "taper", "unknown"))
+        + "."
+    )
 
 
 def privacy() -> str:
@@ -260,13 +318,19 @@ def privacy() -> str:
     out = []
     for views, rows in found.items():
         names = [n for n in rows[0] if n != "round"]
-        table = grid_of(["round", *(str(r["round"]) for r in rows)], [[n, *(f"{r[n]:.2f}" for r in rows)] for n in names])
+        table = grid_of(
+            ["round", *(str(r["round"]) for r in rows)],
+            [[n, *(f"{r[n]:.2f}" for r in rows)] for n in names],
+        )
         out.append(f"{views}:\n\n{table}")
     return "\n\n".join(out)
 
 
 def seeds() -> str:
-    return ", ".join(f"seed {s} {db(f'seeds-n3-{s}')}" for s in range(4)) + f" dB ({images_of('seeds-n3-0')})."
+    return (
+        ", ".join(f"seed {s} {db(f'seeds-n3-{s}')}" for s in range(4))
+        + f" dB ({images_of('seeds-n3-0')})."
+    )
 
 
 def kernels() -> str:
@@ -289,7 +353,13 @@ def views() -> str:
 
 
 def memory() -> str:
-    return "; ".join(f"{m['colour']}: peak {m['peak_gb']} GB, {min(m['seconds'])} s a round" for m in read("memory")) + ", on one core."
+    return (
+        "; ".join(
+            f"{m['colour']}: peak {m['peak_gb']} GB, {min(m['seconds'])} s a round"
+            for m in read("memory")
+        )
+        + ", on one core."
+    )
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
@@ -316,14 +386,23 @@ def surfaces() -> None:
     for k, (name, g) in enumerate(found.items(), 1):
         axes: Any = figure.add_subplot(1, len(found), k, projection="3d")
         rho, eta = np.meshgrid(g["rho"], g["eta"])
-        axes.plot_surface(np.log10(rho), np.log10(eta), np.array(g["psnr"]), cmap="viridis", edgecolor="white", linewidth=0.3)
+        axes.plot_surface(
+            np.log10(rho),
+            np.log10(eta),
+            np.array(g["psnr"]),
+            cmap="viridis",
+            edgecolor="white",
+            linewidth=0.3,
+        )
         for axis, values in ((axes.xaxis, g["rho"]), (axes.yaxis, g["eta"])):
             chosen = values[:: max(1, len(values) // 3)]
             axis.set_ticks([float(np.log10(v)) for v in chosen], [f"{v:.2g}" for v in chosen])
         axes.set_xlabel("rho")
         axes.set_ylabel("eta")
         axes.set_zlabel("PSNR in dB")
-        axes.set_title({"grid-n5": "complete, n = 5", "grid-synthesis": "partial, camera shake"}[name])
+        axes.set_title(
+            {"grid-n5": "complete, n = 5", "grid-synthesis": "partial, camera shake"}[name]
+        )
         axes.view_init(24, -52)
     figure.tight_layout()
     figure.savefig(HERE / "results" / "grid.png", dpi=110)

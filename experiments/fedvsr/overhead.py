@@ -73,7 +73,13 @@ def one(algorithm: Algorithm, federation: Any) -> dict[str, float | None]:
     harvest, _ = gather(replies, range(clients))
     _, merging, _ = measured(lambda: algorithm.server_step(state, harvest))
     up, down = replies[0].count_bytes(), message.count_bytes()
-    return {"train_s": seconds, "merge_s": merging, "energy_j": energy, "bytes_up": float(up), "bytes_down": float(down)}
+    return {
+        "train_s": seconds,
+        "merge_s": merging,
+        "energy_j": energy,
+        "bytes_up": float(up),
+        "bytes_down": float(down),
+    }
 
 
 def own_peak() -> int:
@@ -81,24 +87,35 @@ def own_peak() -> int:
     status = Path("/proc/self/status")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return next(
+        int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")
+    )
 
 
 def peak(name: str) -> float:
     """Peak resident size, in kB, of a process that runs this method once."""
-    done = subprocess.run([sys.executable, __file__, "--memory", name], stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, __file__, "--memory", name], stdout=subprocess.PIPE, text=True, check=True
+    )
     return float(done.stdout)
 
 
 def table() -> str:
     """Markdown, in per cent of FedAvg."""
     found = json.loads(RESULT.read_text())
-    lines = ["| | training time | aggregation time | memory | bytes up | bytes down | energy |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| | training time | aggregation time | memory | bytes up | bytes down | energy |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, row in found.items():
         cells = []
         for key in ("train_s", "merge_s", "memory_kb", "bytes_up", "bytes_down", "energy_j"):
             value, zero = row[key], found["FedAvg"][key]
-            cells.append("not readable" if value is None or not zero else f"{100 * (value / zero - 1):+.1f} %")
+            cells.append(
+                "not readable"
+                if value is None or not zero
+                else f"{100 * (value / zero - 1):+.1f} %"
+            )
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -109,9 +126,14 @@ def main() -> None:
     parse.add_argument("--memory", help=argparse.SUPPRESS)
     options = parse.parse_args()
     torch.set_num_threads(1)
-    federation = MovingTextures(clips=4, groups=4, split="groups", crop=64, length=6, repeat=2).federation(4, 0)
+    federation = MovingTextures(
+        clips=4, groups=4, split="groups", crop=64, length=6, repeat=2
+    ).federation(4, 0)
     task = SuperResolution("light")
-    made = {n: stack(FedAvg(task, lr=1e-3, optimizer="adam", batch=4), *layers) for n, layers in METHODS.items()}
+    made = {
+        n: stack(FedAvg(task, lr=1e-3, optimizer="adam", batch=4), *layers)
+        for n, layers in METHODS.items()
+    }
     if options.memory:
         one(made[options.memory], federation)
         print(own_peak())
@@ -123,7 +145,10 @@ def main() -> None:
             if turn == 1:
                 best[name] = found
             elif turn:
-                best[name] = {k: v if v is None or best[name][k] is None else min(v, best[name][k] or v) for k, v in found.items()}
+                best[name] = {
+                    k: v if v is None or best[name][k] is None else min(v, best[name][k] or v)
+                    for k, v in found.items()
+                }
     for name, row in best.items():
         row["memory_kb"] = min(peak(name) for _ in range(3))
     RESULT.parent.mkdir(exist_ok=True)

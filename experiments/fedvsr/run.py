@@ -72,12 +72,28 @@ Setting = dict[str, float]
 
 def source(data: Path, split: str, setting: Setting) -> Clips:
     whole = {k: int(setting[k]) for k in ("frames", "crop", "regions", "repeat", "test_frames")}
-    return Clips(str(data / "spmcs" / "HR480"), test=str(data / "vid4" / "GT"), split=split, **whole)  # type: ignore[arg-type]
+    return Clips(
+        str(data / "spmcs" / "HR480"), test=str(data / "vid4" / "GT"), split=split, **whole
+    )  # type: ignore[arg-type]
 
 
 def make(row: str, task: SuperResolution, seed: int, setting: Setting) -> Algorithm:
-    base = FedAvg(task, lr=setting["lr"], optimizer="adam", betas=(0.9, 0.99), batch=int(setting["batch"]), weights="uniform", seed=seed)
-    return stack(base, *(HighFrequency(setting["weight"]) if isinstance(part, HighFrequency) else part for part in ROWS[row]))
+    base = FedAvg(
+        task,
+        lr=setting["lr"],
+        optimizer="adam",
+        betas=(0.9, 0.99),
+        batch=int(setting["batch"]),
+        weights="uniform",
+        seed=seed,
+    )
+    return stack(
+        base,
+        *(
+            HighFrequency(setting["weight"]) if isinstance(part, HighFrequency) else part
+            for part in ROWS[row]
+        ),
+    )
 
 
 def cell(row: str, split: str, seed: int, data: Path, setting: Setting) -> dict[str, Any]:
@@ -94,29 +110,59 @@ def cell(row: str, split: str, seed: int, data: Path, setting: Setting) -> dict[
 
         def note(_: Any, r: Round) -> None:
             losses = [s["loss"] for s in r.scalars.values()]
-            curve.append({"loss": r.loss, "smallest": min(losses), "largest": max(losses), "mix": r.state.scalars.get("mix")})
+            curve.append(
+                {
+                    "loss": r.loss,
+                    "smallest": min(losses),
+                    "largest": max(losses),
+                    "mix": r.state.scalars.get("mix"),
+                }
+            )
 
         with Simulator(algorithm, federation, workers=0) as engine:
-            state = run(algorithm, engine, int(setting["rounds"]), cohort=int(setting["cohort"]), seed=seed, after_round=note)
+            state = run(
+                algorithm,
+                engine,
+                int(setting["rounds"]),
+                cohort=int(setting["cohort"]),
+                seed=seed,
+                after_round=note,
+            )
         model = algorithm.result(state)
     trained = time.perf_counter()
     with torch.no_grad():
         metrics = task.evaluate(model, federation.test)
     tested = time.perf_counter()
     seconds = {"train": round(trained - began, 1), "test": round(tested - trained, 1)}
-    return {"row": row, "split": split, "seed": seed, "metrics": metrics, "seconds": seconds, "setting": setting, "rounds": curve}
+    return {
+        "row": row,
+        "split": split,
+        "seed": seed,
+        "metrics": metrics,
+        "seconds": seconds,
+        "setting": setting,
+        "rounds": curve,
+    }
 
 
 def main() -> None:
-    parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parse.add_argument("--data", type=Path, default=Path(os.environ.get("FEDLENS_DATA", HERE.parents[2] / "shared" / "data")))
+    parse = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parse.add_argument(
+        "--data",
+        type=Path,
+        default=Path(os.environ.get("FEDLENS_DATA", HERE.parents[2] / "shared" / "data")),
+    )
     parse.add_argument("--minutes", type=float, default=20)
     parse.add_argument("--seeds", default="0,1,2")
     parse.add_argument("--rows", default=",".join(ROWS))
     parse.add_argument("--splits", default=",".join(SPLITS))
     parse.add_argument("--workers", type=int, default=1, help="cells beside each other")
     parse.add_argument("--table", action="store_true")
-    parse.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=f"other than usual: {', '.join(SETTING)}")
+    parse.add_argument(
+        "settings", nargs="*", metavar="KEY=VALUE", help=f"other than usual: {', '.join(SETTING)}"
+    )
     options = parse.parse_args()
     if options.table:
         fill(HERE / "README.md", BLOCKS)
@@ -125,12 +171,23 @@ def main() -> None:
     if unknown := sorted(other.keys() - SETTING.keys()):
         parse.error(f"there is no setting {unknown[0]!r}")
     jobs = [
-        (row, split, int(s)) for s in options.seeds.split(",") for split in options.splits.split(",") for row in options.rows.split(",")
+        (row, split, int(s))
+        for s in options.seeds.split(",")
+        for split in options.splits.split(",")
+        for row in options.rows.split(",")
     ]
-    work([("bicubic", "pooled", 0), *jobs], options.data, other, options.workers, 60 * options.minutes)
+    work(
+        [("bicubic", "pooled", 0), *jobs],
+        options.data,
+        other,
+        options.workers,
+        60 * options.minutes,
+    )
 
 
-def work(jobs: list[tuple[str, str, int]], data: Path, other: Setting, workers: int, seconds: float) -> None:
+def work(
+    jobs: list[tuple[str, str, int]], data: Path, other: Setting, workers: int, seconds: float
+) -> None:
     """Seed 0 of everything first; finished cells are kept."""
     folder = CELLS / "-".join(f"{k}={v:g}" for k, v in sorted(other.items()))
     folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +207,9 @@ def work(jobs: list[tuple[str, str, int]], data: Path, other: Setting, workers: 
                 found = ready.result()
                 running.pop(ready).write_text(json.dumps(found, indent=1))
                 shown = {k: round(v, 4) for k, v in found["metrics"].items()}
-                print(found["row"], found["split"], found["seed"], found["seconds"], shown, flush=True)
+                print(
+                    found["row"], found["split"], found["seed"], found["seconds"], shown, flush=True
+                )
 
 
 SHOWN = {
@@ -166,25 +225,42 @@ SHOWN = {
 def cells(folder: Path = CELLS) -> dict[tuple[str, str, int], dict[str, float]]:
     """(row, split, seed) -> metrics. Bicubic knows no split."""
     found = [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
-    return {(c["row"], s, c["seed"]): c["metrics"] for c in found for s in (SPLITS if c["row"] == "bicubic" else [c["split"]])}
+    return {
+        (c["row"], s, c["seed"]): c["metrics"]
+        for c in found
+        for s in (SPLITS if c["row"] == "bicubic" else [c["split"]])
+    }
 
 
 def table(split: str) -> str:
     """Markdown: mean and spread over the finished seeds."""
     found = cells()
-    return markdown("", {row: [m for (r, own, _), m in found.items() if (r, own) == (row, split)] for row in ["bicubic", *ROWS]})
+    return markdown(
+        "",
+        {
+            row: [m for (r, own, _), m in found.items() if (r, own) == (row, split)]
+            for row in ["bicubic", *ROWS]
+        },
+    )
 
 
-def apart(row: str, base: str, split: str, folder: Path = CELLS, from_folder: Path = CELLS) -> list[dict[str, float]]:
+def apart(
+    row: str, base: str, split: str, folder: Path = CELLS, from_folder: Path = CELLS
+) -> list[dict[str, float]]:
     """The gap between two rows, seed by seed, since all rows share their seeds."""
     here, there = cells(folder), cells(from_folder)
     shared = [s for r, own, s in here if (r, own) == (row, split) and (base, split, s) in there]
-    return [{key: here[row, split, s][key] - there[base, split, s][key] for key in SHOWN} for s in shared]
+    return [
+        {key: here[row, split, s][key] - there[base, split, s][key] for key in SHOWN}
+        for s in shared
+    ]
 
 
 def gaps(split: str) -> str:
     """Markdown: the gap to FedAvg."""
-    return markdown("minus FedAvg", {row: apart(row, "FedAvg", split) for row in ROWS if row != "FedAvg"}, "+")
+    return markdown(
+        "minus FedAvg", {row: apart(row, "FedAvg", split) for row in ROWS if row != "FedAvg"}, "+"
+    )
 
 
 def batches(split: str = "groups") -> str:
@@ -206,15 +282,24 @@ def others(split: str = "groups") -> str:
     rows = {}
     for folder in [CELLS, *folders]:
         found, name = cells(folder), "usual" if folder == CELLS else folder.name
-        rows |= {f"{name}: {row}": [m for (r, own, _), m in found.items() if (r, own) == (row, split)] for row in ROWS if row in known}
+        rows |= {
+            f"{name}: {row}": [m for (r, own, _), m in found.items() if (r, own) == (row, split)]
+            for row in ROWS
+            if row in known
+        }
     return markdown("", rows)
 
 
 def markdown(corner: str, rows: dict[str, list[dict[str, float]]], sign: str = "") -> str:
-    lines = [f"| {corner} | {' | '.join(n for n, _ in SHOWN.values())} | seeds |", "|---" * (len(SHOWN) + 2) + "|"]
+    lines = [
+        f"| {corner} | {' | '.join(n for n, _ in SHOWN.values())} | seeds |",
+        "|---" * (len(SHOWN) + 2) + "|",
+    ]
     for name, found in rows.items():
         if found:
-            values = [told([m[key] for m in found], digits, sign) for key, (_, digits) in SHOWN.items()]
+            values = [
+                told([m[key] for m in found], digits, sign) for key, (_, digits) in SHOWN.items()
+            ]
             lines.append(f"| {name} | {' | '.join(values)} | {len(found)} |")
     return "\n".join(lines)
 
@@ -224,7 +309,9 @@ def told(numbers: list[float], digits: int, sign: str = "") -> str:
     return f"{statistics.mean(numbers):{sign}.{digits}f}{spread}"
 
 
-BLOCKS: dict[str, Callable[[], str]] = {f"{kind.__name__}-{split}": partial(kind, split) for split in SPLITS for kind in (table, gaps)}
+BLOCKS: dict[str, Callable[[], str]] = {
+    f"{kind.__name__}-{split}": partial(kind, split) for split in SPLITS for kind in (table, gaps)
+}
 BLOCKS |= {"batches": batches, "others": others, "overhead": overhead.table}
 
 

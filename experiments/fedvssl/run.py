@@ -56,7 +56,12 @@ SETTING: dict[str, Any] = {
     "ctp": {"stride": 3, "speed": 8.0, "growth": 0.01}, "vcop": {"gap": 2}, "speed": {"strides": (-2, -1, 0, 1, 2)},
     "finetune": {"epochs": 8, "lr": 0.002, "batch": 16, "stride": 2},
 }  # fmt: skip
-LOOKS = (3, 6, 12, 24)  # epochs after which the long centralised run is tested, to see whether more would help
+LOOKS = (
+    3,
+    6,
+    12,
+    24,
+)  # epochs after which the long centralised run is tested, to see whether more would help
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,13 @@ def pretext(name: str | None) -> VideoSSL:
 def source(data: Path, split: str, cache: str) -> Videos:
     rule: Any = "iid" if split == "iid" else "classes"
     per = 8 if split.startswith("8") else 4
-    return Videos(root=str(data / "jhmdb21"), side=SETTING["side"], partition=rule, classes_per_client=per, cache=cache)
+    return Videos(
+        root=str(data / "jhmdb21"),
+        side=SETTING["side"],
+        partition=rule,
+        classes_per_client=per,
+        cache=cache,
+    )
 
 
 def pretrain(row: Row, federation: Federation, seed: int) -> tuple[Any, dict[str, Any]]:
@@ -121,7 +132,9 @@ def pretrain(row: Row, federation: Federation, seed: int) -> tuple[Any, dict[str
 
     def after(here: Any, r: Any) -> None:
         if row.epochs == "full" and here.done in LOOKS:
-            told.setdefault("curve", {})[here.done] = task.evaluate(algorithm.result(here.state), federation.test)
+            told.setdefault("curve", {})[here.done] = task.evaluate(
+                algorithm.result(here.state), federation.test
+            )
         told["loss"].append(round(r.loss, 4))
         told["bytes_up"] += r.bytes_up
         spread = {k: v for k, v in r.state.scalars.items() if k.startswith("distance_")}
@@ -130,7 +143,9 @@ def pretrain(row: Row, federation: Federation, seed: int) -> tuple[Any, dict[str
 
     admitted = task.admit(federation)
     told["excluded"] = admitted.facts["excluded"]
-    rounds, cohort = (SETTING[row.epochs], 1) if row.epochs else (SETTING["rounds"], SETTING["cohort"])
+    rounds, cohort = (
+        (SETTING[row.epochs], 1) if row.epochs else (SETTING["rounds"], SETTING["cohort"])
+    )
     with Simulator(algorithm, admitted, workers=0) as engine:
         state = run(algorithm, engine, rounds, cohort=cohort, seed=seed, after_round=after)
     return algorithm.result(state), told
@@ -167,18 +182,30 @@ def linear(train: Tensor, y: Tensor, test: Tensor, y_test: Tensor, decay: float 
     return float(((b @ weight + bias).argmax(1) == y_test).float().mean())
 
 
-def supervised(weights: dict[str, Tensor], federation: Federation, seed: int, epochs: int) -> tuple[Any, float]:
+def supervised(
+    weights: dict[str, Tensor], federation: Federation, seed: int, epochs: int
+) -> tuple[Any, float]:
     """Trained with labels from these backbone weights: the network, and its accuracy on the test videos."""
     plan = SETTING["finetune"]
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "model.safetensors"
-        save_file({n: t.contiguous() for n, t in weights.items() if n.startswith("backbone.")}, path)
+        save_file(
+            {n: t.contiguous() for n, t in weights.items() if n.startswith("backbone.")}, path
+        )
         task = ActionRecognition(
             classes=21, backbone=SETTING["backbone"], init=str(path), frames=SETTING["frames"], stride=plan["stride"], size=SETTING["size"],
             clips=SETTING["clips"],
         )  # fmt: skip
         admitted = task.admit(federation)
-        base = FedAvg(task, lr=plan["lr"], optimizer="adam", weight_decay=1e-4, batch=plan["batch"], schedule="cosine", seed=seed)
+        base = FedAvg(
+            task,
+            lr=plan["lr"],
+            optimizer="adam",
+            weight_decay=1e-4,
+            batch=plan["batch"],
+            schedule="cosine",
+            seed=seed,
+        )
         with Simulator(base, admitted, workers=0) as engine:
             state = run(base, engine, epochs, seed=seed)
         net = base.result(state)
@@ -190,9 +217,14 @@ def downstream(net: Any, search: Search) -> dict[str, float]:
     """Retrieval and the linear probe."""
     net.eval()
     y, labels = torch.tensor(search.queries.labels), torch.tensor(search.gallery.labels)
-    gallery, queries = (embed(net, s, SETTING["frames"], SETTING["size"], SETTING["clips"]) for s in (search.gallery, search.queries))
+    gallery, queries = (
+        embed(net, s, SETTING["frames"], SETTING["size"], SETTING["clips"])
+        for s in (search.gallery, search.queries)
+    )
     metrics = recall(nearest(queries, gallery, max(KS))[0], y, labels)
-    metrics["probe"] = linear(averaged(net, search.gallery), labels, averaged(net, search.queries), y)
+    metrics["probe"] = linear(
+        averaged(net, search.gallery), labels, averaged(net, search.queries), y
+    )
     return metrics
 
 
@@ -202,11 +234,15 @@ def pixels(search: Search) -> dict[str, float]:
 
     def rows(videos: VideoSet) -> Tensor:
         means = [c.read(0, len(c)).float().mean(0, keepdim=True) / 255 for c in videos.clips]
-        return torch.stack([F.interpolate(m, size=(size, size), mode="area").flatten() for m in means])
+        return torch.stack(
+            [F.interpolate(m, size=(size, size), mode="area").flatten() for m in means]
+        )
 
     y, labels = torch.tensor(search.queries.labels), torch.tensor(search.gallery.labels)
     gallery, queries = rows(search.gallery), rows(search.queries)
-    return recall(nearest(queries, gallery, max(KS))[0], y, labels) | {"probe": linear(gallery, labels, queries, y)}
+    return recall(nearest(queries, gallery, max(KS))[0], y, labels) | {
+        "probe": linear(gallery, labels, queries, y)
+    }
 
 
 def cell(name: str, seed: int, data: Path, cache: str, models: Path) -> dict[str, Any]:
@@ -219,16 +255,33 @@ def cell(name: str, seed: int, data: Path, cache: str, models: Path) -> dict[str
         metrics, trained = pixels(search), began
     else:
         row = ROWS[name]
-        federation = everything if row.epochs or not row.pretext else source(data, row.split, cache).federation(SETTING["clients"], seed)
+        federation = (
+            everything
+            if row.epochs or not row.pretext
+            else source(data, row.split, cache).federation(SETTING["clients"], seed)
+        )
         began = time.process_time()
         net, told = pretrain(row, federation, seed)
         if name == "labels":
             net, told["accuracy"] = supervised(net.state_dict(), everything, seed, SETTING["equal"])
         trained = time.process_time()
-        save_file({n: t.contiguous() for n, t in net.state_dict().items()}, models / f"{file_name(name, seed)}.safetensors")
+        save_file(
+            {n: t.contiguous() for n, t in net.state_dict().items()},
+            models / f"{file_name(name, seed)}.safetensors",
+        )
         metrics = downstream(net, search)
-    seconds = {"pretrain": round(trained - began, 1), "downstream": round(time.process_time() - trained, 1)}
-    return {"row": name, "seed": seed, "metrics": metrics, **told, "cpu_seconds": seconds, "setting": SETTING}
+    seconds = {
+        "pretrain": round(trained - began, 1),
+        "downstream": round(time.process_time() - trained, 1),
+    }
+    return {
+        "row": name,
+        "seed": seed,
+        "metrics": metrics,
+        **told,
+        "cpu_seconds": seconds,
+        "setting": SETTING,
+    }
 
 
 def tuned(found: dict[str, Any], data: Path, cache: str, models: Path) -> dict[str, Any]:
@@ -246,17 +299,39 @@ def file_name(name: str, seed: int) -> str:
 
 
 def main() -> None:
-    parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parse.add_argument("--data", type=Path, default=Path(os.environ.get("FEDLENS_DATA", HERE.parents[2] / "shared" / "data")))
+    parse = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parse.add_argument(
+        "--data",
+        type=Path,
+        default=Path(os.environ.get("FEDLENS_DATA", HERE.parents[2] / "shared" / "data")),
+    )
     parse.add_argument("--minutes", type=float, default=20)
     parse.add_argument("--seeds", default="0,1")
     parse.add_argument("--rows", default="")
     parse.add_argument("--part", default="0/1")
-    parse.add_argument("--cache", default=str(Path(tempfile.gettempdir()) / "fedlens-jhmdb21"), help="folder for decoded frames, 160 MB")
-    parse.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "fedlens-fedvssl", help="folder for pretrained weights")
-    parse.add_argument("--finetune", action="store_true", help="fine-tune every pretrained backbone too")
+    parse.add_argument(
+        "--cache",
+        default=str(Path(tempfile.gettempdir()) / "fedlens-jhmdb21"),
+        help="folder for decoded frames, 160 MB",
+    )
+    parse.add_argument(
+        "--models",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "fedlens-fedvssl",
+        help="folder for pretrained weights",
+    )
+    parse.add_argument(
+        "--finetune", action="store_true", help="fine-tune every pretrained backbone too"
+    )
     parse.add_argument("--table", action="store_true")
-    parse.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="size and side, in pixels, other than usual")
+    parse.add_argument(
+        "settings",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="size and side, in pixels, other than usual",
+    )
     options = parse.parse_args()
     if options.table:
         fill(HERE / "README.md", BLOCKS)
@@ -287,7 +362,13 @@ def main() -> None:
             found = cell(name, seed, *places)
         found = tuned(found, *places) if tune else found
         path.write_text(json.dumps(found, indent=1))
-        print(name, seed, found["cpu_seconds"], {k: round(v, 4) for k, v in found["metrics"].items()}, flush=True)
+        print(
+            name,
+            seed,
+            found["cpu_seconds"],
+            {k: round(v, 4) for k, v in found["metrics"].items()},
+            flush=True,
+        )
 
 
 SHOWN = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "recall_at_20": "R@20", "recall_at_50": "R@50",
@@ -297,7 +378,10 @@ SHOWN = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "re
 def table(folder: Path = CELLS) -> str:
     """Markdown, in percent: mean over the finished seeds, with the spread where there is more than one."""
     cells = [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
-    out = [f"| | {' | '.join(SHOWN.values())} | loss, last 10 rounds | seeds |", "|---" * (len(SHOWN) + 3) + "|"]
+    out = [
+        f"| | {' | '.join(SHOWN.values())} | loss, last 10 rounds | seeds |",
+        "|---" * (len(SHOWN) + 3) + "|",
+    ]
     for row in ["pixels", *ROWS]:
         mine = [c for c in cells if c["row"] == row]
         if not mine:
@@ -321,9 +405,14 @@ def noise() -> str:
     """Rows of seed 0 that were also trained on another kind of processor, where sums round otherwise: what such a change alone does."""
     twice = [(p, CELLS / "another-processor" / p.name) for p in sorted(CELLS.glob("*-0.json"))]
     pairs = [[json.loads(p.read_text()) for p in both] for both in twice if both[1].exists()]
-    pairs = [(here, there) for here, there in pairs if here["loss"] != there["loss"]]  # the same bits: not trained again yet
+    pairs = [
+        (here, there) for here, there in pairs if here["loss"] != there["loss"]
+    ]  # the same bits: not trained again yet
     keys = [k for k in SHOWN if all(k in there["metrics"] for _, there in pairs)]
-    gaps = {SHOWN[k]: [100 * (here["metrics"][k] - there["metrics"][k]) for here, there in pairs] for k in keys}
+    gaps = {
+        SHOWN[k]: [100 * (here["metrics"][k] - there["metrics"][k]) for here, there in pairs]
+        for k in keys
+    }
     gaps["loss x 100"] = [100 * (last_loss(here) - last_loss(there)) for here, there in pairs]
     lines: dict[str, Callable[[list[float]], float]] = {
         "mean difference": statistics.mean,
@@ -331,10 +420,23 @@ def noise() -> str:
         "largest": lambda g: max(map(abs, g)),
     }
     out = [f"| {len(pairs)} rows, points | {' | '.join(gaps)} |", "|---" * (len(gaps) + 1) + "|"]
-    return "\n".join([*out, *(f"| {name} | {' | '.join(f'{f(g):.1f}' for g in gaps.values())} |" for name, f in lines.items())])
+    return "\n".join(
+        [
+            *out,
+            *(
+                f"| {name} | {' | '.join(f'{f(g):.1f}' for g in gaps.values())} |"
+                for name, f in lines.items()
+            ),
+        ]
+    )
 
 
-BLOCKS = {"table": table, "noise": noise, "table32": lambda: table(CELLS / "side=41-size=32"), "bytes": wire.table}
+BLOCKS = {
+    "table": table,
+    "noise": noise,
+    "table32": lambda: table(CELLS / "side=41-size=32"),
+    "bytes": wire.table,
+}
 
 
 if __name__ == "__main__":

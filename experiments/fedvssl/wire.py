@@ -30,7 +30,10 @@ RESULT = Path(__file__).resolve().parent / "results" / "bytes.json"
 
 def table() -> str:
     """Markdown."""
-    lines = ["| head | whole model down | up | backbone down | up | saved |", "|---|---:|---:|---:|---:|---:|"]
+    lines = [
+        "| head | whole model down | up | backbone down | up | saved |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
     for name, found in json.loads(RESULT.read_text()).items():
         numbers = " | ".join(f"{n:,}" for n in (*found["full"], *found["backbone"]))
         lines.append(f"| {name} | {numbers} | {found['saved_percent']:.2f} % |")
@@ -38,7 +41,9 @@ def table() -> str:
 
 
 def measure(task: VideoSSL, private: bool) -> tuple[int, int]:
-    federation = task.admit(MovingShapes(videos=2, tests=0, length=72, side=112, actions=2).federation(1, 0))
+    federation = task.admit(
+        MovingShapes(videos=2, tests=0, length=72, side=112, actions=2).federation(1, 0)
+    )
     algorithm = stack(FedAvg(task, batch=2, steps=1), *([BackboneOnly()] if private else []))
     engine = Loopback(algorithm, federation)
     run(algorithm, engine, 1)
@@ -52,7 +57,11 @@ def main() -> None:
     for task in (CtP(), VCOP(), Speed()):
         whole, backbone = measure(task, False), measure(task, True)
         saved = 100 * (1 - sum(backbone) / sum(whole))
-        out[type(task).__name__] = {"full": whole, "backbone": backbone, "saved_percent": round(saved, 2)}
+        out[type(task).__name__] = {
+            "full": whole,
+            "backbone": backbone,
+            "saved_percent": round(saved, 2),
+        }
         print(type(task).__name__, out[type(task).__name__], flush=True)
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps(out, indent=1))

@@ -59,13 +59,26 @@ def main() -> None:
         target = "y" if name == "segmentation" else "label"
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
         batches = draw(whole, 12, torch.Generator().manual_seed(0), epochs=12)
-        done = train(list(model.parameters()), batches, lambda b, m=model, t=target: (F.cross_entropy(m(b["x"]), b[t]), None), optimizer)
+        done = train(
+            list(model.parameters()),
+            batches,
+            lambda b, m=model, t=target: (F.cross_entropy(m(b["x"]), b[t]), None),
+            optimizer,
+        )
         model.eval()
         with torch.no_grad():
-            rows = [body(figures(60, 10**6, size).batch(torch.arange(60))["x"]).mean((2, 3)) for size in RESOLUTIONS]
+            rows = [
+                body(figures(60, 10**6, size).batch(torch.arange(60))["x"]).mean((2, 3))
+                for size in RESOLUTIONS
+            ]
         features, groups = torch.cat(rows), torch.arange(len(RESOLUTIONS)).repeat_interleave(60)
         gaps = torch.cdist(features, features) + torch.diag(torch.full((len(features),), torch.inf))
-        out[name] = {"same_resolution": round(100 * float((groups[gaps.argmin(1)] == groups).float().mean()), 1), "loss": done.loss}
+        out[name] = {
+            "same_resolution": round(
+                100 * float((groups[gaps.argmin(1)] == groups).float().mean()), 1
+            ),
+            "loss": done.loss,
+        }
         pictures.append(scatter(tsne(features), groups, [f"{h}x{w}" for h, w in RESOLUTIONS]))
     if len(sys.argv) > 1:
         Image.fromarray(to_uint8(torch.cat(pictures, 2))).save(sys.argv[1])

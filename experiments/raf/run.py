@@ -37,7 +37,15 @@ COMMON: dict[str, Any] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     # FedProx's usual mu of 0.01 goes with a cross-entropy of about 2; the loss here is about 0.015, and AdamW makes what matters of it.
     "lspet": {**COMMON, "rounds": 60, "batch": 8, "mu": 1e-4},
-    "stick": {**COMMON, "network": "vit-nano", "lr": 3e-3, "rounds": 24, "batch": 8, "people": 360, "tests": 100},
+    "stick": {
+        **COMMON,
+        "network": "vit-nano",
+        "lr": 3e-3,
+        "rounds": 24,
+        "batch": 8,
+        "people": 360,
+        "tests": 100,
+    },
 }
 
 
@@ -47,9 +55,21 @@ class OutOfTime(Exception):
 
 def build(row: str, seed: int, data: str, s: dict[str, Any]) -> tuple[Pose, Algorithm, Federation]:
     augment = {"sizes": SEEN, "scale": s["scale"], "rotation": s["rotation"]}
-    source: PoseSource = Lspet(**augment) if data == "lspet" else StickFigures(people=s["people"], tests=s["tests"], **augment)
+    source: PoseSource = (
+        Lspet(**augment)
+        if data == "lspet"
+        else StickFigures(people=s["people"], tests=s["tests"], **augment)
+    )
     positions: Any = "absolute" if row.endswith("-ape") else "conv"
-    task = Pose("lsp", s["network"], patch=4, positions=positions, size=SEEN[0], sigma=s["sigma"], flip_test=False)
+    task = Pose(
+        "lsp",
+        s["network"],
+        patch=4,
+        positions=positions,
+        size=SEEN[0],
+        sigma=s["sigma"],
+        flip_test=False,
+    )
     base = FedAvg(
         task, lr=s["lr"], optimizer="adamw", weight_decay=s["weight_decay"], schedule=s["schedule"], epochs=s["epochs"], batch=s["batch"],
         seed=seed, weights="uniform",
@@ -60,7 +80,9 @@ def build(row: str, seed: int, data: str, s: dict[str, Any]) -> tuple[Pose, Algo
     return task, stack(base, *layers), source.federation(3, seed)
 
 
-def train(algorithm: Algorithm, federation: Federation, seed: int, rounds: int, part: Path, until: float) -> tuple[Message, dict[str, Any]]:
+def train(
+    algorithm: Algorithm, federation: Federation, seed: int, rounds: int, part: Path, until: float
+) -> tuple[Message, dict[str, Any]]:
     """From where the .part file stands to the last round; none of these rows has client memory, so the state is all there is."""
     notes: dict[str, Any] = {"losses": [], "train_seconds": 0.0, "train_cpu_seconds": 0.0}
     progress = None
@@ -79,15 +101,22 @@ def train(algorithm: Algorithm, federation: Federation, seed: int, rounds: int, 
         told = json.dumps(notes).encode()
         part.with_suffix(".new").write_bytes(b"%d\n" % len(told) + told + here.state.to_bytes())
         part.with_suffix(".new").replace(part)
-        print(f"  round {here.done}: loss {done.loss:.5f}, {notes['train_cpu_seconds']:.0f} s", flush=True)
+        print(
+            f"  round {here.done}: loss {done.loss:.5f}, {notes['train_cpu_seconds']:.0f} s",
+            flush=True,
+        )
         if now[0] > until and here.done < rounds:
             raise OutOfTime
 
     with Simulator(algorithm, federation, workers=0, threads=1) as engine:
-        return run(algorithm, engine, rounds, seed=seed, progress=progress, after_round=heard), notes
+        return run(
+            algorithm, engine, rounds, seed=seed, progress=progress, after_round=heard
+        ), notes
 
 
-def cell(row: str, seed: int, data: str, settings: dict[str, Any], part: Path, until: float) -> dict[str, Any]:
+def cell(
+    row: str, seed: int, data: str, settings: dict[str, Any], part: Path, until: float
+) -> dict[str, Any]:
     """Train one row and judge it at all six resolutions; right joints per person are kept for the paired bootstrap."""
     task, algorithm, federation = build(row, seed, data, settings)
     state, notes = train(algorithm, federation, seed, settings["rounds"], part, until)
@@ -96,10 +125,24 @@ def cell(row: str, seed: int, data: str, settings: dict[str, Any], part: Path, u
     assert federation.test is not None
     for size in ALL:
         found = task.find(model, federation.test.at(size))
-        ok, there = hits(found["predicted"], found["truth"][..., :2], found["truth"][..., 2], found["reference"], 0.2)
-        right[f"{size[0]}x{size[1]}"], counts[f"{size[0]}x{size[1]}"] = ok.sum(1).tolist(), there.sum(1).tolist()
+        ok, there = hits(
+            found["predicted"],
+            found["truth"][..., :2],
+            found["truth"][..., 2],
+            found["reference"],
+            0.2,
+        )
+        right[f"{size[0]}x{size[1]}"], counts[f"{size[0]}x{size[1]}"] = (
+            ok.sum(1).tolist(),
+            there.sum(1).tolist(),
+        )
     pck = {k: 100 * sum(right[k]) / sum(counts[k]) for k in right}
-    own = {f"{p.size[0]}x{p.size[1]}": task.judge(task.find(model, p.subset(range(min(100, len(p))))))["pck"] for p in federation.holdings}
+    own = {
+        f"{p.size[0]}x{p.size[1]}": task.judge(task.find(model, p.subset(range(min(100, len(p))))))[
+            "pck"
+        ]
+        for p in federation.holdings
+    }
     return {
         "row": row, "seed": seed, "data": data, "settings": settings, **notes, "right": right, "counts": counts, "pck": pck,
         "train_pck": own, "torch": torch.__version__,
@@ -135,7 +178,11 @@ def main() -> None:
                 return
             path.write_text(json.dumps(done))
             path.with_suffix(".part").unlink()
-            print(json.dumps({k: round(v, 1) for k, v in done["pck"].items()}), f"{done['train_cpu_seconds']:.0f} s", flush=True)
+            print(
+                json.dumps({k: round(v, 1) for k, v in done["pck"].items()}),
+                f"{done['train_cpu_seconds']:.0f} s",
+                flush=True,
+            )
             if time.perf_counter() > until:
                 return
 

@@ -41,7 +41,11 @@ class Segmentation(LearningTask):
         w = self.width
 
         def block(a: int, b: int, dilation: int) -> list[nn.Module]:
-            return [nn.Conv2d(a, b, 3, padding=dilation, dilation=dilation), nn.BatchNorm2d(b), nn.ReLU()]
+            return [
+                nn.Conv2d(a, b, 3, padding=dilation, dilation=dilation),
+                nn.BatchNorm2d(b),
+                nn.ReLU(),
+            ]
 
         return nn.Sequential(*block(3, w, 1), *block(w, w, 2), *block(w, w, 4), nn.Conv2d(w, 2, 1))
 
@@ -50,12 +54,17 @@ class Segmentation(LearningTask):
 
     def distance(self, prediction: Tensor, target: Tensor) -> Tensor:
         """Kullback-Leibler divergence per pixel: the reduction of cross-entropy."""
-        return F.kl_div(prediction.log_softmax(1), target.softmax(1), reduction="none").sum(1).mean()
+        return (
+            F.kl_div(prediction.log_softmax(1), target.softmax(1), reduction="none").sum(1).mean()
+        )
 
     def evaluate(self, result: Any, data: Data) -> dict[str, float]:
         batch = data.batch(torch.arange(len(data)))
         found = result(batch["x"]).argmax(1) == 1
-        return {"iou": 100 * float((found & (batch["y"] == 1)).sum() / (found | (batch["y"] == 1)).sum())}
+        return {
+            "iou": 100
+            * float((found & (batch["y"] == 1)).sum() / (found | (batch["y"] == 1)).sum())
+        }
 
 
 def figures(count: int, first: int, size: tuple[int, int]) -> Tensors:
@@ -87,15 +96,32 @@ def main() -> None:
         federation = Federation([figures(40, 1000 * seed + 40 * k, SIZES[0]) for k in range(3)])
         for name, layers in (("plain", ()), ("raf", (MultiResolution(sizes=SIZES),))):
             task = Segmentation()
-            algorithm = stack(FedAvg(task, lr=5e-3, optimizer="adamw", batch=10, seed=seed, schedule="cosine"), *layers)
+            algorithm = stack(
+                FedAvg(task, lr=5e-3, optimizer="adamw", batch=10, seed=seed, schedule="cosine"),
+                *layers,
+            )
             with Simulator(algorithm, federation, workers=0) as engine:
                 model = algorithm.result(run(algorithm, engine, options.rounds, seed=seed))
             with torch.no_grad():
-                out[name].append({size: round(task.evaluate(model, data)["iou"], 2) for size, data in tests.items()})
-    means = {name: {s: round(float(np.mean([c[s] for c in cells])), 2) for s in tests} for name, cells in out.items()}
+                out[name].append(
+                    {
+                        size: round(task.evaluate(model, data)["iou"], 2)
+                        for size, data in tests.items()
+                    }
+                )
+    means = {
+        name: {s: round(float(np.mean([c[s] for c in cells])), 2) for s in tests}
+        for name, cells in out.items()
+    }
     print(
         json.dumps(
-            {"task": "segmentation", "metric": "IoU of the figure, %", "mean": means, "seeds": out, "seconds": time.perf_counter() - began}
+            {
+                "task": "segmentation",
+                "metric": "IoU of the figure, %",
+                "mean": means,
+                "seeds": out,
+                "seconds": time.perf_counter() - began,
+            }
         )
     )
 

@@ -19,7 +19,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from blocks import fill  # noqa: E402
 
-ROWS = {"fedavg": "Base (FedAvg)", "fedprox": "Base (FedProx)", "raf-fedavg": "RAF (FedAvg)", "raf-fedprox": "RAF (FedProx)"}
+ROWS = {
+    "fedavg": "Base (FedAvg)",
+    "fedprox": "Base (FedProx)",
+    "raf-fedavg": "RAF (FedAvg)",
+    "raf-fedprox": "RAF (FedProx)",
+}
 SIZES = ("32x24", "48x36", "64x48", "80x60", "96x72", "128x96")
 PAPER = {
     "fedavg": (51.8, 64.6, 68.5, 69.0, 67.5, 60.7), "fedprox": (51.8, 65.0, 68.5, 68.7, 66.6, 59.5),
@@ -33,13 +38,19 @@ def read(folder: Path, data: str) -> dict[tuple[str, int], dict[str, Any]]:
     return {(c["row"], c["seed"]): c for c in cells}
 
 
-def people(cells: dict[tuple[str, int], dict[str, Any]], row: str, seeds: list[int], size: str) -> tuple[Array, Array]:
+def people(
+    cells: dict[tuple[str, int], dict[str, Any]], row: str, seeds: list[int], size: str
+) -> tuple[Array, Array]:
     """Right joints and joints that count, per person, summed over the seeds."""
     found = [cells[row, s] for s in seeds]
-    return sum(np.array(c["right"][size]) for c in found), sum(np.array(c["counts"][size]) for c in found)
+    return sum(np.array(c["right"][size]) for c in found), sum(
+        np.array(c["counts"][size]) for c in found
+    )
 
 
-def interval(raf: tuple[Array, Array], base: tuple[Array, Array], draws: int = 10_000) -> tuple[float, float, float]:
+def interval(
+    raf: tuple[Array, Array], base: tuple[Array, Array], draws: int = 10_000
+) -> tuple[float, float, float]:
     """Difference in percentage points, and the bounds that hold 95 % of the draws."""
     rng = np.random.default_rng(0)
     n = len(raf[0])
@@ -75,17 +86,39 @@ def ours(data: str) -> str:
         raf = f"raf-{base}"
         seeds = sorted({s for r, s in cells if r == base} & {s for r, s in cells if r == raf})
         if seeds:
-            gaps = [interval(people(cells, raf, seeds, size), people(cells, base, seeds, size)) for size in SIZES]
+            gaps = [
+                interval(people(cells, raf, seeds, size), people(cells, base, seeds, size))
+                for size in SIZES
+            ]
             shown = [f"{d:+.1f} ({low:+.1f} .. {high:+.1f})" for d, low, high in gaps]
             lines.append(line(f"under {ROWS[base][6:-1]} | {len(seeds)}", shown, "{}"))
     return "\n".join(lines)
 
 
 def paper() -> str:
-    lines = [header("paper, PCKh@0.5 on MPII", "128x96", "192x144", "256x192", "320x240", "384x288", "512x384")]
+    lines = [
+        header(
+            "paper, PCKh@0.5 on MPII",
+            "128x96",
+            "192x144",
+            "256x192",
+            "320x240",
+            "384x288",
+            "512x384",
+        )
+    ]
     lines += [line(ROWS[row], values) for row, values in PAPER.items()]
-    gaps = {base: np.array(PAPER[f"raf-{base}"]) - np.array(PAPER[base]) for base in ("fedavg", "fedprox")}
-    return "\n".join(lines + [line(f"RAF minus base under {ROWS[base][6:-1]}", gap, "{:+.1f}") for base, gap in gaps.items()])
+    gaps = {
+        base: np.array(PAPER[f"raf-{base}"]) - np.array(PAPER[base])
+        for base in ("fedavg", "fedprox")
+    }
+    return "\n".join(
+        lines
+        + [
+            line(f"RAF minus base under {ROWS[base][6:-1]}", gap, "{:+.1f}")
+            for base, gap in gaps.items()
+        ]
+    )
 
 
 def segmentation() -> str:
@@ -97,7 +130,12 @@ def segmentation() -> str:
     return "\n".join([*lines, line("RAF minus base", gap, "{:+.1f}")])
 
 
-BLOCKS = {"lspet": lambda: ours("lspet"), "stick": lambda: ours("stick"), "paper": paper, "segmentation": segmentation}
+BLOCKS = {
+    "lspet": lambda: ours("lspet"),
+    "stick": lambda: ours("stick"),
+    "paper": paper,
+    "segmentation": segmentation,
+}
 
 if __name__ == "__main__":
     fill(HERE / "README.md", BLOCKS)

@@ -49,23 +49,41 @@ def test_one_step_by_hand() -> None:
     fedavg = FedAvg(Line(), lr=0.1)
     reply = fedavg.client_step(fedavg.broadcast(fedavg.init()), client(points((2, 6))))
     assert reply.trees["delta"]["weight"].item() == pytest.approx(1.6)
-    assert reply.scalars["loss"] == 16 and reply.scalars["steps"] == 1 and reply.scalars["lr_sum"] == pytest.approx(0.1)
+    assert (
+        reply.scalars["loss"] == 16
+        and reply.scalars["steps"] == 1
+        and reply.scalars["lr_sum"] == pytest.approx(0.1)
+    )
 
 
-@pytest.mark.parametrize(("weights", "expected"), [("examples", 1 + (1 * 1.6 + 3 * 0.4) / 4), ("uniform", 1 + (1.6 + 0.4) / 2)])
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [("examples", 1 + (1 * 1.6 + 3 * 0.4) / 4), ("uniform", 1 + (1.6 + 0.4) / 2)],
+)
 def test_the_mean_of_two_clients_by_hand(weights: str, expected: float) -> None:
     """Client 0: one point (2, 6), delta 1.6 as above. Client 1: three times (1, 3), batch of 3: gradient 2 (1 - 3) = -4, delta 0.4."""
     federation = Federation([points((2, 6)), points((1, 3), (1, 3), (1, 3))], test=points((1, 1)))
     fedavg = FedAvg(Line(), lr=0.1, weights=weights)  # type: ignore[arg-type]
     seen: dict[str, float] = {}
-    run(fedavg, Loopback(fedavg, federation), 1, test=federation.test, evaluate_every=1, after_round=lambda p, r: seen.update(r.metrics))
+    run(
+        fedavg,
+        Loopback(fedavg, federation),
+        1,
+        test=federation.test,
+        evaluate_every=1,
+        after_round=lambda p, r: seen.update(r.metrics),
+    )
     assert seen["weight"] == pytest.approx(expected)
 
 
 def test_terms_count_in_the_loss_and_pulls_do_not() -> None:
     """Point (2, 6) as above, gradient -16, loss 16. A term 3 w adds 3 to loss and gradient; a pull 5 w adds 5 to the gradient only."""
     fedavg = FedAvg(Line(), lr=0.1)
-    richer = client(points((2, 6))).plus(lambda m, b, o: 3 * m.weight.sum()).pull(lambda m: 5 * m.weight.sum())
+    richer = (
+        client(points((2, 6)))
+        .plus(lambda m, b, o: 3 * m.weight.sum())
+        .pull(lambda m: 5 * m.weight.sum())
+    )
     reply = fedavg.client_step(fedavg.broadcast(fedavg.init()), richer)
     assert reply.scalars["loss"] == 19
     assert reply.trees["delta"]["weight"].item() == pytest.approx(-0.1 * (-16 + 3 + 5))
@@ -84,11 +102,15 @@ def test_an_adapter_trains_stays_in_memory_and_does_not_travel() -> None:
     fedavg, federation = FedAvg(Toy(), batch=8), toy_federation(1)
     message, memory = fedavg.broadcast(fedavg.init()), {}
     plain = fedavg.client_step(message, Client(0, federation.holdings[0], generator(0), {}))
-    adapted = fedavg.client_step(message, Client(0, federation.holdings[0], generator(0), memory).adapt("shift", Shift()))
+    adapted = fedavg.client_step(
+        message, Client(0, federation.holdings[0], generator(0), memory).adapt("shift", Shift())
+    )
     assert adapted.trees["delta"].keys() == plain.trees["delta"].keys()
     assert memory["shift"]["p"].abs().max() > 0  # type: ignore[index]
     again = Shift()
-    fedavg.client_step(message, Client(0, federation.holdings[0], generator(0), memory).adapt("shift", again))
+    fedavg.client_step(
+        message, Client(0, federation.holdings[0], generator(0), memory).adapt("shift", again)
+    )
     assert not torch.equal(again.p.detach(), memory["shift"]["p"] * 0)  # type: ignore[index]
 
 
@@ -105,7 +127,9 @@ def test_schedules_by_hand() -> None:
     """Cosine over 4 rounds: 1, 0.854, 0.5, 0.146. Step every 2 by 0.1: 1, 1, 0.1, 0.1, 0.01."""
     cosine = [lr_factor("cosine", t, 4, 30, 0.1) for t in range(4)]
     assert cosine == pytest.approx([1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2])
-    assert [lr_factor("step", t, 5, 2, 0.1) for t in range(5)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+    assert [lr_factor("step", t, 5, 2, 0.1) for t in range(5)] == pytest.approx(
+        [1, 1, 0.1, 0.1, 0.01]
+    )
 
 
 def test_draw_gives_epochs_or_exact_steps_and_never_a_lone_sample() -> None:
@@ -119,7 +143,10 @@ def test_draw_gives_epochs_or_exact_steps_and_never_a_lone_sample() -> None:
 
 def test_training_equals_a_plain_torch_loop() -> None:
     """The same batches through torch.optim by hand end in the same bits, with momentum, weight decay and clipping."""
-    fedavg, federation = FedAvg(Toy(), batch=8, lr=0.05, momentum=0.9, weight_decay=1e-3, clip=1.0, epochs=2), toy_federation(1)
+    fedavg, federation = (
+        FedAvg(Toy(), batch=8, lr=0.05, momentum=0.9, weight_decay=1e-3, clip=1.0, epochs=2),
+        toy_federation(1),
+    )
     message, data = fedavg.broadcast(fedavg.init()), federation.holdings[0]
     reply = fedavg.client_step(message, Client(0, data, generator(5), {}))
     model = Toy().model()
@@ -152,7 +179,10 @@ def test_server_learning_rate() -> None:
     """Half the step: x + 0.5 mean(delta)."""
     fedavg = FedAvg(Line(), server_lr=0.5)
     delta = Message({"delta": {"weight": torch.tensor([[3.0]])}}, sender=0)
-    assert fedavg.server_step(fedavg.init(), gather([delta], [0])[0]).trees["model"]["weight"].item() == 2.5
+    assert (
+        fedavg.server_step(fedavg.init(), gather([delta], [0])[0]).trees["model"]["weight"].item()
+        == 2.5
+    )
 
 
 def test_mixed_precision_and_channels_last_run() -> None:
@@ -167,7 +197,9 @@ class Two(LearningTask):
     """y = (slow + fast) x, both 1 at first. At (1, 0): prediction 2, loss 4, gradient 2 * 2 * 1 = 4 for each."""
 
     def model(self) -> nn.Module:
-        model = nn.ModuleDict({"slow": nn.Linear(1, 1, bias=False), "fast": nn.Linear(1, 1, bias=False)})
+        model = nn.ModuleDict(
+            {"slow": nn.Linear(1, 1, bias=False), "fast": nn.Linear(1, 1, bias=False)}
+        )
         for p in model.parameters():
             nn.init.ones_(p)
         return model
@@ -194,7 +226,9 @@ def test_learning_rate_factors_by_hand() -> None:
 @pytest.mark.parametrize(("number", "moved"), [(0, 0.0), (1, 0.0), (2, -0.4)])
 def test_frozen_for_two_rounds(number: int, moved: float) -> None:
     fedavg = FedAvg(Two(), lr=0.1, freeze=("slow.*",), freeze_rounds=2)
-    reply = fedavg.client_step(fedavg.broadcast(fedavg.init()).note(round=number), client(points((1, 0))))
+    reply = fedavg.client_step(
+        fedavg.broadcast(fedavg.init()).note(round=number), client(points((1, 0)))
+    )
     assert reply.trees["delta"]["slow.weight"].item() == pytest.approx(moved)
     assert reply.trees["delta"]["fast.weight"].item() == pytest.approx(-0.4)
     assert all(p.requires_grad for p in fedavg.resident.parameters())
@@ -204,7 +238,10 @@ def test_frozen_for_two_rounds(number: int, moved: float) -> None:
 def test_scaffold_knows_the_factors(option: str) -> None:
     """Both options find the gradient 4 for both, though slow moved a quarter as far; frozen, nothing is found and nothing kept."""
     for frozen, expected in [((), 4.0), (("slow.*",), 0.0)]:
-        scaffold = stack(FedAvg(Two(), lr=0.1, lr_factors=(("slow.*", 0.25),), freeze=frozen), Scaffold(option=option))  # type: ignore[arg-type]
+        scaffold = stack(
+            FedAvg(Two(), lr=0.1, lr_factors=(("slow.*", 0.25),), freeze=frozen),
+            Scaffold(option=option),
+        )  # type: ignore[arg-type]
         one = client(points((1, 0)))
         reply = scaffold.client_step(scaffold.broadcast(scaffold.init()), one)
         assert reply.trees["control"]["fast.weight"].item() == pytest.approx(4)
@@ -213,7 +250,9 @@ def test_scaffold_knows_the_factors(option: str) -> None:
 
 
 def test_patterns_that_make_no_sense() -> None:
-    with pytest.raises(ValueError, match=r"no parameter's name fits 'spynet\.\*': the model consists of fast, slow"):
+    with pytest.raises(
+        ValueError, match=r"no parameter's name fits 'spynet\.\*': the model consists of fast, slow"
+    ):
         FedAvg(Two(), freeze=("spynet.*",)).init()
     with pytest.raises(ValueError, match="must be above 0"):
         FedAvg(Two(), lr_factors=(("slow.*", 0.0),))
@@ -223,5 +262,7 @@ def test_patterns_that_make_no_sense() -> None:
 
 
 def test_a_task_without_a_network() -> None:
-    with pytest.raises(ValueError, match="FedAvg trains a network, but the task Deblurring has none"):
+    with pytest.raises(
+        ValueError, match="FedAvg trains a network, but the task Deblurring has none"
+    ):
         FedAvg(Deblurring())  # type: ignore[arg-type]

@@ -63,7 +63,9 @@ def test_keys_are_for_their_owner_only(capsys: pytest.CaptureFixture[str]) -> No
     for secret in ("ca.key", "server.key", "site-0", "clinic"):
         assert (folder / secret).stat().st_mode & 0o077 == 0, secret
     trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-    trust.load_cert_chain(folder / "server.pem", folder / "server.key")  # the key fits the certificate
+    trust.load_cert_chain(
+        folder / "server.pem", folder / "server.key"
+    )  # the key fits the certificate
     before = (folder / "ca.crt").read_bytes(), (folder / "site-0").read_bytes()
     assert invoke(["keys", "1"]) == 0
     assert "never overwritten" in refused(capsys, "keys", "0")
@@ -71,7 +73,9 @@ def test_keys_are_for_their_owner_only(capsys: pytest.CaptureFixture[str]) -> No
     assert (folder / "site-0.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
 
 
-def test_a_certificate_is_good_at_home_whatever_its_host(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_certificate_is_good_at_home_whatever_its_host(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """`serve` reaches its own SuperLink at 127.0.0.1, also when the sites know it by another name."""
     assert invoke(["keys", "--host", "fl.example.org"]) == 0
     found = x509.load_pem_x509_certificate(Path("keys/server.pem").read_bytes())
@@ -81,13 +85,17 @@ def test_a_certificate_is_good_at_home_whatever_its_host(capsys: pytest.CaptureF
     assert "valid for fl.example.org, 127.0.0.1, localhost" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["../../esc", "/tmp/esc", "a\\b", "..", "", ".hidden", "clinic.pub"])
+@pytest.mark.parametrize(
+    "name", ["../../esc", "/tmp/esc", "a\\b", "..", "", ".hidden", "clinic.pub"]
+)
 def test_keys_stay_in_their_folder(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert "is not a name for a site's key" in refused(capsys, "keys", "0", name)
     assert not Path("keys").exists()
 
 
-@pytest.mark.parametrize("host", ["m\u00fcnchen.example", "fl.example.org:8000", "https://fl.example.org", "a b", ""])
+@pytest.mark.parametrize(
+    "host", ["m\u00fcnchen.example", "fl.example.org:8000", "https://fl.example.org", "a b", ""]
+)
 def test_a_host_that_no_certificate_can_name(capsys: pytest.CaptureFixture[str], host: str) -> None:
     assert "is not a host" in refused(capsys, "keys", "0", "--host", host)
     assert not Path("keys").exists()
@@ -95,7 +103,22 @@ def test_a_host_that_no_certificate_can_name(capsys: pytest.CaptureFixture[str],
 
 def test_long_names_and_addresses_of_all_kinds_are_hosts() -> None:
     long = ".".join(["clinic"] * 12)
-    assert invoke(["keys", "--host", long, "--host", "[::1]", "--host", "xn--mnchen-3ya.example", "--host", "*.example.org"]) == 0
+    assert (
+        invoke(
+            [
+                "keys",
+                "--host",
+                long,
+                "--host",
+                "[::1]",
+                "--host",
+                "xn--mnchen-3ya.example",
+                "--host",
+                "*.example.org",
+            ]
+        )
+        == 0
+    )
 
 
 def test_without_the_authoritys_key_only_sites_get_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,24 +146,40 @@ def test_serve_wants_public_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not a site's public key" in refused(capsys, "serve", "--site", "nothing.pub")
 
 
-def test_serve_leaves_a_used_port_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_leaves_a_used_port_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Our sites' keys would be registered at whoever listens there."""
-    monkeypatch.setattr(programs.Crew, "start", lambda *_, **__: pytest.fail("something was started"))
+    monkeypatch.setattr(
+        programs.Crew, "start", lambda *_, **__: pytest.fail("something was started")
+    )
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
-        assert f"cannot serve at 127.0.0.1:{port}: something listens there already" in refused(capsys, "serve", "--port", port)
+        assert f"cannot serve at 127.0.0.1:{port}: something listens there already" in refused(
+            capsys, "serve", "--port", port
+        )
     assert not Path("keys").exists() and not Path("superlink").exists()
     assert "70000" in refused(capsys, "serve", "--port", "70000")
 
 
-def test_a_superlink_that_ends_by_itself_is_spoken_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_superlink_that_ends_by_itself_is_spoken_of(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     start = programs.Crew.start
-    monkeypatch.setattr(programs.Crew, "start", lambda crew, *_: start(crew, "python", "-c", "raise SystemExit(3)"))
+    monkeypatch.setattr(
+        programs.Crew, "start", lambda crew, *_: start(crew, "python", "-c", "raise SystemExit(3)")
+    )
     monkeypatch.setattr(programs, "await_port", lambda *_: None)
-    assert "the SuperLink ended by itself (exit code 3)" in refused(capsys, "serve", "--port", str(programs.free_port()))
-    assert Path("superlink").stat().st_mode & 0o077 == 0 == Path("superlink/superlink.db").stat().st_mode & 0o077
+    assert "the SuperLink ended by itself (exit code 3)" in refused(
+        capsys, "serve", "--port", str(programs.free_port())
+    )
+    assert (
+        Path("superlink").stat().st_mode & 0o077
+        == 0
+        == Path("superlink/superlink.db").stat().st_mode & 0o077
+    )
 
 
 def test_the_superlinks_database_is_its_owners_alone(tmp_path: Path) -> None:
@@ -160,17 +199,25 @@ def test_join_looks_before_it_leaps(capsys: pytest.CaptureFixture[str]) -> None:
     Path("study.toml").write_text(STUDY)
     here = ("--key", "site-0")
     assert "no private key nowhere" in refused(capsys, "join", "127.0.0.1:1", "--key", "nowhere")
-    assert "no CA certificate other.crt" in refused(capsys, "join", "127.0.0.1:1", *here, "--ca", "other.crt")
+    assert "no CA certificate other.crt" in refused(
+        capsys, "join", "127.0.0.1:1", *here, "--ca", "other.crt"
+    )
     Path("junk.crt").write_text("junk")
     for junk in ("junk.crt", "site-0"):  # Flower would hang with it
-        assert f"{junk} is not a CA certificate" in refused(capsys, "join", "127.0.0.1:1", *here, "--ca", junk)
+        assert f"{junk} is not a CA certificate" in refused(
+            capsys, "join", "127.0.0.1:1", *here, "--ca", junk
+        )
     assert "write host:port" in refused(capsys, "join", "somewhere", *here)
-    assert "there is no data at scans" in refused(capsys, "join", "127.0.0.1:1", *here, "--data", "scans")
+    assert "there is no data at scans" in refused(
+        capsys, "join", "127.0.0.1:1", *here, "--data", "scans"
+    )
     assert "add --client N" in refused(capsys, "join", "127.0.0.1:1", "--key", "clinic")
     assert "no recipe" in refused(capsys, "join", "127.0.0.1:1", *here, "--recipe", "stydy.toml")
     Path("scans/benign").mkdir(parents=True)
     study = ("--data", "scans", "--recipe", "study.toml")
-    assert "scans holds 1 class folders: at least two are needed" in refused(capsys, "join", "127.0.0.1:1", *here, *study)
+    assert "scans holds 1 class folders: at least two are needed" in refused(
+        capsys, "join", "127.0.0.1:1", *here, *study
+    )
     for k in range(4):
         Image.new("L", (32, 32), 60 * k).save(f"scans/benign/{k}.png")
     Path("scans/malignant").symlink_to("benign")
@@ -179,7 +226,9 @@ def test_join_looks_before_it_leaps(capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path("sites").exists()
 
 
-def test_a_site_decides_whether_it_generates(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_site_decides_whether_it_generates(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """The recipe is everybody's; --generate is this site's own word, and it reaches the layer."""
     for name in ("benign", "malignant"):
         Path("scans", name).mkdir(parents=True)
@@ -189,22 +238,40 @@ def test_a_site_decides_whether_it_generates(capsys: pytest.CaptureFixture[str],
     node = {"client": 0, "folder": str(tmp_path / "site"), "data": "scans", "recipe": "study.toml"}
     site = sites.make_site({**node, "generate": "no"}, {})
     assert site.algorithm.role(site.algorithm.init(), 0) == "no"  # type: ignore[attr-defined]
-    with pytest.raises(DataError, match="no folder of images for ReadyImages"):  # who generates needs what it generates from
+    with pytest.raises(
+        DataError, match="no folder of images for ReadyImages"
+    ):  # who generates needs what it generates from
         sites.make_site({**node, "generate": "constrained"}, {})
     for file in ("site-0", "ca.crt"):
         Path(file).touch()
-    said = refused(capsys, "join", "127.0.0.1:9", "--key", "site-0", "--ca", "ca.crt", "--generate", "perhaps")
+    said = refused(
+        capsys, "join", "127.0.0.1:9", "--key", "site-0", "--ca", "ca.crt", "--generate", "perhaps"
+    )
     assert "--generate says one of constrained, unconstrained, no, not perhaps" in said
 
 
 @pytest.mark.parametrize(
-    "address", ["127.0.0.1:\u00b2", "127.0.0.1:65536", "127.0.0.1:0", "http://127.0.0.1:8000", "127.0.0.1:-1", ":8000", "a b:1", "me@h:1"]
+    "address",
+    [
+        "127.0.0.1:\u00b2",
+        "127.0.0.1:65536",
+        "127.0.0.1:0",
+        "http://127.0.0.1:8000",
+        "127.0.0.1:-1",
+        ":8000",
+        "a b:1",
+        "me@h:1",
+    ],
 )
-def test_what_is_no_address_is_refused_by_all(capsys: pytest.CaptureFixture[str], address: str) -> None:
+def test_what_is_no_address_is_refused_by_all(
+    capsys: pytest.CaptureFixture[str], address: str
+) -> None:
     keys.authority(Path("keys"))
     Path("study.toml").write_text(STUDY)
     assert "write host:port" in refused(capsys, "join", address, "--key", "site-0")
-    assert "write host:port" in refused(capsys, "run", "study.toml", "--engine", "flower", "--superlink", address)
+    assert "write host:port" in refused(
+        capsys, "run", "study.toml", "--engine", "flower", "--superlink", address
+    )
     assert not Path("home/flwr/config.toml").exists()
 
 
@@ -215,7 +282,10 @@ def test_addresses() -> None:
 
 @pytest.mark.parametrize("recipe", [True, False], ids=["its own recipe", "the server's recipe"])
 def test_a_site_is_told_which_of_its_pictures_cannot_be_read(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recipe: bool
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    recipe: bool,
 ) -> None:
     """By `join`, which reads the data of a site with a recipe; else by its worker, when the server's recipe has come."""
     for name in ("benign", "malignant"):
@@ -234,7 +304,12 @@ def test_a_site_is_told_which_of_its_pictures_cannot_be_read(
         while not Path(worker[-1]).exists():
             time.sleep(0.01)
         run = {"site": "fedlens.sites.study:make_site", "recipe": text, "name": "study"}
-        node = {"client": 0, "folder": str(tmp_path / "memory"), "data": "scans", **({"recipe": "study.toml"} if recipe else {})}
+        node = {
+            "client": 0,
+            "folder": str(tmp_path / "memory"),
+            "data": "scans",
+            **({"recipe": "study.toml"} if recipe else {}),
+        }
         agreed = sites.fingerprint(recipes.read("study.toml"))
         told = {"version": fedlens.__version__, "recipe": agreed, "job": "j"}
         for _ in range(2):
@@ -249,17 +324,30 @@ def test_a_site_is_told_which_of_its_pictures_cannot_be_read(
     assert said.count("1 file could not be read and was left out: broken.png: ") == 1
 
 
-def test_a_supernode_that_ends_may_have_the_wrong_ca(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supernode_that_ends_may_have_the_wrong_ca(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A hospital that made its own key has a ca.crt of its own, where `join` looks for the server's."""
     assert invoke(["keys", "0"]) == 0
     monkeypatch.setattr(cli_sites, "_keep", lambda *_: 1)
     said = refused(capsys, "join", "127.0.0.1:1", "--key", "keys/site-0")
-    assert "--site site-0.pub" in said and "--ca must be the server's ca.crt, and keys/ca.crt may be one" in said
+    assert (
+        "--site site-0.pub" in said
+        and "--ca must be the server's ca.crt, and keys/ca.crt may be one" in said
+    )
 
 
 def test_flower_reads_the_node_config_as_it_was_meant() -> None:
-    facts = {"client": 0, "folder": "/srv/\U0001f3e5 \u00e4 b", "data": 'a "b" \\ c', "recipe": "", "generate": ""}
-    assert parse_config_args([programs.node_config(facts)]) == {k: v for k, v in facts.items() if v != ""}
+    facts = {
+        "client": 0,
+        "folder": "/srv/\U0001f3e5 \u00e4 b",
+        "data": 'a "b" \\ c',
+        "recipe": "",
+        "generate": "",
+    }
+    assert parse_config_args([programs.node_config(facts)]) == {
+        k: v for k, v in facts.items() if v != ""
+    }
 
 
 def test_run_on_flower_needs_a_superlink(capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,7 +386,9 @@ def test_what_server_and_site_must_agree_on(tmp_path: Path) -> None:
     """Everything but [data]; and a site's data goes where its source looks for it."""
     Path("study.toml").write_text(STUDY)
     study = recipes.read("study.toml")
-    assert sites.fingerprint(study) == sites.fingerprint(recipes.read("study.toml", ["data.root=elsewhere", "data.size=8"]))
+    assert sites.fingerprint(study) == sites.fingerprint(
+        recipes.read("study.toml", ["data.root=elsewhere", "data.size=8"])
+    )
     for change in ("rounds=3", "task.classes=3", "FedAvg.lr=0.5", "seed=1"):
         assert sites.fingerprint(study) != sites.fingerprint(recipes.read("study.toml", [change]))
     Path("mine").mkdir()
@@ -335,16 +425,25 @@ def test_a_certificate_that_does_not_hold_ends_the_waiting(tmp_path: Path) -> No
     crew = programs.Crew(print, tmp_path)
     with listening(tmp_path / "theirs") as port:
         programs.await_port("127.0.0.1", port, tmp_path / "theirs" / "ca.crt", crew, 5)
-        with pytest.raises(ConfigError, match=r"cannot prove that it is the one of .*ours/ca.crt .*certificate.*--host 127.0.0.1"):
+        with pytest.raises(
+            ConfigError,
+            match=r"cannot prove that it is the one of .*ours/ca.crt .*certificate.*--host 127.0.0.1",
+        ):
             programs.await_port("127.0.0.1", port, tmp_path / "ours" / "ca.crt", crew, 5)
-    with pytest.raises(ConfigError, match=r"did not answer at .* within 0.2 s \(Connection refused\)"):
-        programs.await_port("127.0.0.1", programs.free_port(), tmp_path / "ours" / "ca.crt", crew, 0.2)
+    with pytest.raises(
+        ConfigError, match=r"did not answer at .* within 0.2 s \(Connection refused\)"
+    ):
+        programs.await_port(
+            "127.0.0.1", programs.free_port(), tmp_path / "ours" / "ca.crt", crew, 0.2
+        )
 
 
 def test_the_connection_is_written_once_and_nothing_else_is_touched(tmp_path: Path) -> None:
     ca = keys.authority(tmp_path / "keys")
     home = programs.flower_home()
-    (home / "config.toml").write_text('[superlink]\ndefault = "mine"\n\n[superlink.mine]\naddress = "10.0.0.1:1"\n')
+    (home / "config.toml").write_text(
+        '[superlink]\ndefault = "mine"\n\n[superlink.mine]\naddress = "10.0.0.1:1"\n'
+    )
     name = programs.connection(home, "127.0.0.1:9", ca)
     again = programs.connection(home, "127.0.0.1:9", ca)
     text = (home / "config.toml").read_text()
@@ -352,4 +451,9 @@ def test_the_connection_is_written_once_and_nothing_else_is_touched(tmp_path: Pa
     other = keys.authority(tmp_path / "other")
     programs.connection(home, "127.0.0.1:9", other)
     text = (home / "config.toml").read_text()
-    assert text.count(f"[superlink.{name}]") == 1 and str(other) in text and str(ca) not in text and "10.0.0.1:1" in text
+    assert (
+        text.count(f"[superlink.{name}]") == 1
+        and str(other) in text
+        and str(ca) not in text
+        and "10.0.0.1:1" in text
+    )

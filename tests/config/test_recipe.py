@@ -65,7 +65,11 @@ def test_a_recipe_becomes_constructor_calls(read: Read) -> None:
         ("clip=2", lambda c: c.algorithm[0].given["clip"], 2.0),
         ("optimizer=adamw", lambda c: c.algorithm[0].given["optimizer"], "adamw"),
         ("init_from=12", lambda c: c.algorithm[0].given["init_from"], "12"),
-        ("init_from=a=b.safetensors", lambda c: c.algorithm[0].given["init_from"], "a=b.safetensors"),
+        (
+            "init_from=a=b.safetensors",
+            lambda c: c.algorithm[0].given["init_from"],
+            "a=b.safetensors",
+        ),
         ("mixed_precision=true", lambda c: c.algorithm[0].given["mixed_precision"], True),
         ("option=II", lambda c: c.algorithm[1].given["option"], "II"),
         ("task.pause=0", lambda c: c.task.given["pause"], 0.0),
@@ -117,7 +121,9 @@ def test_a_bare_seed_is_the_federations_and_the_model_follows_it(read: Read) -> 
         ("data.name=toy_job:Slow", "is not a Source"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_refused_in_one_sentence(read: Read, override: str, words: str) -> None:
+def test_what_cannot_be_meant_is_refused_in_one_sentence(
+    read: Read, override: str, words: str
+) -> None:
     assert words in sentence(read, override)
 
 
@@ -174,7 +180,10 @@ def test_a_name_that_fits_two_places_is_refused_with_both(tmp_path: Path) -> Non
     text = RECIPE + '[[algorithm]]\nname = "MixedWeights"\n'
     text = text.replace('name = "toy_job:ToySource"', f'name = "{__name__}:WithAlpha"')
     path = write_recipe(tmp_path, text)
-    with pytest.raises(ConfigError, match=r"alpha could mean data.alpha or algorithm.MixedWeights.alpha: write one of these"):
+    with pytest.raises(
+        ConfigError,
+        match=r"alpha could mean data.alpha or algorithm.MixedWeights.alpha: write one of these",
+    ):
         config.read(path, ["alpha=0.1"])
     assert config.read(path, ["data.alpha=0.1"]).data.given == {"alpha": 0.1}
 
@@ -189,10 +198,22 @@ class WithAlpha(ToySource):
     [
         ("[task", "is not valid TOML"),
         (RECIPE.replace("[data]", "[dada]"), "unknown table 'dada': did you mean data?"),
-        (RECIPE.replace("lr = 0.1", "learning_rate = 0.1"), "algorithm.FedAvg has no 'learning_rate'"),
-        (RECIPE.replace("lr = 0.1", 'lr = "0.1"'), 'algorithm.FedAvg.lr must be a number above 0, not "0.1"'),
-        (RECIPE.replace('"Scaffold"', '"Scafold"'), "there is no algorithm or layer 'Scafold': did you mean Scaffold?"),
-        (RECIPE.replace("clients = 6", "client = 6"), "federation has no 'client': did you mean federation.clients?"),
+        (
+            RECIPE.replace("lr = 0.1", "learning_rate = 0.1"),
+            "algorithm.FedAvg has no 'learning_rate'",
+        ),
+        (
+            RECIPE.replace("lr = 0.1", 'lr = "0.1"'),
+            'algorithm.FedAvg.lr must be a number above 0, not "0.1"',
+        ),
+        (
+            RECIPE.replace('"Scaffold"', '"Scafold"'),
+            "there is no algorithm or layer 'Scafold': did you mean Scaffold?",
+        ),
+        (
+            RECIPE.replace("clients = 6", "client = 6"),
+            "federation has no 'client': did you mean federation.clients?",
+        ),
         (RECIPE.replace('name = "FedAvg"', ""), "[algorithm] needs a name"),
         (RECIPE.split("[[algorithm]]")[0], "needs at least one [[algorithm]] table"),
         (RECIPE.replace("[task]", "[federation.x]"), "has no [task] table"),
@@ -228,7 +249,10 @@ def test_a_run_from_before_a_key_existed_is_the_run_with_its_default(read: Read)
     before = read().tables()
     assert before["algorithm"][0].pop("channels_last") is False
     assert read().difference(before) is None
-    assert read("channels_last=true").difference(before) == "algorithm.FedAvg.channels_last was false, now it is true"
+    assert (
+        read("channels_last=true").difference(before)
+        == "algorithm.FedAvg.channels_last was false, now it is true"
+    )
     before = read().tables()
     before["algorithm"][0]["gone"] = 1  # a key that exists no more meant something then
     assert read().difference(before) == "algorithm.FedAvg.gone was 1, now it is not set"
@@ -242,10 +266,14 @@ def test_another_algorithm_takes_over_the_keys_of_the_same_name(read: Read) -> N
     assert isinstance(stack[1], FedProx) and stack[1].mu == 0.3 and len(stack) == 2
 
 
-def test_what_a_name_stands_for_is_not_carried_over(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_name_stands_for_is_not_carried_over(
+    read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A recipe that says greedy = false, run as the ablation that is greedy by name; its tau carries over."""
     monkeypatch.setitem(NAMED, "greedy", named("test", "FedAvg", ("LossAware", {"greedy": True})))
-    path = write_recipe(tmp_path, RECIPE + '[[algorithm]]\nname = "LossAware"\ntau = 0.3\ngreedy = false\n')
+    path = write_recipe(
+        tmp_path, RECIPE + '[[algorithm]]\nname = "LossAware"\ntau = 0.3\ngreedy = false\n'
+    )
     assert dict(config.read(path, [], "greedy").algorithm[1].given) == {"tau": 0.3, "greedy": True}
 
 

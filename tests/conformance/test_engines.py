@@ -72,7 +72,10 @@ def test_a_flaky_network_is_survived_and_repeats_itself(when: str, share: float)
     assert engine.inline
     kept = [engine.inline.memory.load(i).settle(heard.get(i, -1)) for i in range(7)]
     for name, c in state.trees["control"].items():
-        total = sum((k["control"][name].double() for k in kept if "control" in k), torch.zeros_like(c, dtype=torch.float64))
+        total = sum(
+            (k["control"][name].double() for k in kept if "control" in k),
+            torch.zeros_like(c, dtype=torch.float64),
+        )
         assert torch.allclose(total / 7, c.double(), atol=1e-5)
 
 
@@ -81,7 +84,13 @@ def test_late_replies_are_used_up_to_the_limit() -> None:
     for late, expected in ((2, True), (1, False)):
         rounds: list[Round] = []
         engine = Flaky(Simulator(algorithm, VECTORS, workers=0), delay=0.5, by=2, seed=2)
-        run(algorithm, engine, 6, late=late, after_round=lambda p, r, rounds=rounds: rounds.append(r))  # type: ignore[misc]
+        run(
+            algorithm,
+            engine,
+            6,
+            late=late,
+            after_round=lambda p, r, rounds=rounds: rounds.append(r),
+        )  # type: ignore[misc]
         engine.close()
         used = [s["round"] for r in rounds for s in r.scalars.values() if s["round"] < r.number]
         assert bool(used) is expected
@@ -96,8 +105,16 @@ def test_a_checkpoint_is_refused_while_replies_may_be_on_their_way(tmp_path: Pat
     def go(share: float) -> None:
         algorithm = stack(FedAvg(Toy(), batch=8), Scaffold())
         checkpoint = Checkpoint(tmp_path / str(share))
-        with contextlib.closing(Flaky(Simulator(algorithm, VECTORS, workers=0), delay=share, after=0.5, seed=2)) as engine:
-            run(algorithm, engine, 1, late=1, after_round=lambda p, r: checkpoint.save(p, engine.snapshot()))
+        with contextlib.closing(
+            Flaky(Simulator(algorithm, VECTORS, workers=0), delay=share, after=0.5, seed=2)
+        ) as engine:
+            run(
+                algorithm,
+                engine,
+                1,
+                late=1,
+                after_round=lambda p, r: checkpoint.save(p, engine.snapshot()),
+            )
 
     go(0.0)
     with pytest.raises(ValueError, match="delayed replies"):
@@ -120,7 +137,11 @@ class Trouble(FedAvg):
         reply = super().client_step(message, client)
         if client.id == 3:
             reply.trees["delta"]["head.bias"][0] = float("nan")
-        return reply.put(delta=map_tree(torch.Tensor.double, reply.trees["delta"])) if client.id == 1 else reply
+        return (
+            reply.put(delta=map_tree(torch.Tensor.double, reply.trees["delta"]))
+            if client.id == 1
+            else reply
+        )
 
 
 def test_one_bad_client_costs_its_own_reply_only() -> None:
@@ -131,7 +152,13 @@ def test_one_bad_client_costs_its_own_reply_only() -> None:
         state = run(algorithm, engine, 2, after_round=lambda p, r: rounds.append(r))
     for r in rounds:
         assert list(r.scalars) == [0, 6]
-        assert [(x.sender, x.refused) for x in r.lost] == [(1, True), (2, False), (3, True), (4, False), (5, False)]
+        assert [(x.sender, x.refused) for x in r.lost] == [
+            (1, True),
+            (2, False),
+            (3, True),
+            (4, False),
+            (5, False),
+        ]
     reasons = {x.sender: x.reason for x in rounds[0].lost}
     assert reasons[2] == "RuntimeError: the disk of this hospital is full"
     assert "is torch.float64, expected torch.float32" in reasons[1]
@@ -158,8 +185,13 @@ def test_a_round_in_which_nobody_counts_is_skipped() -> None:
     with Simulator(algorithm, VECTORS, workers=1) as engine:
         run(algorithm, engine, 3, after_round=lambda p, r: rounds.append(r))
     assert [len(r.scalars) for r in rounds] == [7, 0, 7]
-    assert {(x.reason, x.refused) for x in rounds[1].lost} == {("the weights 'mean' of 'delta' sum to zero", True)}
-    assert all(torch.equal(t, rounds[1].state.trees["model"][n]) for n, t in rounds[0].state.trees["model"].items())
+    assert {(x.reason, x.refused) for x in rounds[1].lost} == {
+        ("the weights 'mean' of 'delta' sum to zero", True)
+    }
+    assert all(
+        torch.equal(t, rounds[1].state.trees["model"][n])
+        for n, t in rounds[0].state.trees["model"].items()
+    )
 
 
 class Only:
@@ -174,7 +206,11 @@ class Only:
         assert worker
         worker.begin(message, False)
         for i in ids:
-            yield worker.work(places.index(i), i, heard.get(i, -1)) if i in self.reachable else Lost(i, "cannot be reached")
+            yield (
+                worker.work(places.index(i), i, heard.get(i, -1))
+                if i in self.reachable
+                else Lost(i, "cannot be reached")
+            )
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.engine, name)
@@ -186,11 +222,17 @@ def test_a_round_without_replies_is_skipped() -> None:
     engine = Flaky(Simulator(algorithm, VECTORS, workers=0), before=1.0)
     state = run(algorithm, engine, 2, after_round=lambda p, r: rounds.append(r))
     engine.close()
-    assert same_bits(state, algorithm.init()) and [len(r.scalars) for r in rounds] == [0, 0] and rounds[0].loss is None
+    assert (
+        same_bits(state, algorithm.init())
+        and [len(r.scalars) for r in rounds] == [0, 0]
+        and rounds[0].loss is None
+    )
 
 
 def test_memory_beyond_the_budget_changes_nothing(tmp_path: Path) -> None:
     expected = final(STACKS["scaffold"], Loopback)
     for workers in (0, 2):
-        make: Make = lambda a, f, w=workers: Simulator(a, f, workers=w, budget=100, folder=tmp_path / str(w))  # noqa: E731
+        make: Make = lambda a, f, w=workers: Simulator(
+            a, f, workers=w, budget=100, folder=tmp_path / str(w)
+        )  # noqa: E731
         assert same_bits(final(STACKS["scaffold"], make), expected)

@@ -30,7 +30,9 @@ def test_deterministic_finite_and_different_by_seed(name: str) -> None:
 
     a = once(0)
     assert same_bits(a, once(0))
-    assert not STACKS[name].make().trains or not same_bits(a, once(1))  # what does not train may have no randomness to seed
+    assert not STACKS[name].make().trains or not same_bits(
+        a, once(1)
+    )  # what does not train may have no randomness to seed
     assert all(bool(torch.isfinite(t).all()) for t in flat(a).values())
 
 
@@ -59,7 +61,13 @@ def test_who_looks_at_the_number_of_rounds_says_so(name: str) -> None:
                 raise TimeoutError
 
         with contextlib.suppress(TimeoutError):
-            run(algorithm, Loopback(algorithm, case.federation), rounds, progress=here, after_round=enough)
+            run(
+                algorithm,
+                Loopback(algorithm, case.federation),
+                rounds,
+                progress=here,
+                after_round=enough,
+            )
         assert here.done == 2
         return flat(here.state)
 
@@ -101,7 +109,9 @@ def test_what_comes_up_is_what_was_announced(name: str) -> None:
         assert reply.trees.keys() == algorithm.expects(down).keys()
         assert reply.scalars["bytes_up"] == reply.count_bytes()
     if "private" in name or name == "fedvssl":
-        assert not any(n.startswith("head") for m in (down, *up) for tree in m.trees.values() for n in tree)
+        assert not any(
+            n.startswith("head") for m in (down, *up) for tree in m.trees.values() for n in tree
+        )
 
 
 @pytest.mark.parametrize("name", [*STACKS, *SCENES])
@@ -110,4 +120,6 @@ def test_a_stack_survives_being_sent_to_a_spawned_worker(name: str) -> None:
     algorithm, federation = case.make(), case.federation
     algorithm.init()
     twin = pickle.loads(pickle.dumps(algorithm))
-    assert same_bits(run(algorithm, Loopback(algorithm, federation), 1), run(twin, Loopback(twin, federation), 1))
+    assert same_bits(
+        run(algorithm, Loopback(algorithm, federation), 1), run(twin, Loopback(twin, federation), 1)
+    )

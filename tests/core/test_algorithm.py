@@ -37,7 +37,9 @@ class Secret(Layer):
 
 
 def test_a_training_layer_needs_something_that_trains() -> None:
-    with pytest.raises(StackError, match="FedProx changes how clients train, but Still does not train"):
+    with pytest.raises(
+        StackError, match="FedProx changes how clients train, but Still does not train"
+    ):
         stack(Still(), FedProx())
 
 
@@ -81,5 +83,7 @@ def test_a_layer_can_be_used_in_two_stacks() -> None:
 
 def test_importing_fedlens_loads_no_engine_of_others() -> None:
     code = "import sys, fedlens; print([m for m in ('flwr', 'ray', 'matplotlib', 'torchvision', 'av', 'deepinv') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert out.strip() == "[]"

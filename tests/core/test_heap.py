@@ -11,7 +11,11 @@ from fedlens.core import heap
 
 
 def resident() -> int:
-    return next(int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return next(
+        int(line.split()[1]) << 10
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmRSS")
+    )
 
 
 @pytest.mark.skipif(heap._glibc() is None, reason="no glibc with mallinfo2 here")

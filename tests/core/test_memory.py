@@ -41,7 +41,9 @@ def test_beyond_the_budget_memory_is_on_disk(tmp_path: Path, durable: bool) -> N
     assert len(list((tmp_path / "m").glob("*.safetensors"))) == (5 if durable else 3)
     for i in range(5):
         record = memory.load(i)
-        assert record.round == i and torch.equal(record.kept["w"]["x"], torch.full((100,), float(i)))
+        assert record.round == i and torch.equal(
+            record.kept["w"]["x"], torch.full((100,), float(i))
+        )
     assert memory.flush() == set(range(5)) and memory.flush() == set()
     assert len(list((tmp_path / "m").glob("*.safetensors"))) == 5
 

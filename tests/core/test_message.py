@@ -11,13 +11,32 @@ from safetensors.torch import load, save
 
 from fedlens.core.message import BadMessage, Message
 
-TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64, torch.int32, torch.uint8, torch.bool]
+TYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
 
 
 def example() -> Message:
     model = {f"a.{k}": torch.arange(6).reshape(2, 3).to(t) for k, t in enumerate(TYPES)}
-    model |= {"empty": torch.zeros(0, 4), "scalar": torch.tensor(7), "strided": torch.arange(12.0).reshape(3, 4).t()}
-    return Message({"model": model, "delta": {"w/x": torch.ones(3)}}, {"loss": 0.1, "round": 3}, {"delta": {"mean": 2.5}}, sender=4)
+    model |= {
+        "empty": torch.zeros(0, 4),
+        "scalar": torch.tensor(7),
+        "strided": torch.arange(12.0).reshape(3, 4).t(),
+    }
+    return Message(
+        {"model": model, "delta": {"w/x": torch.ones(3)}},
+        {"loss": 0.1, "round": 3},
+        {"delta": {"mean": 2.5}},
+        sender=4,
+    )
 
 
 def test_bytes_and_back_keep_everything() -> None:
@@ -38,7 +57,11 @@ def test_the_byte_form_is_safetensors_both_ways() -> None:
     theirs = load(bytes(m.to_bytes()))
     assert torch.equal(theirs["model/strided"], m.trees["model"]["strided"])
     assert theirs.keys() == {f"{tree}/{n}" for tree, arrays in m.trees.items() for n in arrays}
-    meta = {"message": json.dumps({"scalars": {"loss": 1.0}, "weights": {}, "sender": 2, "trees": {"t": ["x"]}})}
+    meta = {
+        "message": json.dumps(
+            {"scalars": {"loss": 1.0}, "weights": {}, "sender": 2, "trees": {"t": ["x"]}}
+        )
+    }
     back = Message.from_bytes(save({"t/x": torch.arange(5)}, metadata=meta))
     assert torch.equal(back.trees["t"]["x"], torch.arange(5)) and back.sender == 2
 

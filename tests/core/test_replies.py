@@ -12,7 +12,12 @@ from fedlens.core.replies import CHUNK, Fold, Lost, Replies, Weightless, gather,
 
 
 def reply(sender: int, value: float, weight: float = 1.0) -> Message:
-    return Message({"delta": {"w": torch.full((3,), value)}}, {"loss": value}, {"delta": {"mean": weight}}, sender)
+    return Message(
+        {"delta": {"w": torch.full((3,), value)}},
+        {"loss": value},
+        {"delta": {"mean": weight}},
+        sender,
+    )
 
 
 def test_weighted_mean_by_hand() -> None:
@@ -25,8 +30,18 @@ def test_weighted_mean_by_hand() -> None:
 
 def test_each_tree_has_its_own_weights() -> None:
     """delta by 1 and 3: (10 + 3 * 20) / 4 = 17.5; control alike: (1 + 2) / 2 = 1.5."""
-    a = Message({"delta": {"w": torch.tensor(10.0)}, "control": {"c": torch.tensor(1.0)}}, {}, {"delta": {"mean": 1}}, 0)
-    b = Message({"delta": {"w": torch.tensor(20.0)}, "control": {"c": torch.tensor(2.0)}}, {}, {"delta": {"mean": 3}}, 1)
+    a = Message(
+        {"delta": {"w": torch.tensor(10.0)}, "control": {"c": torch.tensor(1.0)}},
+        {},
+        {"delta": {"mean": 1}},
+        0,
+    )
+    b = Message(
+        {"delta": {"w": torch.tensor(20.0)}, "control": {"c": torch.tensor(2.0)}},
+        {},
+        {"delta": {"mean": 3}},
+        1,
+    )
     replies, _ = gather([a, b], [0, 1])
     assert replies.mean("delta")["w"] == 17.5 and replies.mean("control")["c"] == 1.5
 
@@ -34,14 +49,18 @@ def test_each_tree_has_its_own_weights() -> None:
 def test_two_means_are_blended_by_hand() -> None:
     """Values 1 and 3: alike 2, by weights 3 and 1 it is (3 + 3) / 4 = 1.5; half of each 1.75, a quarter of the second 1.875.
     Folded in a worker or from single replies."""
-    pair = [Message({"delta": {"w": torch.full((3,), v)}}, sender=p) for p, v in enumerate((1.0, 3.0))]
+    pair = [
+        Message({"delta": {"w": torch.full((3,), v)}}, sender=p) for p, v in enumerate((1.0, 3.0))
+    ]
     pair = [m.weigh("delta", uniform=1.0, loss=w) for m, w in zip(pair, (3.0, 1.0), strict=True)]
     fold = Fold()
     for m in pair:
         fold.add(m.sender, m)
     for replies in (gather(pair, range(2))[0], gather([fold.nodes], range(2))[0]):
         for share, value in ((0.0, 2.0), (0.25, 1.875), (0.5, 1.75), (1.0, 1.5)):
-            assert torch.equal(replies.blend("delta", "uniform", "loss", share)["w"], torch.full((3,), value))
+            assert torch.equal(
+                replies.blend("delta", "uniform", "loss", share)["w"], torch.full((3,), value)
+            )
 
 
 def test_a_client_that_weighs_nothing_moves_nothing() -> None:
@@ -79,7 +98,12 @@ def reply_of(p: int, rng: torch.Generator) -> Message:
 def test_chunks_whole_arrays_and_threads_round_alike(size: int) -> None:
     """Joining must round alike in vector code and in the tail, or a chunk's end would show in the bits."""
     rng = torch.Generator().manual_seed(size)
-    messages = [Message({"delta": {"w": torch.randn(size, generator=rng)}}, sender=p).weigh("delta", 0.3 + p) for p in range(5)]
+    messages = [
+        Message({"delta": {"w": torch.randn(size, generator=rng)}}, sender=p).weigh(
+            "delta", 0.3 + p
+        )
+        for p in range(5)
+    ]
     chunked, fold = gather(messages, range(5))[0].mean("delta")["w"], Fold()
     torch.set_num_threads(2)
     for m in messages:
@@ -145,8 +169,14 @@ def test_integer_arrays_are_averaged_as_float64() -> None:
         (Message({"delta": {"w": torch.zeros(3)}}, {"loss": float("nan")}), "loss"),
         (Message({"delta": {"w": torch.zeros(3)}}, {"loss": "low"}), "loss"),  # type: ignore[dict-item]
         (Message({"delta": {"w": torch.zeros(3)}}, {}, {"delta": {"mean": -1.0}}), "weight"),
-        (Message({"delta": {"w": torch.zeros(3)}}, {}, {"delta": {"mean": torch.tensor(1.0)}}), "weight"),  # type: ignore[dict-item]
-        (Message({"delta": {"w": torch.zeros(3).double()}}), "w is torch.float64, expected torch.float32"),
+        (
+            Message({"delta": {"w": torch.zeros(3)}}, {}, {"delta": {"mean": torch.tensor(1.0)}}),
+            "weight",
+        ),  # type: ignore[dict-item]
+        (
+            Message({"delta": {"w": torch.zeros(3).double()}}),
+            "w is torch.float64, expected torch.float32",
+        ),
         (Message({"delta": {"w": torch.zeros(3).half()}}), "w is torch.float16"),
         (Message({"delta": {"w": torch.zeros(3, dtype=torch.uint16)}}), "w is torch.uint16"),
         (Message({"delta": {"w": torch.zeros(3).numpy()}}), "not a tensor"),  # type: ignore[dict-item]
@@ -164,7 +194,10 @@ def test_a_sum_that_overflows_is_not_mistaken_for_infinity() -> None:
 
 def test_integers_of_any_width_and_their_means_are_expected_alike() -> None:
     expected = {"delta": {"n": torch.tensor(3)}}
-    assert all(refuse(Message({"delta": {"n": torch.tensor(2).to(kind)}}), expected) is None for kind in (torch.int32, torch.float64))
+    assert all(
+        refuse(Message({"delta": {"n": torch.tensor(2).to(kind)}}), expected) is None
+        for kind in (torch.int32, torch.float64)
+    )
 
 
 def test_a_reply_counts_only_in_the_sums_it_has_a_weight_for() -> None:
@@ -174,7 +207,10 @@ def test_a_reply_counts_only_in_the_sums_it_has_a_weight_for() -> None:
     for m in three:
         fold.add(m.sender, m)
     for replies in (gather(three, range(3))[0], Replies(sums=fold.total())):
-        assert torch.equal(replies.mean("delta")["w"], torch.full((3,), 3.5)) and replies.weight("delta") == 2
+        assert (
+            torch.equal(replies.mean("delta")["w"], torch.full((3,), 3.5))
+            and replies.weight("delta") == 2
+        )
         assert torch.equal(replies.mean("delta", "foo")["w"], torch.full((3,), 2.0))
 
 

@@ -28,5 +28,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("shelf")
     for c, name in enumerate(("jump", "run", "wave")):
         for k in range(4):
-            shaded(root / "videos" / name / f"v_{name}_g{k // 2:02d}_c{k % 2:02d}.mp4", 16 + k, 50 * c)
+            shaded(
+                root / "videos" / name / f"v_{name}_g{k // 2:02d}_c{k % 2:02d}.mp4", 16 + k, 50 * c
+            )
     return root

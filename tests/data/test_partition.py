@@ -7,21 +7,42 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlens.data.partition import classes_per_client, dirichlet, iid, natural, one_group, quantity, shards, split, strengths, top_up
+from fedlens.data.partition import (
+    classes_per_client,
+    dirichlet,
+    iid,
+    natural,
+    one_group,
+    quantity,
+    shards,
+    split,
+    strengths,
+    top_up,
+)
 from fedlens.data.source import DataError
 
 RULES = ("iid", "dirichlet", "shards", "classes", "one_group", "quantity", "natural")
 labels_and_clients = st.integers(2, 8).flatmap(
     lambda classes: st.tuples(
-        st.lists(st.integers(0, classes - 1), min_size=40, max_size=120).map(lambda rest: [*range(classes), *rest]),
+        st.lists(st.integers(0, classes - 1), min_size=40, max_size=120).map(
+            lambda rest: [*range(classes), *rest]
+        ),
         st.integers(classes, 10),
     )
 )
 
 
 @settings(deadline=None, max_examples=40)
-@given(labels_and_clients, st.sampled_from(RULES), st.floats(0.02, 5), st.integers(1, 3), st.integers(0, 99))
-def test_everybody_gets_something_and_everything_goes_to_one(given_, rule, alpha, per_client, seed) -> None:  # type: ignore[no-untyped-def]
+@given(
+    labels_and_clients,
+    st.sampled_from(RULES),
+    st.floats(0.02, 5),
+    st.integers(1, 3),
+    st.integers(0, 99),
+)
+def test_everybody_gets_something_and_everything_goes_to_one(
+    given_, rule, alpha, per_client, seed
+) -> None:  # type: ignore[no-untyped-def]
     """Disjoint, complete, nobody empty: for every rule and any labels; natural groups are given so that there are enough of them."""
     labels, clients = given_
     groups = [k % (clients + 3) for k in range(len(labels))] if rule == "natural" else None
@@ -62,7 +83,9 @@ def test_dirichlet_goes_from_skewed_to_even() -> None:
 
     def largest(alpha: float) -> float:
         parts = dirichlet(BALANCED, 10, alpha, np.random.default_rng(0), least=1)
-        return float(np.mean([np.bincount(BALANCED[p], minlength=10).max() / len(p) for p in parts]))
+        return float(
+            np.mean([np.bincount(BALANCED[p], minlength=10).max() / len(p) for p in parts])
+        )
 
     assert largest(0.01) > 0.6 > largest(0.5) > largest(1000)
     assert largest(1000) == pytest.approx(0.1, abs=0.02)
@@ -78,7 +101,11 @@ def test_dirichlet_gives_up_on_the_impossible_and_says_so() -> None:
     """Two classes over 8 clients with alpha 0.001: hardly anybody gets anything by itself. It ends, nobody is empty, and the notes
     name them."""
     parts, notes = split("dirichlet", np.repeat([0, 1], 60), 8, 0, alpha=0.001)
-    assert min(len(p) for p in parts) >= 10 and notes and "topped up to 10 from the largest" in notes[0]
+    assert (
+        min(len(p) for p in parts) >= 10
+        and notes
+        and "topped up to 10 from the largest" in notes[0]
+    )
 
 
 def test_shards_by_hand() -> None:

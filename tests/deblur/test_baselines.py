@@ -19,7 +19,9 @@ BOTH = pytest.mark.parametrize("partial", [False, True], ids=["complete", "parti
 
 
 def solve(kind: type[FedDeblur], federation: Federation, rounds: int, **keys: Any) -> Message:
-    algorithm = kind(Deblurring(), **{"eta": 2.0, "rho": 0.3, "double": True, "tol": 0.0, **keys}).given(federation.facts)
+    algorithm = kind(
+        Deblurring(), **{"eta": 2.0, "rho": 0.3, "double": True, "tol": 0.0, **keys}
+    ).given(federation.facts)
     with Simulator(algorithm, federation, workers=0) as engine:
         return run(algorithm, engine, rounds)
 
@@ -30,7 +32,9 @@ def test_the_central_solver_ends_at_feddeblurs_optimum(partial: bool) -> None:
     federation = small_federation(partial)
     ours = solve(FedDeblur, federation, 400).trees["image"]["scene"].numpy()
     central = solve(CenDeblur, federation, 300).trees["image"]["scene"].numpy()
-    assert objective(federation, central, 2.0) == pytest.approx(objective(federation, ours, 2.0), rel=1e-4)
+    assert objective(federation, central, 2.0) == pytest.approx(
+        objective(federation, ours, 2.0), rel=1e-4
+    )
 
 
 @BOTH
@@ -48,8 +52,13 @@ def test_one_client_alone_is_the_central_problem_at_half_scale() -> None:
     central = solve(CenDeblur, federation, 25, eta=2.0, rho=0.3).trees["image"]["scene"]
     alone = solve(LocDeblur, federation, 25, eta=1.0, rho=0.15).trees["image"]["scene"]
     torch.testing.assert_close(alone, central, atol=1e-9, rtol=0)
-    ends = [solve(kind, federation, 150, eta=1.0, rho=0.15).trees["image"]["scene"].numpy() for kind in (LocDeblur, FedAvgDeblur)]
-    assert objective(federation, ends[1], 2.0) == pytest.approx(objective(federation, ends[0], 2.0), rel=1e-3)
+    ends = [
+        solve(kind, federation, 150, eta=1.0, rho=0.15).trees["image"]["scene"].numpy()
+        for kind in (LocDeblur, FedAvgDeblur)
+    ]
+    assert objective(federation, ends[1], 2.0) == pytest.approx(
+        objective(federation, ends[0], 2.0), rel=1e-3
+    )
 
 
 def test_pixels_are_averaged_over_those_who_saw_them() -> None:
@@ -72,12 +81,19 @@ def test_a_gradient_step_is_that_of_the_smoothed_objective(partial: bool) -> Non
     """x - step * gradient, the gradient by autograd from the objective written out."""
     federation = small_federation(partial)
     x = solve(FedGDDeblur, federation, 1, step=0.1, start="random").trees["image"]["scene"]
-    start = FedGDDeblur(eta=2.0, rho=0.3, double=True, start="random").given(federation.facts).init().trees["image"]["scene"]
+    start = (
+        FedGDDeblur(eta=2.0, rho=0.3, double=True, start="random")
+        .given(federation.facts)
+        .init()
+        .trees["image"]["scene"]
+    )
     leaf = start.clone().requires_grad_()
     total = torch.zeros((), dtype=torch.float64)
     for v in views(federation):
         blurred = torch.fft.ifft2(torch.fft.fft2(leaf) * torch.from_numpy(v["H"])).real
-        total = total + (torch.from_numpy(v["m"]) * (blurred - torch.from_numpy(v["y"])) ** 2).sum() / 3
+        total = (
+            total + (torch.from_numpy(v["m"]) * (blurred - torch.from_numpy(v["y"])) ** 2).sum() / 3
+        )
     d = torch.stack([leaf - leaf.roll(1, -1), leaf - leaf.roll(1, -2)])
     (total + 2.0 * (d.square().sum((0, 1)) + 1.0).sqrt().sum()).backward()
     torch.testing.assert_close(x, start - 0.1 * leaf.grad, atol=1e-8, rtol=0)
@@ -85,8 +101,14 @@ def test_a_gradient_step_is_that_of_the_smoothed_objective(partial: bool) -> Non
 
 def test_gradient_descent_goes_down_and_stays_behind() -> None:
     federation = small_federation(False)
-    ours = objective(federation, solve(FedDeblur, federation, 60).trees["image"]["scene"].numpy(), 2.0)
-    slow = objective(federation, solve(FedGDDeblur, federation, 60, step=0.4).trees["image"]["scene"].numpy(), 2.0)
+    ours = objective(
+        federation, solve(FedDeblur, federation, 60).trees["image"]["scene"].numpy(), 2.0
+    )
+    slow = objective(
+        federation,
+        solve(FedGDDeblur, federation, 60, step=0.4).trees["image"]["scene"].numpy(),
+        2.0,
+    )
     first = objective(federation, np.full((1, *SIZE), 127.5), 2.0)
     assert ours < slow < first
 
@@ -94,11 +116,23 @@ def test_gradient_descent_goes_down_and_stays_behind() -> None:
 @pytest.mark.parametrize("kind", [CenDeblur, LocDeblur, FedAvgDeblur, FedGDDeblur])
 @pytest.mark.parametrize("prior", ["wavelet", "pnp"])
 @BOTH
-def test_every_comparison_runs_with_every_kind_of_prior(kind: type[FedDeblur], prior: str, partial: bool) -> None:
+def test_every_comparison_runs_with_every_kind_of_prior(
+    kind: type[FedDeblur], prior: str, partial: bool
+) -> None:
     """The denoiser is deepinv's total variation: no weights needed."""
     federation = small_federation(partial, channels=3)
-    federation = replace(federation, holdings=[{n: replace(v, pixels=v.pixels.float()) for n, v in h.items()} for h in federation.holdings])
-    keys = {"denoiser": "tv", "eta": None, "rho": None} if prior == "pnp" else {"eta": 0.05, "rho": 0.1}
+    federation = replace(
+        federation,
+        holdings=[
+            {n: replace(v, pixels=v.pixels.float()) for n, v in h.items()}
+            for h in federation.holdings
+        ],
+    )
+    keys = (
+        {"denoiser": "tv", "eta": None, "rho": None}
+        if prior == "pnp"
+        else {"eta": 0.05, "rho": 0.1}
+    )
     if prior == "pnp":
         pytest.importorskip("deepinv")
     state = solve(kind, federation, 3, prior=prior, double=False, **keys)

@@ -14,7 +14,9 @@ def test_motion_along_the_axes() -> None:
     torch.testing.assert_close(motion(9, 0), torch.full((1, 9), 1 / 9, dtype=torch.float64))
     flat = motion(20, 0)
     assert flat.shape == (1, 21)
-    torch.testing.assert_close(flat[0], torch.tensor([0.5, *[1.0] * 19, 0.5], dtype=torch.float64) / 20)
+    torch.testing.assert_close(
+        flat[0], torch.tensor([0.5, *[1.0] * 19, 0.5], dtype=torch.float64) / 20
+    )
     torch.testing.assert_close(motion(20, 90), flat.T)
     torch.testing.assert_close(motion(25, 180), motion(25, 0))
 
@@ -26,7 +28,9 @@ def test_motion_turns_anti_clockwise() -> None:
     torch.testing.assert_close(kernel, kernel.flip(0, 1))
     torch.testing.assert_close(motion(15, 135), kernel.flip(1))
     spread = (kernel * (torch.arange(len(kernel)) - len(kernel) // 2)[:, None].abs()).sum()
-    assert float(spread) == pytest.approx(15 / 4 / 2**0.5, rel=0.1)  # mean distance of a line from its middle, seen at 45 degrees
+    assert float(spread) == pytest.approx(
+        15 / 4 / 2**0.5, rel=0.1
+    )  # mean distance of a line from its middle, seen at 45 degrees
 
 
 def test_disk_of_radius_one_as_matlab_prints_it() -> None:
@@ -37,7 +41,9 @@ def test_disk_of_radius_one_as_matlab_prints_it() -> None:
 def test_disks_cover_what_they_should() -> None:
     """A pixel inside the circle weighs 1 / (pi r^2). The authors' disk of radius 5 has 81 equal pixels."""
     kernel = disk(5)
-    assert kernel.shape == (11, 11) and float(kernel[5, 5]) == pytest.approx(1 / (np.pi * 25), rel=1e-4)
+    assert kernel.shape == (11, 11) and float(kernel[5, 5]) == pytest.approx(
+        1 / (np.pi * 25), rel=1e-4
+    )
     hard = disk(5, "authors")
     assert int((hard > 0).sum()) == 81 and float(hard.max()) == pytest.approx(1 / 81)
 
@@ -62,7 +68,11 @@ def test_every_kernel_is_a_blur(family: str, blur: str) -> None:
     kernels = [client_kernel(blur, k, family, seed=3) for k in range(23)]  # type: ignore[arg-type]
     for k, kernel in enumerate(kernels):
         assert float(kernel.min()) >= 0
-        assert 0.2 < float(kernel.sum()) <= 1 + 1e-12 if family == "authors" else float(kernel.sum()) == pytest.approx(1)
+        assert (
+            0.2 < float(kernel.sum()) <= 1 + 1e-12
+            if family == "authors"
+            else float(kernel.sum()) == pytest.approx(1)
+        )
         assert torch.equal(kernel, client_kernel(blur, k, family, seed=3))  # type: ignore[arg-type]
     if blur == "synthesis":
         assert len({k.numpy().tobytes() for k in kernels}) == 23

@@ -23,7 +23,9 @@ def test_masks_travel_only_when_asked_to_and_average_pixel_by_pixel() -> None:
     ws = [backward(Message.from_bytes(b).trees["w"]["scene"], SIZE[1]) for b in plain.traffic[1:]]
     masks = [held["scene"].mask(torch.float64) for held in federation.holdings]
     count = sum(masks)
-    mean = torch.where(count > 0, sum(m * w for m, w in zip(masks, ws, strict=True)) / count.clamp_min(1), 127.5)
+    mean = torch.where(
+        count > 0, sum(m * w for m, w in zip(masks, ws, strict=True)) / count.clamp_min(1), 127.5
+    )
     torch.testing.assert_close(state.trees["image"]["scene"], mean / (1 + 2.0 / (3 * 0.3)))
     for sent, mask in zip(engine.traffic[1:], masks, strict=True):
         assert torch.equal(Message.from_bytes(sent).trees["seen"]["scene"], mask)
@@ -39,7 +41,9 @@ def test_part_of_the_clients_a_round_and_lost_replies_still_restore(cohort: int)
     algorithm = make(federation, eta=0.5)
     flaky = Flaky(Loopback(algorithm, federation), after=0.3, delay=0.2, by=2)
     lossy = run(algorithm, flaky, 80, late=2)
-    errors = [float((s.trees["image"]["scene"] - truth).square().mean()) for s in (whole, part, lossy)]
+    errors = [
+        float((s.trees["image"]["scene"] - truth).square().mean()) for s in (whole, part, lossy)
+    ]
     assert errors[1] < 6 * errors[0] and errors[2] < 6 * errors[0]
 
 
@@ -63,4 +67,6 @@ def test_who_is_not_asked_counts_with_what_it_last_sent() -> None:
     whole, _ = solve(federation, 150, eta=0.5, rho=0.02)
     mean, _ = solve(federation, 150, cohort=2, eta=0.5, rho=0.02, recall=False)
     x = whole.trees["image"]["scene"]
-    assert float((part.trees["image"]["scene"] - x).abs().mean()) < 0.2 * float((mean.trees["image"]["scene"] - x).abs().mean())
+    assert float((part.trees["image"]["scene"] - x).abs().mean()) < 0.2 * float(
+        (mean.trees["image"]["scene"] - x).abs().mean()
+    )

@@ -9,7 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scenes import SIZE, algorithm_1, divergence, gradient, make, misfit_gradient, objective, primal_dual, small_federation, solve, views
+from scenes import (
+    SIZE,
+    algorithm_1,
+    divergence,
+    gradient,
+    make,
+    misfit_gradient,
+    objective,
+    primal_dual,
+    small_federation,
+    solve,
+    views,
+)
 
 from fedlens import Message, StackError, run, stack
 from fedlens.deblur import FedDeblur
@@ -37,7 +49,9 @@ def test_every_round_is_that_of_algorithm_1(partial: bool, channels: int) -> Non
 
 
 @BOTH
-def test_the_fixed_point_satisfies_the_kkt_conditions_and_another_solver_agrees(partial: bool) -> None:
+def test_the_fixed_point_satisfies_the_kkt_conditions_and_another_solver_agrees(
+    partial: bool,
+) -> None:
     """At the fixed point (appendix E): x_k = x; lambda_k = -grad f_k(x); and sum lambda_k = -D^T mu where |mu| <= eta at every pixel,
     with mu = -eta Dx / |Dx| wherever Dx is not zero. All checked with numpy's full spectra, not with our own operators."""
     eta, rho = 2.0, 0.3
@@ -59,8 +73,12 @@ def test_the_fixed_point_satisfies_the_kkt_conditions_and_another_solver_agrees(
     steep = np.sqrt((slope**2).sum((0, 1)))
     assert size.max() <= eta * (1 + 1e-6)
     edges = steep > 1e-3
-    assert 20 < edges.sum() < edges.size  # the check below is about something, and so is the one above
-    np.testing.assert_allclose(mu[:, 0][:, edges], -eta * slope[:, 0][:, edges] / steep[edges], atol=1e-4)
+    assert (
+        20 < edges.sum() < edges.size
+    )  # the check below is about something, and so is the one above
+    np.testing.assert_allclose(
+        mu[:, 0][:, edges], -eta * slope[:, 0][:, edges] / steep[edges], atol=1e-4
+    )
     other = primal_dual(federation, eta, 600)
     assert objective(federation, x, eta) <= objective(federation, other, eta) * (1 + 1e-9)
     if not partial:  # where nobody looks, many images are equally good
@@ -72,7 +90,13 @@ def test_only_w_travels(partial: bool) -> None:
     """Every byte of every round: a reply is one tree "w" and two bookkeeping scalars, its length leaves room for nothing else, and
     neither y, h, m, x_k nor lambda_k is in it, as bytes of either precision or as values."""
     federation = small_federation(partial)
-    federation = replace(federation, holdings=[{n: replace(v, pixels=v.pixels.float()) for n, v in h.items()} for h in federation.holdings])
+    federation = replace(
+        federation,
+        holdings=[
+            {n: replace(v, pixels=v.pixels.float()) for n, v in h.items()}
+            for h in federation.holdings
+        ],
+    )
     algorithm = make(federation, double=False)
     engine = Loopback(algorithm, federation)
     numbers = SIZE[0] * (SIZE[1] // 2 + 1) * 2
@@ -92,14 +116,26 @@ def test_only_w_travels(partial: bool) -> None:
             draft = engine.worker.memory.load(k).draft["scene"]
             own_x = (w - backward(draft["u"], SIZE[1])).contiguous()
             mask = seen.mask() if seen.partial else torch.ones(1, *SIZE)
-            private = {"y": seen.pixels, "full y": seen.embed(seen.pixels), "h": seen.kernel, "m": mask, "x_k": own_x, "u": draft["u"]}
+            private = {
+                "y": seen.pixels,
+                "full y": seen.embed(seen.pixels),
+                "h": seen.kernel,
+                "m": mask,
+                "x_k": own_x,
+                "u": draft["u"],
+            }
             for what, secret in private.items():
                 for kind in (torch.float32, torch.float64):
                     assert secret.to(kind).numpy().tobytes() not in sent, what
             for what in ("full y", "x_k"):
-                assert float((seen.cut(w) - seen.cut(private[what])).abs().mean()) > 0.02, (what, r.number)
+                assert float((seen.cut(w) - seen.cut(private[what])).abs().mean()) > 0.02, (
+                    what,
+                    r.number,
+                )
             if r.number == 0:
-                assert float((seen.cut(w) - seen.pixels).abs().mean()) > 5  # x_k^0 = y_k would have made this 0
+                assert (
+                    float((seen.cut(w) - seen.pixels).abs().mean()) > 5
+                )  # x_k^0 = y_k would have made this 0
 
     run(algorithm, engine, 15, after_round=look)
     assert rounds == list(range(15))
@@ -128,10 +164,19 @@ def test_a_denoiser_may_be_split_off(partial: bool, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("fedlens.deblur.priors.load_denoiser", lambda *_: shrink)
     federation = small_federation(partial)
-    middle = [{n: replace(v, pixels=100 + v.pixels / 5) for n, v in h.items()} for h in federation.holdings]
-    federation = replace(federation, holdings=middle)  # far from 0 and 255, where a denoiser's result is clamped
+    middle = [
+        {n: replace(v, pixels=100 + v.pixels / 5) for n, v in h.items()}
+        for h in federation.holdings
+    ]
+    federation = replace(
+        federation, holdings=middle
+    )  # far from 0 and 255, where a denoiser's result is clamped
     ends = {}
-    for name, keys in {"Eq. 5": {"split": False}, "z = x": {"split": True}, "ridge": {"prior": "ridge"}}.items():
+    for name, keys in {
+        "Eq. 5": {"split": False},
+        "z = x": {"split": True},
+        "ridge": {"prior": "ridge"},
+    }.items():
         state, _ = solve(federation, 600, **{"prior": "pnp", "eta": 0.02, "rho": 0.1, **keys})
         ends[name] = state.trees["image"]["scene"]
     for name in ("Eq. 5", "z = x"):
@@ -145,7 +190,9 @@ def test_ridge_has_a_closed_form() -> None:
     known = views(federation)
     top = sum(2 / 3 * v["H"].conj() * np.fft.fft2(v["y"]) for v in known)
     below = sum(2 / 3 * np.abs(v["H"]) ** 2 for v in known) + 0.5
-    np.testing.assert_allclose(state.trees["image"]["scene"].numpy(), np.fft.ifft2(top / below).real, atol=1e-6)
+    np.testing.assert_allclose(
+        state.trees["image"]["scene"].numpy(), np.fft.ifft2(top / below).real, atol=1e-6
+    )
 
 
 def test_an_image_in_view_of_everyone_comes_out_sharper_than_any_observation() -> None:
@@ -153,7 +200,9 @@ def test_an_image_in_view_of_everyone_comes_out_sharper_than_any_observation() -
     state, _ = solve(federation, 200, eta=0.5)
     truth = federation.test["scene"]
     error = float((state.trees["image"]["scene"] - truth).square().mean())
-    assert error < 0.2 * min(float((h["scene"].pixels - truth).square().mean()) for h in federation.holdings)
+    assert error < 0.2 * min(
+        float((h["scene"].pixels - truth).square().mean()) for h in federation.holdings
+    )
 
 
 def test_it_stops_by_itself_and_measures_what_the_paper_plots() -> None:

@@ -9,10 +9,22 @@ import pytest
 import torch
 
 from fedlens.data.images.reading import read_image
-from fedlens.deblur.priors import FFDNet, PlugAndPlay, Prior, PriorName, Ridge, TotalVariation, Wavelet, load_denoiser, make_prior
+from fedlens.deblur.priors import (
+    FFDNet,
+    PlugAndPlay,
+    Prior,
+    PriorName,
+    Ridge,
+    TotalVariation,
+    Wavelet,
+    load_denoiser,
+    make_prior,
+)
 from fedlens.metrics.image import psnr
 
-SPLIT = pytest.mark.parametrize("prior", [TotalVariation(), Wavelet(), Wavelet(levels=1)], ids=["tv", "wavelet", "one level"])
+SPLIT = pytest.mark.parametrize(
+    "prior", [TotalVariation(), Wavelet(), Wavelet(levels=1)], ids=["tv", "wavelet", "one level"]
+)
 
 
 def rand(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -33,7 +45,9 @@ def test_adjoint_and_spectrum(prior: Prior, size: tuple[int, int]) -> None:
 
 def test_differences_look_back_with_wrap() -> None:
     x = torch.tensor([[[1.0, 4.0, 9.0], [2.0, 2.0, 2.0]]])
-    want = torch.tensor([[[[-8.0, 3.0, 5.0], [0.0, 0.0, 0.0]]], [[[-1.0, 2.0, 7.0], [1.0, -2.0, -7.0]]]])
+    want = torch.tensor(
+        [[[[-8.0, 3.0, 5.0], [0.0, 0.0, 0.0]]], [[[-1.0, 2.0, 7.0], [1.0, -2.0, -7.0]]]]
+    )
     assert torch.equal(TotalVariation().transform(x), want)
 
 
@@ -48,7 +62,9 @@ def test_shrinking_is_joint_over_directions_and_channels() -> None:
     assert torch.equal(TotalVariation().prox(a.clone(), 0.0), a)
 
 
-@pytest.mark.parametrize("prior", [TotalVariation(), Wavelet(levels=1), Ridge()], ids=["tv", "wavelet", "ridge"])
+@pytest.mark.parametrize(
+    "prior", [TotalVariation(), Wavelet(levels=1), Ridge()], ids=["tv", "wavelet", "ridge"]
+)
 def test_no_direction_leads_down_from_a_prox(prior: Prior) -> None:
     """t R(z) + |z - a|^2 / 2 is larger at every nearby point."""
     a = rand(4, 2, 3, 3) * 2 if prior.split else rand(2, 3, 3)
@@ -73,7 +89,9 @@ def test_what_a_prox_takes_away(prior: Prior) -> None:
     x = rand(2, 8, 8)
     a = prior.transform(x)
     d = rand(*a.shape, seed=2)
-    torch.testing.assert_close(prior.add_rest(d.clone(), a.clone(), 0.5), d + a - prior.prox(a.clone(), 0.5))
+    torch.testing.assert_close(
+        prior.add_rest(d.clone(), a.clone(), 0.5), d + a - prior.prox(a.clone(), 0.5)
+    )
 
 
 @pytest.mark.parametrize("name", ["tv", "wavelet", "ridge", "box"])
@@ -99,12 +117,16 @@ def test_ffdnet_denoises_as_its_authors_say(data_pack: Path) -> None:
     """Set12 01 with noise 25: the data pack's README measured 30.34 dB on average over seven images; one alone is near that."""
     truth = read_image(data_pack / "classic" / "gray_set12" / "01.png")
     noisy = truth + 25 * torch.randn(truth.shape, generator=torch.Generator().manual_seed(0))
-    prior = PlugAndPlay("ffdnet", str(data_pack / "weights" / "denoise" / "ffdnet_ipol_net_gray.pth"))
+    prior = PlugAndPlay(
+        "ffdnet", str(data_pack / "weights" / "denoise" / "ffdnet_ipol_net_gray.pth")
+    )
     clean = prior.prox(noisy.clone(), 25.0**2)
     assert psnr(noisy.clamp(0, 255), truth) < 21 and 29 < psnr(clean, truth) < 31
     odd = prior.prox(noisy[:, :61, :77].clone(), 25.0**2)
     assert odd.shape == (1, 61, 77) and psnr(odd, truth[:, :61, :77]) > 28
-    colour = load_denoiser("ffdnet", str(data_pack / "weights" / "denoise" / "ffdnet_ipol_net_rgb.pth"), 3)
+    colour = load_denoiser(
+        "ffdnet", str(data_pack / "weights" / "denoise" / "ffdnet_ipol_net_rgb.pth"), 3
+    )
     assert isinstance(colour, FFDNet) and colour.channels == 3
 
 
@@ -118,7 +140,11 @@ def test_denoisers_of_deepinv_are_priors_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "weights", "words"), [("ffdnet", "/nowhere/x.pth", "weights=PATH"), ("drunet", "/nowhere/x.pth", "could not be had")]
+    ("name", "weights", "words"),
+    [
+        ("ffdnet", "/nowhere/x.pth", "weights=PATH"),
+        ("drunet", "/nowhere/x.pth", "could not be had"),
+    ],
 )
 def test_missing_weights_are_named(name: str, weights: str, words: str) -> None:
     pytest.importorskip("deepinv")
@@ -130,9 +156,14 @@ def test_missing_weights_are_named(name: str, weights: str, words: str) -> None:
 
 def test_weights_for_another_kind_of_image_are_refused(data_pack: Path) -> None:
     with pytest.raises(ValueError, match="this scene has 3"):
-        load_denoiser("ffdnet", str(data_pack / "weights" / "denoise" / "ffdnet_ipol_net_gray.pth"), 3)
+        load_denoiser(
+            "ffdnet", str(data_pack / "weights" / "denoise" / "ffdnet_ipol_net_gray.pth"), 3
+        )
 
 
 def test_box_and_ridge() -> None:
-    assert torch.equal(make_prior("box").prox(torch.tensor([[[-3.0, 9.0, 300.0]]]), 1.0), torch.tensor([[[0.0, 9.0, 255.0]]]))
+    assert torch.equal(
+        make_prior("box").prox(torch.tensor([[[-3.0, 9.0, 300.0]]]), 1.0),
+        torch.tensor([[[0.0, 9.0, 255.0]]]),
+    )
     np.testing.assert_allclose(Ridge().prox(torch.tensor([[[3.0]]]), 2.0).numpy(), 1.0)

@@ -31,11 +31,17 @@ def own_scene(folder: Path, **changes: Any) -> Path:
     places = {"a": None, "b": (0, 0), "c": (10, 8)}
     for name, place in places.items():
         (folder / name).mkdir(parents=True)
-        y = blurred if place is None else blurred[place[0] : place[0] + 30, place[1] : place[1] + 28]
+        y = (
+            blurred
+            if place is None
+            else blurred[place[0] : place[0] + 30, place[1] : place[1] + 28]
+        )
         np.save(folder / name / "observation.npy", y)
         np.save(folder / name / "kernel.npy", kernel * 15)
         if place:
-            (folder / name / "position.json").write_text(json.dumps({"top": place[0], "left": place[1]}))
+            (folder / name / "position.json").write_text(
+                json.dumps({"top": place[0], "left": place[1]})
+            )
     (folder / "scene.json").write_text(json.dumps({"height": 40, "width": 36}))
     Image.fromarray(truth.round().astype(np.uint8)).save(folder / "truth.png")
     return folder
@@ -53,17 +59,23 @@ def test_own_files(tmp_path: Path) -> None:
     scene = Scene(scene=str(folder))
     federation = scene.federation(scene.default_clients(), 0)
     assert (
-        federation.facts["scenes"] == {"scene": (1, 44, 40)} and federation.facts["pad"] == 2 and federation.facts["observe"] == "partial"
+        federation.facts["scenes"] == {"scene": (1, 44, 40)}
+        and federation.facts["pad"] == 2
+        and federation.facts["observe"] == "partial"
     )
     for held in federation.holdings:
-        torch.testing.assert_close(held["scene"].kernel, torch.full((3, 5), 1 / 15, dtype=torch.float64))
+        torch.testing.assert_close(
+            held["scene"].kernel, torch.full((3, 5), 1 / 15, dtype=torch.float64)
+        )
     assert (federation.holdings[2]["scene"].top, federation.holdings[2]["scene"].left) == (12, 10)
     algorithm = FedDeblur(Deblurring(), eta=0.05, rho=0.05).given(federation.facts)
     with Simulator(algorithm, federation, workers=0) as engine:
         state = run(algorithm, engine, 150)
     image, truth = algorithm.result(state)["scene"], federation.test["scene"]
     assert image.shape == (1, 40, 36)
-    assert psnr(image.clamp(0, 255), truth) > psnr(federation.holdings[0]["scene"].pixels, truth) + 2
+    assert (
+        psnr(image.clamp(0, 255), truth) > psnr(federation.holdings[0]["scene"].pixels, truth) + 2
+    )
 
 
 def test_a_missing_kernel_is_estimated_from_a_sharp_reference(tmp_path: Path) -> None:
@@ -100,15 +112,33 @@ BREAKS: dict[str, tuple[Any, str]] = {
     "NaN kernel": (lambda f: break_kernel(f, np.array([[1.0, np.nan]])), "NaN"),
     "flat kernel": (lambda f: break_kernel(f, np.ones(3)), "not a matrix"),
     "kernel file": (lambda f: (f / "b" / "kernel.npy").write_text("hello"), "not an array"),
-    "bad size": (lambda f: (f / "scene.json").write_text('{"height": -4, "width": 36}'), '"height"'),
+    "bad size": (
+        lambda f: (f / "scene.json").write_text('{"height": -4, "width": 36}'),
+        '"height"',
+    ),
     "no kernel": (lambda f: (f / "b" / "kernel.npy").unlink(), "no kernel"),
-    "NaN pixels": (lambda f: np.save(f / "a" / "observation.npy", np.full((40, 36), np.nan)), "NaN"),
-    "another size": (lambda f: np.save(f / "a" / "observation.npy", np.zeros((40, 35))), "should be 40 x 36"),
-    "outside": (lambda f: (f / "c" / "position.json").write_text('{"top": 20, "left": 0}'), "outside the scene"),
+    "NaN pixels": (
+        lambda f: np.save(f / "a" / "observation.npy", np.full((40, 36), np.nan)),
+        "NaN",
+    ),
+    "another size": (
+        lambda f: np.save(f / "a" / "observation.npy", np.zeros((40, 35))),
+        "should be 40 x 36",
+    ),
+    "outside": (
+        lambda f: (f / "c" / "position.json").write_text('{"top": 20, "left": 0}'),
+        "outside the scene",
+    ),
     "bad position": (lambda f: (f / "c" / "position.json").write_text('{"y": 20}'), '"top"'),
     "no size": (lambda f: (f / "scene.json").unlink(), "no scene.json"),
-    "colour and grey": (lambda f: np.save(f / "a" / "observation.npy", np.zeros((40, 36, 3))), "mixes"),
-    "not an image": (lambda f: np.save(f / "a" / "observation.npy", np.zeros((2, 40, 36, 3))), "neither"),
+    "colour and grey": (
+        lambda f: np.save(f / "a" / "observation.npy", np.zeros((40, 36, 3))),
+        "mixes",
+    ),
+    "not an image": (
+        lambda f: np.save(f / "a" / "observation.npy", np.zeros((2, 40, 36, 3))),
+        "neither",
+    ),
     "truth": (lambda f: Image.new("L", (9, 9)).save(f / "truth.png"), "truth.png"),
 }
 

@@ -55,8 +55,12 @@ def test_observations_are_blurred_and_noisy_by_the_book(sharp: Path) -> None:
     truth = read_image(sharp)
     for k in range(3):
         seen = clean.holdings[k]["sharp"]
-        torch.testing.assert_close(seen.pixels.double(), circular_blur(truth, seen.kernel), atol=1e-4, rtol=0)
-        assert float((noisy.holdings[k]["sharp"].pixels - seen.pixels).std()) == pytest.approx(2.0, rel=0.1)
+        torch.testing.assert_close(
+            seen.pixels.double(), circular_blur(truth, seen.kernel), atol=1e-4, rtol=0
+        )
+        assert float((noisy.holdings[k]["sharp"].pixels - seen.pixels).std()) == pytest.approx(
+            2.0, rel=0.1
+        )
     again = Scene(image=str(sharp), noise=2.0, blur="motion").federation(3, 0)
     other = Scene(image=str(sharp), noise=2.0, blur="motion").federation(3, 1)
     assert torch.equal(again.holdings[1]["sharp"].pixels, noisy.holdings[1]["sharp"].pixels)
@@ -75,7 +79,9 @@ def test_a_folder_is_many_scenes_and_scores_are_their_mean(sharp: Path) -> None:
     single = FedDeblur(task, tol=0.0).given(alone.facts)
     with Simulator(single, alone, workers=0) as engine:
         one = run(single, engine, 5)
-    assert torch.equal(both.trees["image"]["sharp"], one.trees["image"]["sharp"])  # side by side, and none the wiser
+    assert torch.equal(
+        both.trees["image"]["sharp"], one.trees["image"]["sharp"]
+    )  # side by side, and none the wiser
     result = algorithm.result(both)
     each = [task.evaluate(result, {n: federation.test[n]})["psnr"] for n in result]
     assert task.evaluate(result, federation.test)["psnr"] == pytest.approx(sum(each) / 2)
@@ -112,7 +118,9 @@ def test_an_unknown_boundary_does_not_ring() -> None:
     see the same data and are scored on the same pixels."""
     scores = {}
     for boundary in ("ignore", "taper", "unknown"):
-        federation = Scene(image="camera", size=96, blur="motion", boundary=boundary).federation(4, 0)
+        federation = Scene(image="camera", size=96, blur="motion", boundary=boundary).federation(
+            4, 0
+        )
         algorithm = FedDeblur(Deblurring(), eta=0.05, rho=0.03, tol=0.0).given(federation.facts)
         with Simulator(algorithm, federation, workers=0) as engine:
             state = run(algorithm, engine, 120, test=federation.test)

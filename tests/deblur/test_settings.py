@@ -22,12 +22,20 @@ def test_defaults_come_from_the_published_settings() -> None:
     split = FedDeblur(prior="pnp").given(partial)
     assert split.split and (split.eta / split.rho) ** 0.5 == pytest.approx(7.0)  # z = x
     theirs = FedDeblur(prior="pnp", masks=True).given(partial)
-    assert not theirs.split and (theirs.eta / (9 * theirs.rho)) ** 0.5 == pytest.approx(25.0) and theirs.rho == 0.02
+    assert (
+        not theirs.split
+        and (theirs.eta / (9 * theirs.rho)) ** 0.5 == pytest.approx(25.0)
+        and theirs.rho == 0.02
+    )
     told = FedDeblur(prior="pnp", sigma=8.0, rho=0.01).given({**federation.facts, "clients": 4})
     assert (told.eta / (4 * told.rho)) ** 0.5 == pytest.approx(8.0)
 
 
 def test_whoever_restores_alone_has_settings_of_its_own() -> None:
     """Published for noise 1; eta is proportional to the noise, but never below a twentieth."""
-    assert alone("tv", False, {}) == (0.01, 0.0015) and alone("tv", True, {"observe": "partial"}) == (3.0, 0.01)
-    assert alone("tv", False, {"noise": 2.0}) == (0.02, 0.0015) and alone("tv", False, {"noise": 0.0}) == (0.0005, 0.0015)
+    assert alone("tv", False, {}) == (0.01, 0.0015) and alone(
+        "tv", True, {"observe": "partial"}
+    ) == (3.0, 0.01)
+    assert alone("tv", False, {"noise": 2.0}) == (0.02, 0.0015) and alone(
+        "tv", False, {"noise": 0.0}
+    ) == (0.0005, 0.0015)

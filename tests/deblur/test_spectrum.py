@@ -12,7 +12,9 @@ from fedlens.deblur.spectrum import blur, forward, norm, twice
 
 def test_norm_of_a_half_spectrum_is_the_images() -> None:
     for width in (20, 21):
-        x = torch.randn(2, 12, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(
+            2, 12, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        )
         spectrum = torch.view_as_real(torch.fft.rfft2(x))
         assert norm(spectrum, width) == pytest.approx(float(x.norm()))
 

@@ -23,12 +23,16 @@ def test_a_moved_and_darkened_view_is_put_back() -> None:
     """A known homography and a gamma: afterwards the view agrees with the first one as if the homography had been told."""
     first = torch.nn.functional.avg_pool2d(shipped("camera", "grey"), 2)
     warp = np.array([[1.01, 0.015, 5.0], [-0.01, 0.99, -3.0], [1e-5, 2e-5, 1.0]], np.float32)
-    moved = cv2.warpPerspective(first[0].numpy(), warp, (256, 256), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REFLECT)
+    moved = cv2.warpPerspective(
+        first[0].numpy(), warp, (256, 256), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REFLECT
+    )
     view = 255 * (torch.from_numpy(moved)[None].clamp(0, 255) / 255) ** 1.4
     back = register([first, view])[1]
     inner = (slice(None), slice(20, -20), slice(20, -20))
     assert psnr(back[inner], first[inner]) > psnr(view[inner], first[inner]) + 8
-    told = cv2.warpPerspective(view[0].numpy(), warp, (256, 256), flags=cv2.INTER_CUBIC | cv2.WARP_INVERSE_MAP)
+    told = cv2.warpPerspective(
+        view[0].numpy(), warp, (256, 256), flags=cv2.INTER_CUBIC | cv2.WARP_INVERSE_MAP
+    )
     ideal = match_tones(torch.from_numpy(told)[None].clamp(0, 255), first)
     assert psnr(back[inner], first[inner]) > psnr(ideal[inner], first[inner]) - 0.3
 
@@ -37,7 +41,12 @@ def test_tones_are_matched_channel_by_channel() -> None:
     rng = torch.Generator().manual_seed(0)
     like = torch.rand(3, 40, 40, generator=rng) * torch.tensor([50.0, 100.0, 200.0])[:, None, None]
     view = like.flip(-1) * 0.5 + 20
-    torch.testing.assert_close(match_tones(view, like).flatten(1).sort().values, like.flatten(1).sort().values, atol=0.5, rtol=0)
+    torch.testing.assert_close(
+        match_tones(view, like).flatten(1).sort().values,
+        like.flatten(1).sort().values,
+        atol=0.5,
+        rtol=0,
+    )
 
 
 def test_views_of_different_sizes_are_refused() -> None:
@@ -63,8 +72,15 @@ def test_a_kernel_is_found_from_a_photo_and_a_sharp_picture(size: int) -> None:
 
 
 def test_no_kernel_can_come_from_nothing() -> None:
-    flat, busy = torch.zeros(1, 40, 40), 255 * torch.rand(1, 40, 40, generator=torch.Generator().manual_seed(0))
-    for view, sharp, size, words in ((busy, flat, 5, "flat"), (-busy, busy, 1, "nothing in common"), (busy, busy, 25, "too small")):
+    flat, busy = (
+        torch.zeros(1, 40, 40),
+        255 * torch.rand(1, 40, 40, generator=torch.Generator().manual_seed(0)),
+    )
+    for view, sharp, size, words in (
+        (busy, flat, 5, "flat"),
+        (-busy, busy, 1, "nothing in common"),
+        (busy, busy, 25, "too small"),
+    ):
         with pytest.raises(DataError, match=words):
             estimate_kernel(view, sharp, size)
 

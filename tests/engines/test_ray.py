@@ -22,7 +22,9 @@ from fedlens.layers import Scaffold
 ray = pytest.importorskip("ray")
 from fedlens.engines.ray import Ray, start  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray leaves sockets and log files open
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning"
+)  # Ray leaves sockets and log files open
 FEDERATION = toy_federation(7)
 
 
@@ -47,7 +49,13 @@ def test_every_stack_reaches_a_worker_whole(name: str) -> None:
 
 
 # Sums; single replies; a private head; randomness at the server.
-@pytest.mark.parametrize("name", ["scaffold", *(pytest.param(n, marks=pytest.mark.slow) for n in ("median", "fedvssl", "fedgen"))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "scaffold",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("median", "fedvssl", "fedgen")),
+    ],
+)
 def test_the_same_bits_as_the_loopback(cluster: None, name: str) -> None:
     """On more clients than workers, and the same bytes in every round."""
     expected, federation = STACKS[name].make(), STACKS[name].federation
@@ -94,7 +102,9 @@ def test_a_lost_worker_changes_no_bits(cluster: None) -> None:
     wanted = run(expected, Loopback(expected, FEDERATION), 3, seed=3)
     algorithm = STACKS["scaffold"].make()
     with Ray(algorithm, FEDERATION, workers=2) as engine:
-        state = run(algorithm, engine, 3, seed=3, after_round=lambda p, r: engine.crew[r.number % 2].kill())
+        state = run(
+            algorithm, engine, 3, seed=3, after_round=lambda p, r: engine.crew[r.number % 2].kill()
+        )
         assert same_bits(state, wanted)
 
 
@@ -148,5 +158,7 @@ def test_a_recipe_on_ray_leaves_the_simulators_files(tmp_path: Path) -> None:
     }
     for engine in ("simulator", "ray"):
         experiment("fedvsr", out=tmp_path / engine, engine=engine, workers=2, **small)
-    files = [(tmp_path / engine / "model.safetensors").read_bytes() for engine in ("simulator", "ray")]
+    files = [
+        (tmp_path / engine / "model.safetensors").read_bytes() for engine in ("simulator", "ray")
+    ]
     assert files[0] == files[1]

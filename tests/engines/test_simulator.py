@@ -100,7 +100,11 @@ def test_workers_exit_when_their_parent_is_killed() -> None:
     parent.wait()
     parent.stdout.close()
     time.sleep(1.0)
-    alive = [p for p in map(int, pids) if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
+    alive = [
+        p
+        for p in map(int, pids)
+        if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE
+    ]
     assert not alive
     subprocess.run(["rm", "-rf", scratch], check=True)
 

@@ -53,8 +53,12 @@ def test_fewer_components_lie_in_their_span(public: Path) -> None:
     told = Gaussians(str(public), components=5).told(["cat", "dog"], (3, 8, 8))
     made = told.generate(0, 6, generator(1))
     assert made.shape == (6, 3, 8, 8) and float(made[:, 1:].abs().max()) < 1e-4
-    assert float(made[:, 0].flatten(1).std(1).max()) < 1e-4 and float(made[:, 0].mean(0).std()) < 1e-4
-    assert torch.equal(made, told.generate(0, 6, generator(1))) and not torch.equal(made, told.generate(0, 6, generator(2)))
+    assert (
+        float(made[:, 0].flatten(1).std(1).max()) < 1e-4 and float(made[:, 0].mean(0).std()) < 1e-4
+    )
+    assert torch.equal(made, told.generate(0, 6, generator(1))) and not torch.equal(
+        made, told.generate(0, 6, generator(2))
+    )
     assert float(told.generate(1, 2, generator(0))[:, 0].max()) < 1e-4
 
 
@@ -64,7 +68,11 @@ def test_fewer_components_lie_in_their_span(public: Path) -> None:
 def test_nothing_twice_before_everything_once(public: Path) -> None:
     told = ReadyImages(str(public)).told(["dog", "cat"], (3, 8, 8))
     made = told.generate(0, 6, generator(0))[:, 2, 0, 0].tolist()
-    assert sorted(made[:4]) == [60, 100, 140, 180] and set(made[4:]) <= {60, 100, 140, 180} and len(set(made[4:])) == 2
+    assert (
+        sorted(made[:4]) == [60, 100, 140, 180]
+        and set(made[4:]) <= {60, 100, 140, 180}
+        and len(set(made[4:])) == 2
+    )
     assert told.generate(1, 1, generator(0))[0, 0, 0, 0] > 0  # classes go by name, not by order
 
 
@@ -74,20 +82,30 @@ def test_nothing_twice_before_everything_once(public: Path) -> None:
 @pytest.mark.parametrize("kind", [Gaussians, ReadyImages])
 def test_folders_that_do_not_fit(public: Path, kind: type[Gaussians] | type[ReadyImages]) -> None:
     name = kind.__name__
-    with pytest.raises(DataError, match=r"has nothing for class 'frog' \(2 of 3 classes are there\)"):
+    with pytest.raises(
+        DataError, match=r"has nothing for class 'frog' \(2 of 3 classes are there\)"
+    ):
         kind(str(public)).told(["cat", "dog", "frog"], (3, 8, 8))
     with pytest.raises(DataError, match="knows 2 classes, but 3 are asked for"):
         kind(str(public)).told(["x", "y", "z"], (3, 8, 8))
-    with pytest.raises(DataError, match=f"{name} .* images of 16x16 with 3 channels, but the clients' are 8x8 with 3 channels"):
+    with pytest.raises(
+        DataError,
+        match=f"{name} .* images of 16x16 with 3 channels, but the clients' are 8x8 with 3 channels",
+    ):
         kind(str(public), size=16).told(["cat", "dog"], (3, 8, 8))
     with pytest.raises(DataError, match=r"no folder of images for .*nowhere$"):
         kind(str(public / "nowhere")).told(["cat"], (3, 8, 8))
-    with pytest.raises(DataError, match=f"say where the folder of images for {name} is: generator.root"):
+    with pytest.raises(
+        DataError, match=f"say where the folder of images for {name} is: generator.root"
+    ):
         kind().told(["cat"], (3, 8, 8))
     (public / "empty").mkdir()
     with pytest.raises(DataError, match="has no image for class 'empty'"):
         kind(str(public)).told(["cat", "empty"], (3, 8, 8))
-    with pytest.raises(DataError, match=f"{name} knows 3 classes, so it cannot make class 7|has no image for class 'empty'"):
+    with pytest.raises(
+        DataError,
+        match=f"{name} knows 3 classes, so it cannot make class 7|has no image for class 'empty'",
+    ):
         kind(str(public)).generate(7, 1, generator(0))
 
 
@@ -101,9 +119,13 @@ def test_other_files_other_images(public: Path, tmp_path: Path) -> None:
     store, shape = Store(tmp_path / "cache"), (3, 8, 8)
     told = ReadyImages(str(public)).told(["cat", "dog"], shape)
     _, first = store.images(told, {0: 2, 1: 3}, shape, 0, 0)
-    _, again = store.images(ReadyImages(str(public)).told(["cat", "dog"], shape), {0: 2, 1: 3}, shape, 0, 0)
+    _, again = store.images(
+        ReadyImages(str(public)).told(["cat", "dog"], shape), {0: 2, 1: 3}, shape, 0, 0
+    )
     save(public / "cat" / "new.png", torch.zeros(3, 8, 8, dtype=torch.uint8))
-    _, changed = store.images(ReadyImages(str(public)).told(["cat", "dog"], shape), {0: 2, 1: 3}, shape, 0, 0)
+    _, changed = store.images(
+        ReadyImages(str(public)).told(["cat", "dog"], shape), {0: 2, 1: 3}, shape, 0, 0
+    )
     assert (first, again, changed) == (5, 0, 5)
     assert store.images(told, {}, shape, 0, 0) == ({}, 0)
 
@@ -113,10 +135,16 @@ def test_other_files_other_images(public: Path, tmp_path: Path) -> None:
 
 def test_prompts(tmp_path: Path) -> None:
     told = StableDiffusion("x", "a photo of a {}, seen from the side", classes=("sea_lion", "dog"))
-    assert told.texts() == ["a photo of a sea lion, seen from the side", "a photo of a dog, seen from the side"]
+    assert told.texts() == [
+        "a photo of a sea lion, seen from the side",
+        "a photo of a dog, seen from the side",
+    ]
     file = tmp_path / "prompts.toml"
     file.write_text('cat = "a cat on a sofa"\ndog = "a dog in the snow"\n')
-    assert StableDiffusion("x", prompts=str(file), classes=("dog", "cat")).texts() == ["a dog in the snow", "a cat on a sofa"]
+    assert StableDiffusion("x", prompts=str(file), classes=("dog", "cat")).texts() == [
+        "a dog in the snow",
+        "a cat on a sofa",
+    ]
     (tmp_path / "prompts.json").write_text(json.dumps({"cat": "a cat", "dog": ""}))
     for name, classes, why in (
         ("prompts.toml", ["dog", "frog"], "has no prompt for class 'frog'"),
@@ -130,5 +158,7 @@ def test_prompts(tmp_path: Path) -> None:
         StableDiffusion("x", prompts=str(file)).told(["cat"])
     with pytest.raises(DataError, match="all classes would get the same images"):
         StableDiffusion("x", "a photo")
-    with pytest.raises(DataError, match="told to make images of 64x64, but the clients' are 8x8 with 3 channels"):
+    with pytest.raises(
+        DataError, match="told to make images of 64x64, but the clients' are 8x8 with 3 channels"
+    ):
         StableDiffusion("x", size=64).told(["cat"], (3, 8, 8))

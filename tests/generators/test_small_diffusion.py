@@ -51,7 +51,9 @@ def test_guidance_goes_beyond() -> None:
     model = Known(1, size=8, **TINY)  # type: ignore[arg-type]
     zero = torch.zeros(1, dtype=torch.long)
     ours, theirs = (model.sample(zero, generator(0), 4, guidance=g) for g in (1.0, 0.0))
-    assert torch.allclose(ours, Known.image / 2 + 0.5, atol=2e-3) and torch.allclose(theirs, 0.5 - Known.image / 2, atol=2e-3)
+    assert torch.allclose(ours, Known.image / 2 + 0.5, atol=2e-3) and torch.allclose(
+        theirs, 0.5 - Known.image / 2, atol=2e-3
+    )
 
 
 def test_part_of_the_noise_keeps_part_of_the_start() -> None:
@@ -63,7 +65,10 @@ def test_part_of_the_noise_keeps_part_of_the_start() -> None:
     start = torch.rand(1, 3, 8, 8, generator=generator(3))
     zero = torch.zeros(1, dtype=torch.long)
     near, far = (model.sample(zero, generator(0), 20, start=start, strength=s) for s in (0.1, 1.0))
-    alike = [float(torch.corrcoef(torch.stack([x.flatten(), start.flatten()]))[0, 1]) for x in (near, far)]
+    alike = [
+        float(torch.corrcoef(torch.stack([x.flatten(), start.flatten()]))[0, 1])
+        for x in (near, far)
+    ]
     assert alike[0] > 0.9 and abs(alike[1]) < 0.3
 
 
@@ -107,7 +112,10 @@ def test_it_learns_what_the_classes_look_like(trained: tuple[Path, Path]) -> Non
     _, folder = trained
     told = SmallDiffusion(str(folder), steps=8, batch=3).told(["sea", "red"], (3, 8, 8))
     sea, red = (told.generate(label, 8, generator(5)).mean(0) for label in (0, 1))
-    assert float(sea[2, 4:].mean() - sea[2, :4].mean()) > 0.3 and float(red[0, :4].mean() - red[0, 4:].mean()) > 0.3
+    assert (
+        float(sea[2, 4:].mean() - sea[2, :4].mean()) > 0.3
+        and float(red[0, :4].mean() - red[0, 4:].mean()) > 0.3
+    )
     assert float(sea[0].mean()) < float(red[0].mean())
     assert torch.equal(told.generate(0, 2, generator(1)), told.generate(0, 2, generator(1)))
     assert (folder / "pictures" / "index.json").is_file()
@@ -115,17 +123,29 @@ def test_it_learns_what_the_classes_look_like(trained: tuple[Path, Path]) -> Non
 
 def test_it_may_begin_with_another_generator(trained: tuple[Path, Path]) -> None:
     public, folder = trained
-    told = SmallDiffusion(str(folder), steps=8, start=Gaussians(str(public), components=4), strength=0.25).told(["red", "sea"], (3, 8, 8))
+    told = SmallDiffusion(
+        str(folder), steps=8, start=Gaussians(str(public), components=4), strength=0.25
+    ).told(["red", "sea"], (3, 8, 8))
     made = told.generate(0, 3, generator(0))
-    assert made.shape == (3, 3, 8, 8) and float(made[:, 0, :4].mean()) > 0.6 > 0.3 > float(made[:, 2].mean())
-    assert told.identity() != SmallDiffusion(str(folder), steps=8).told(["red", "sea"], (3, 8, 8)).identity()
+    assert made.shape == (3, 3, 8, 8) and float(made[:, 0, :4].mean()) > 0.6 > 0.3 > float(
+        made[:, 2].mean()
+    )
+    assert (
+        told.identity()
+        != SmallDiffusion(str(folder), steps=8).told(["red", "sea"], (3, 8, 8)).identity()
+    )
 
 
 def test_folders_that_are_no_generator(trained: tuple[Path, Path], tmp_path: Path) -> None:
     _, folder = trained
-    with pytest.raises(DataError, match="needs the folder of a finished run of the recipe generator"):
+    with pytest.raises(
+        DataError, match="needs the folder of a finished run of the recipe generator"
+    ):
         SmallDiffusion(str(tmp_path)).told(["red"])
-    with pytest.raises(DataError, match="makes images of 8x8 with 3 channels, but the clients' are 32x32 with 3 channels"):
+    with pytest.raises(
+        DataError,
+        match="makes images of 8x8 with 3 channels, but the clients' are 32x32 with 3 channels",
+    ):
         SmallDiffusion(str(folder)).told(["red"], (3, 32, 32))
     with pytest.raises(DataError, match="has nothing for class 'frog'"):
         SmallDiffusion(str(folder)).told(["red", "frog"], (3, 8, 8))
@@ -139,7 +159,9 @@ def test_the_task_refuses_other_images() -> None:
     task = Generation(classes=2, size=8)
     with pytest.raises(ValueError, match="the data has 3 classes, but the task says 2"):
         task.fits({"classes": ["a", "b", "c"]})
-    with pytest.raises(ValueError, match="the images are 32x32 with 3 channels, but the task says 8x8"):
+    with pytest.raises(
+        ValueError, match="the images are 32x32 with 3 channels, but the task says 8x8"
+    ):
         task.fits({"shape": [3, 32, 32]})
     with pytest.raises(ValueError, match="cannot be halved"):
         Denoiser(2, size=9)

@@ -74,16 +74,25 @@ def data(*counts: int, seed: int = 0) -> Tensors:
     return Tensors({"x": torch.randn(len(y), 8, generator=RNG().manual_seed(seed)), "y": y})
 
 
-def client_of(held: Tensors, id: int = 0, memory: dict[str, dict[str, Tensor]] | None = None) -> Client:
+def client_of(
+    held: Tensors, id: int = 0, memory: dict[str, dict[str, Tensor]] | None = None
+) -> Client:
     return Client(id, held, generator(0, 0, id), {} if memory is None else memory)
 
 
 def message_of(algorithm: FedAvg | Balance, round: int = 0, population: int = 1) -> Message:
-    return algorithm.broadcast(algorithm.init()).note(round=round, rounds=9, seed=0, population=population, cohort=1)
+    return algorithm.broadcast(algorithm.init()).note(
+        round=round, rounds=9, seed=0, population=population, cohort=1
+    )
 
 
-def stacked(task: type[LearningTask] = PlainTask, *, fedavg: dict[str, object] | None = None, **keys: object) -> Balance:
-    made = stack(FedAvg(task(), **{"batch": 8, "lr": 0.1, **(fedavg or {})}), Balance(Blobs(), **{"cache": "", **keys}))  # type: ignore[arg-type]
+def stacked(
+    task: type[LearningTask] = PlainTask, *, fedavg: dict[str, object] | None = None, **keys: object
+) -> Balance:
+    made = stack(
+        FedAvg(task(), **{"batch": 8, "lr": 0.1, **(fedavg or {})}),
+        Balance(Blobs(), **{"cache": "", **keys}),
+    )  # type: ignore[arg-type]
     assert isinstance(made, Balance)
     return made
 
@@ -120,7 +129,9 @@ def test_fewer_samples_than_classes() -> None:
 def test_a_constrained_client_never_works_on_more(held: list[int]) -> None:
     plan = balance(held, False, RNG().manual_seed(0))
     assert plan.total <= sum(held)
-    assert plan.point >= 1 and all(m == 0 or n + m == plan.point for n, m in zip(held, plan.made, strict=True))
+    assert plan.point >= 1 and all(
+        m == 0 or n + m == plan.point for n, m in zip(held, plan.made, strict=True)
+    )
     if sum(held) >= len(held):
         assert plan.total == plan.point * len(held)  # all classes are even
         assert sum(held) - plan.total < len(held)
@@ -181,7 +192,11 @@ def test_sampling_looks_at_the_model_as_it_is_used() -> None:
     layer.client_step(message_of(layer), client_of(held, memory=memory))
     net = Net().eval()
     net.load_state_dict(dict(message_of(layer).trees["model"]))
-    losses = nn.functional.cross_entropy(net.head(net.features(held.columns["x"][:6])), torch.zeros(6, dtype=torch.long), reduction="none")
+    losses = nn.functional.cross_entropy(
+        net.head(net.features(held.columns["x"][:6])),
+        torch.zeros(6, dtype=torch.long),
+        reduction="none",
+    )
     assert set(memory["balance"]["kept"].tolist()) == {*losses.topk(3).indices.tolist(), 6, 7, 8}
 
 
@@ -227,14 +242,21 @@ def test_the_first_step_is_fedavg_on_the_balanced_data() -> None:
     message, memory = message_of(layer), {}
     whole = layer.client_step(message, client_of(held, memory=memory))
     bare = stacked(fedavg=one, align=False).client_step(message, client_of(held))
-    made = {label: Blobs().generate(label, n, generator(0, 0, label, 0xF1)) for label, n in ((2, 3),)}
+    made = {
+        label: Blobs().generate(label, n, generator(0, 0, label, 0xF1)) for label, n in ((2, 3),)
+    }
     base = FedAvg(PlainTask(), lr=0.1, steps=1, batch=9)
     plain = base.client_step(message, client_of(Balanced.of(held, memory["balance"]["kept"], made)))  # type: ignore[arg-type]
-    assert same_bits(Message(whole.trees), Message(bare.trees)) and same_bits(Message(whole.trees), Message(plain.trees))
+    assert same_bits(Message(whole.trees), Message(bare.trees)) and same_bits(
+        Message(whole.trees), Message(plain.trees)
+    )
     assert bool(memory[ALIGN]["shift"].any())
     # A second step is another one: by then the shifts are there.
     two = {"steps": 2, "batch": 9}
-    a, b = (stacked(fedavg=two, drop=0.0, align=x).client_step(message, client_of(held)) for x in (True, False))
+    a, b = (
+        stacked(fedavg=two, drop=0.0, align=x).client_step(message, client_of(held))
+        for x in (True, False)
+    )
     assert not same_bits(Message(a.trees), Message(b.trees))
 
 
@@ -262,7 +284,11 @@ def test_the_mean_gradient_sees_the_shifts() -> None:
     summed here sample by sample."""
     held, shift = data(6, 3, 0), torch.randn(3, 6, generator=RNG().manual_seed(5))
     layer = stacked(drop=0.0)
-    message, kept, x = message_of(layer), torch.arange(6), Blobs().generate(2, 3, RNG().manual_seed(1))
+    message, kept, x = (
+        message_of(layer),
+        torch.arange(6),
+        Blobs().generate(2, 3, RNG().manual_seed(1)),
+    )
     mixed, memory = Balanced.of(held, kept, {2: x}), {ALIGN: {"shift": shift}}
     adapted = client_of(mixed, memory=memory).adapt(ALIGN, Shifts(3, 6, 0.0, RNG()))  # type: ignore[arg-type]
     found = layer.fedavg.gradient(message, adapted)["head.weight"]
@@ -295,7 +321,10 @@ def test_dropped_ones_change() -> None:
 
 
 def test_shifts_stay_at_home_and_out_of_the_test() -> None:
-    layer, federation = stacked(period=1), Federation([data(6, 3, 0), data(0, 2, 7, seed=1)], test=data(5, 5, 5, seed=2))
+    layer, federation = (
+        stacked(period=1),
+        Federation([data(6, 3, 0), data(0, 2, 7, seed=1)], test=data(5, 5, 5, seed=2)),
+    )
     engine = Loopback(layer, federation)
     state = run(layer, engine, 3)
     for raw in engine.traffic:
@@ -304,15 +333,26 @@ def test_shifts_stay_at_home_and_out_of_the_test() -> None:
     kept = engine.worker.memory.load(0).settle(2)
     assert kept[ALIGN]["shift"].shape == (3, 6) and bool(kept[ALIGN]["shift"].any())
     message = layer.broadcast(state)
-    assert layer.evaluate(message, federation.test, kept) == layer.evaluate(message, federation.test, {})
+    assert layer.evaluate(message, federation.test, kept) == layer.evaluate(
+        message, federation.test, {}
+    )
 
 
 def test_generated_samples_are_not_augmented() -> None:
     """Augmentation puts real samples to 1; generated uint8 images become floats in [0, 1]; the order asked for is kept."""
-    real = Tensors({"x": torch.zeros(4, 1, 2, 2), "y": torch.tensor([0, 0, 1, 1])}, augment=lambda x, rng: x + 1)
-    mixed = Balanced.of(real, torch.tensor([0, 3]), {2: torch.full((2, 1, 2, 2), 51, dtype=torch.uint8)})
+    real = Tensors(
+        {"x": torch.zeros(4, 1, 2, 2), "y": torch.tensor([0, 0, 1, 1])},
+        augment=lambda x, rng: x + 1,
+    )
+    mixed = Balanced.of(
+        real, torch.tensor([0, 3]), {2: torch.full((2, 1, 2, 2), 51, dtype=torch.uint8)}
+    )
     batch = mixed.batch(torch.tensor([3, 1, 0, 2]), RNG())
-    assert len(mixed) == 4 and batch["y"].tolist() == [2, 1, 0, 2] and batch["made"].tolist() == [True, False, False, True]
+    assert (
+        len(mixed) == 4
+        and batch["y"].tolist() == [2, 1, 0, 2]
+        and batch["made"].tolist() == [True, False, False, True]
+    )
     assert batch["x"][:, 0, 0, 0].tolist() == pytest.approx([0.2, 1, 1, 0.2])
     assert mixed.batch(torch.tensor([0, 1]))["x"].max() == 0
 
@@ -323,10 +363,16 @@ def test_generated_samples_are_not_augmented() -> None:
 def test_roles_have_exactly_their_shares() -> None:
     layer = stacked(unconstrained=0.25, weak=0.3)
     message = message_of(layer, population=20)
-    assert Counter(layer.role(message, i) for i in range(20)) == {"unconstrained": 5, "no": 6, "constrained": 9}
+    assert Counter(layer.role(message, i) for i in range(20)) == {
+        "unconstrained": 5,
+        "no": 6,
+        "constrained": 9,
+    }
     assert {stacked(unconstrained=1.0).role(message, i) for i in range(20)} == {"unconstrained"}
     more = [i for i in range(20) if stacked(unconstrained=0.5).role(message, i) == "unconstrained"]
-    assert {i for i in range(20) if layer.role(message, i) == "unconstrained"} < set(more)  # lambda grows, nobody changes back
+    assert {i for i in range(20) if layer.role(message, i) == "unconstrained"} < set(
+        more
+    )  # lambda grows, nobody changes back
 
 
 def test_a_weak_client_is_plain_fedavg() -> None:
@@ -346,10 +392,18 @@ def test_a_site_may_say_for_itself() -> None:
     """Whatever the shares of the recipe are; "" leaves it to the draw, which here makes everybody weak."""
     layer = stacked(weak=1.0)
     message = message_of(layer)
-    for said, examples, made in (("unconstrained", 18, 9), ("no", 9, 0), ("constrained", 9, 3), ("", 9, 0)):
+    for said, examples, made in (
+        ("unconstrained", 18, 9),
+        ("no", 9, 0),
+        ("constrained", 9, 3),
+        ("", 9, 0),
+    ):
         reply = layer.given({"generate": said}).client_step(message, client_of(data(6, 3, 0)))
         assert (reply.scalars["examples"], reply.scalars["made"]) == (examples, made)
-    with pytest.raises(StackError, match="a site generates as one of constrained, unconstrained, no, not as 'perhaps'"):
+    with pytest.raises(
+        StackError,
+        match="a site generates as one of constrained, unconstrained, no, not as 'perhaps'",
+    ):
         layer.given({"generate": "perhaps"})
 
 
@@ -373,7 +427,11 @@ def test_a_dry_run_makes_nothing(tmp_path: Path) -> None:
     layer = stack(FedAvg(PlainTask(), batch=8), Balance(counting, cache=str(tmp_path)))
     assert isinstance(layer, Balance)
     reply = layer.client_step(message_of(layer).note(rehearsal=1), client_of(data(6, 3, 0)))
-    assert (reply.scalars["examples"], reply.scalars["made"], reply.scalars["generated"]) == (9, 3, 0)
+    assert (reply.scalars["examples"], reply.scalars["made"], reply.scalars["generated"]) == (
+        9,
+        3,
+        0,
+    )
     assert not counting._calls and not list(tmp_path.iterdir())
 
 
@@ -386,7 +444,9 @@ class Counting(Blobs):
 
     def generate(self, label: int, n: int, rng: torch.Generator) -> Tensor:
         self._calls.append((label, n))
-        torch.rand(3)  # a generator may use hidden random numbers: those of the training must not notice
+        torch.rand(
+            3
+        )  # a generator may use hidden random numbers: those of the training must not notice
         return super().generate(label, n, rng)
 
 
@@ -416,7 +476,9 @@ def test_within_a_run_nothing_is_generated_twice(tmp_path: Path) -> None:
     run(layer, Loopback(layer, federation), 3)
     counts = [torch.bincount(held.columns["y"], minlength=3) for held in federation.holdings]
     assert len(counting._calls) == sum(int((c < c.sum() // 3).sum()) for c in counts) > 0
-    assert len(list(tmp_path.rglob("*.safetensors"))) == sum(bool((c < c.sum() // 3).any()) for c in counts)
+    assert len(list(tmp_path.rglob("*.safetensors"))) == sum(
+        bool((c < c.sum() // 3).any()) for c in counts
+    )
 
 
 def test_the_cache_knows_generators_apart(tmp_path: Path) -> None:
@@ -460,13 +522,16 @@ def test_empty_client_and_labels_out_of_range() -> None:
 
 def test_a_balance_point_of_zero_is_announced() -> None:
     with pytest.warns(
-        UserWarning, match=r"clients with fewer images than there are classes: 1 \(client 1: 2 for 3\); their balance point would be 0"
+        UserWarning,
+        match=r"clients with fewer images than there are classes: 1 \(client 1: 2 for 3\); their balance point would be 0",
     ):
         stacked().given({"labels": [[3, 3, 0], [2, 0, 0]], "classes": ["a", "b", "c"]})
 
 
 def test_a_head_for_more_classes_than_there_are() -> None:
-    with pytest.raises(StackError, match=r"Balance fills 3 classes, but the data has 2: set task\.classes=2"):
+    with pytest.raises(
+        StackError, match=r"Balance fills 3 classes, but the data has 2: set task\.classes=2"
+    ):
         stacked().given({"classes": ["a", "b"]})
 
 
@@ -484,7 +549,9 @@ class Headless(LearningTask):
 def test_stacks_that_cannot_work() -> None:
     with pytest.raises(StackError, match="Linear has no split into features and a linear head"):
         stack(FedAvg(Headless()), Balance(Blobs()))
-    with pytest.raises(StackError, match="Balance needs the whole model, but BackboneOnly hides a part of it"):
+    with pytest.raises(
+        StackError, match="Balance needs the whole model, but BackboneOnly hides a part of it"
+    ):
         stack(FedAvg(Toy()), BackboneOnly(), Balance(Blobs()))
     for keys, why in (
         ({"replay": 1.5}, "replay is a share between 0 and 1"),
@@ -521,10 +588,15 @@ AGGREGATORS: dict[str, Layer] = {
 def test_every_aggregator_stands_around_it(name: str) -> None:
     """Two rounds of seven clients; what is merged differs from what plain averaging gives, or the aggregator only looks at replies."""
     federation = toy_federation(7)
-    algorithm = stack(FedAvg(Toy(), batch=8, lr=0.05), Balance(Blobs(), cache=""), AGGREGATORS[name])
+    algorithm = stack(
+        FedAvg(Toy(), batch=8, lr=0.05), Balance(Blobs(), cache=""), AGGREGATORS[name]
+    )
     state = run(algorithm, Loopback(algorithm, federation), 2)
     assert all(bool(torch.isfinite(t).all()) for t in state.trees["model"].values())
-    assert not same_bits(Message({"model": state.trees["model"]}), Message({"model": algorithm.init().trees["model"]}))
+    assert not same_bits(
+        Message({"model": state.trees["model"]}),
+        Message({"model": algorithm.init().trees["model"]}),
+    )
 
 
 @dataclass
@@ -535,7 +607,9 @@ class Noise(ImageGenerator):
         return torch.rand(n, 3, self.size, self.size, generator=rng)
 
 
-@pytest.mark.parametrize("model", ["cnn", "niid", "resnet8", "resnet18", "timm:mobilenetv3_small_050"])
+@pytest.mark.parametrize(
+    "model", ["cnn", "niid", "resnet8", "resnet18", "timm:mobilenetv3_small_050"]
+)
 def test_classification_models(model: str) -> None:
     """Shifts are as wide as what the head reads, whatever the network."""
     if model.startswith("timm"):
@@ -543,7 +617,10 @@ def test_classification_models(model: str) -> None:
     rng = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (6, 3, 32, 32), generator=rng, dtype=torch.uint8)
     held = Tensors({"x": x, "y": torch.tensor([0, 0, 0, 0, 1, 1])})
-    layer = stack(FedAvg(Classification(model, classes=3), lr=0.01, steps=1, batch=6), Balance(Noise(), cache=""))
+    layer = stack(
+        FedAvg(Classification(model, classes=3), lr=0.01, steps=1, batch=6),
+        Balance(Noise(), cache=""),
+    )
     assert isinstance(layer, Balance)
     memory: dict[str, dict[str, Tensor]] = {}
     reply = layer.client_step(message_of(layer), client_of(held, memory=memory))  # type: ignore[arg-type]

@@ -25,7 +25,9 @@ def test_two_rounds_by_hand() -> None:
     game.play()
     assert game.w == pytest.approx([0.74])
     state = game.play()
-    assert game.w == pytest.approx([1.50775]) and state.trees["h"]["w"].tolist() == pytest.approx([-0.2844375])
+    assert game.w == pytest.approx([1.50775]) and state.trees["h"]["w"].tolist() == pytest.approx(
+        [-0.2844375]
+    )
 
 
 def test_only_the_heard_move_h() -> None:
@@ -50,10 +52,18 @@ def test_against_the_equations_written_out() -> None:
     """Five rounds, 2 of 4 clients, three full-batch steps: Algorithm 1 of the paper in float64."""
     rng = torch.Generator().manual_seed(1)
     data = [
-        Tensors({"x": torch.randn(n, 3, generator=rng).double(), "y": torch.randn(n, 1, generator=rng).double()}) for n in (5, 9, 7, 12)
+        Tensors(
+            {
+                "x": torch.randn(n, 3, generator=rng).double(),
+                "y": torch.randn(n, 1, generator=rng).double(),
+            }
+        )
+        for n in (5, 9, 7, 12)
     ]
     lr, alpha, steps, rounds = 0.1, 0.3, 3, 5
-    algorithm = stack(FedAvg(Regression(), lr=lr, batch=100, epochs=steps, device="cpu"), FedDyn(alpha))
+    algorithm = stack(
+        FedAvg(Regression(), lr=lr, batch=100, epochs=steps, device="cpu"), FedDyn(alpha)
+    )
     start = algorithm.init().trees["model"]
     end = run(algorithm, Loopback(algorithm, Federation(data)), rounds, cohort=2)
 
@@ -71,7 +81,10 @@ def test_against_the_equations_written_out() -> None:
                 a, b, u, v = leaves
                 out = torch.tanh(data[i].columns["x"] @ a.T + b) @ u.T + v
                 grads = torch.autograd.grad((out - data[i].columns["y"]).square().mean(), leaves)
-                theta = [t - lr * (g - gi + alpha * (t - xg)) for t, g, gi, xg in zip(theta, grads, own[i], x)]
+                theta = [
+                    t - lr * (g - gi + alpha * (t - xg))
+                    for t, g, gi, xg in zip(theta, grads, own[i], x)
+                ]
             own[i] = [gi - alpha * (t - xg) for gi, t, xg in zip(own[i], theta, x)]
             local.append(theta)
         h = [hk - alpha / 4 * sum(t[k] - x[k] for t in local) for k, hk in enumerate(h)]

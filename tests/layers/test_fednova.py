@@ -15,14 +15,19 @@ def test_unequal_steps_by_hand() -> None:
     holdings = federation(targets(1.0, 1.0), targets(3.0, 3.0, 3.0, 3.0))
     game = Rounds(stack(fedavg(lr=0.1, batch=2), FedNova()), holdings)
     state = game.play()
-    assert game.w == pytest.approx([5 / 3 * 0.67 / 3]) and state.scalars["effective_steps"] == pytest.approx(5 / 3)
+    assert game.w == pytest.approx([5 / 3 * 0.67 / 3]) and state.scalars[
+        "effective_steps"
+    ] == pytest.approx(5 / 3)
     plain = Rounds(fedavg(lr=0.1, batch=2), holdings)
     plain.play()
     assert plain.w == pytest.approx([0.41333], abs=1e-5)
 
 
 def test_equal_steps_are_fedavg() -> None:
-    a, b = (Rounds(stack(fedavg(lr=0.1, epochs=3, momentum=0.9), *extra), federation(1.0, 3.0, 7.0)) for extra in ((), (FedNova(),)))
+    a, b = (
+        Rounds(stack(fedavg(lr=0.1, epochs=3, momentum=0.9), *extra), federation(1.0, 3.0, 7.0))
+        for extra in ((), (FedNova(),))
+    )
     a.play()
     b.play()
     assert a.w == pytest.approx(b.w)
@@ -40,7 +45,9 @@ def test_size_of_local_work_by_hand() -> None:
 def test_the_closed_forms_of_the_paper() -> None:
     """Momentum: (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho). Proximal: (1 - (1 - lr mu)^tau) / (lr mu)."""
     tau, rho, q = 17, 0.9, 0.05 * 0.4
-    assert response(tau, 0.05, rho, 0.0) == pytest.approx((tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho))
+    assert response(tau, 0.05, rho, 0.0) == pytest.approx(
+        (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+    )
     assert response(tau, 0.05, 0.0, 0.4) == pytest.approx((1 - (1 - q) ** tau) / q)
 
 
@@ -49,7 +56,11 @@ def test_the_closed_forms_of_the_paper() -> None:
     [
         ((FedNova(),), {"optimizer": "adam"}, "FedNova holds for SGD"),
         ((FedNova(), FedProx()), {}, "put FedProx before FedNova"),
-        ((Scaffold(), FedNova()), {}, "FedNova rescales the updates that Scaffold's memory is made of"),
+        (
+            (Scaffold(), FedNova()),
+            {},
+            "FedNova rescales the updates that Scaffold's memory is made of",
+        ),
         ((FedNova(), FedDyn()), {}, "FedNova rescales them"),
     ],
 )

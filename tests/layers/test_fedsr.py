@@ -48,7 +48,10 @@ def test_shallow_stops_at_the_layer() -> None:
 
 
 def replies_of(values: list[float]) -> Replies:
-    singles = {i: Message({"delta": {"w": torch.tensor([v])}}, {"loss": 1.0}, sender=10 + i) for i, v in enumerate(values)}
+    singles = {
+        i: Message({"delta": {"w": torch.tensor([v])}}, {"loss": 1.0}, sender=10 + i)
+        for i, v in enumerate(values)
+    }
     return Replies({m.sender: m.scalars for m in singles.values()}, {}, singles)
 
 

@@ -36,7 +36,10 @@ class Halves(LearningTask):
 
 
 def play(mu: float) -> Rounds:
-    game = Rounds(stack(FedAvg(Halves(), lr=0.1, device="cpu"), FedU(mu=mu, backbone="body")), federation(1.0, 3.0))
+    game = Rounds(
+        stack(FedAvg(Halves(), lr=0.1, device="cpu"), FedU(mu=mu, backbone="body")),
+        federation(1.0, 3.0),
+    )
     game.play()
     game.play()
     return game
@@ -81,11 +84,19 @@ def test_it_is_refused_where_heads_stay_at_home() -> None:
 
 def test_distances_by_hand() -> None:
     """Round 1 of the game above: backbones and heads move by .1 and .3: mean .2, spread .1; behind BackboneOnly the head is still seen."""
-    game = Rounds(stack(FedAvg(Halves(), lr=0.1, device="cpu"), Distances("body"), BackboneOnly("body")), federation(1.0, 3.0))
+    game = Rounds(
+        stack(FedAvg(Halves(), lr=0.1, device="cpu"), Distances("body"), BackboneOnly("body")),
+        federation(1.0, 3.0),
+    )
     game.play()
     noted = {k: v for k, v in game.state.scalars.items() if k.startswith("distance")}
     assert noted == pytest.approx(
-        {"distance_backbone": 0.2, "distance_backbone_spread": 0.1, "distance_head": 0.2, "distance_head_spread": 0.1}
+        {
+            "distance_backbone": 0.2,
+            "distance_backbone_spread": 0.1,
+            "distance_head": 0.2,
+            "distance_head_spread": 0.1,
+        }
     )
     with pytest.raises(StackError, match="right after the base"):
         stack(FedAvg(Toy()), BackboneOnly(), Distances())

@@ -34,7 +34,10 @@ def test_loss_equals_charbonnier_of_pywavelets_bands(shape: tuple[int, ...]) -> 
     """The last shape is more than one piece."""
     rng = torch.Generator().manual_seed(1)
     a, b = (torch.rand(shape, generator=rng) for _ in range(2))
-    gaps = [x - y for x, y in zip(reference(a.double()).values(), reference(b.double()).values(), strict=True)]
+    gaps = [
+        x - y
+        for x, y in zip(reference(a.double()).values(), reference(b.double()).values(), strict=True)
+    ]
     expected = np.sqrt(np.concatenate([g.ravel() for g in gaps]) ** 2 + 1e-9).mean()
     assert float(high_frequency_loss(a, b)) == pytest.approx(expected, rel=2e-6)
 
@@ -67,7 +70,12 @@ def test_gradient_equals_autograd_through_the_bands() -> None:
     a = torch.rand(2, 5, 3, 12, 10, generator=rng, dtype=torch.float64, requires_grad=True)
     b = torch.rand(2, 5, 3, 12, 10, generator=rng, dtype=torch.float64)
     (ours,) = torch.autograd.grad(high_frequency_loss(a, b), a)
-    plain = torch.cat([(x - y).flatten() for x, y in zip(haar_details(a).values(), haar_details(b).values(), strict=True)])
+    plain = torch.cat(
+        [
+            (x - y).flatten()
+            for x, y in zip(haar_details(a).values(), haar_details(b).values(), strict=True)
+        ]
+    )
     (theirs,) = torch.autograd.grad((plain.square() + 1e-9).sqrt().mean(), a)
     torch.testing.assert_close(ours, theirs)
 
@@ -78,7 +86,9 @@ def test_ptwt_agrees() -> None:
     theirs = ptwt.wavedec3(x[:, :, 0], "haar", level=1, mode="zero")[1]
     ours = haar_details(x)
     for name in BANDS:
-        torch.testing.assert_close(ours[name][:, :, 0], theirs[name.replace("L", "a").replace("H", "d").lower()])
+        torch.testing.assert_close(
+            ours[name][:, :, 0], theirs[name.replace("L", "a").replace("H", "d").lower()]
+        )
 
 
 def test_bad_input() -> None:

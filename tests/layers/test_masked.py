@@ -49,14 +49,21 @@ class Masked(Layer):
 
     def client_step(self, message: Message, client: Client) -> Message:
         reply = self.inner.client_step(message, client)
-        plain: Tree = {f"scalar {n}": torch.tensor(reply.scalars[n], dtype=torch.float64) for n in SCALARS}
+        plain: Tree = {
+            f"scalar {n}": torch.tensor(reply.scalars[n], dtype=torch.float64) for n in SCALARS
+        }
         for tree, names in self.weights.items():
             for name in names:
                 w = reply.weights.get(tree, {"mean": 1.0})[name]
                 plain[f"{tree} {name}"] = torch.tensor(w, dtype=torch.float64)
-                plain |= {f"{tree} {name} {k}": w * t.double() for k, t in reply.trees[tree].items()}
+                plain |= {
+                    f"{tree} {name} {k}": w * t.double() for k, t in reply.trees[tree].items()
+                }
         others = [i for i in range(int(message.scalars["population"])) if i != client.id]
-        streams = {i: generator(SECRET, message.round, min(i, client.id), max(i, client.id)) for i in others}
+        streams = {
+            i: generator(SECRET, message.round, min(i, client.id), max(i, client.id))
+            for i in others
+        }
         out = {k: encoded(t) for k, t in plain.items()}
         for i, stream in streams.items():
             for k, t in out.items():
@@ -70,23 +77,41 @@ class Masked(Layer):
         for tree, names in self.weights.items():
             for name in names:
                 plain = self.inner.expects(message)[tree]
-                out |= {f"{tree} {name}": one, **{f"{tree} {name} {k}": torch.zeros_like(t, dtype=torch.int64) for k, t in plain.items()}}
+                out |= {
+                    f"{tree} {name}": one,
+                    **{
+                        f"{tree} {name} {k}": torch.zeros_like(t, dtype=torch.int64)
+                        for k, t in plain.items()
+                    },
+                }
         return {"masked": out}
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         n = len(replies)
-        total = {k: decoded((t * n).round().long() % RING) for k, t in replies.mean("masked").items()}
+        total = {
+            k: decoded((t * n).round().long() % RING) for k, t in replies.mean("masked").items()
+        }
         sums = {}
         for tree, names in self.weights.items():
             for name in names:
                 weight, lead = float(total[f"{tree} {name}"]), f"{tree} {name} "
-                sums[tree, name] = Sum({k.removeprefix(lead): t / weight for k, t in total.items() if k.startswith(lead)}, weight)
+                sums[tree, name] = Sum(
+                    {
+                        k.removeprefix(lead): t / weight
+                        for k, t in total.items()
+                        if k.startswith(lead)
+                    },
+                    weight,
+                )
         means = {name: float(total[f"scalar {name}"]) / n for name in SCALARS}
         return self.inner.server_step(state, Replies({-1: means}, sums))
 
 
 CASES: dict[str, tuple[list[Layer], Mapping[str, Sequence[str]]]] = {
-    "LossAware": ([LossAware(tau=0.0, decay="paper")], {"delta": ("uniform", "loss"), "importance": ("mean",)}),
+    "LossAware": (
+        [LossAware(tau=0.0, decay="paper")],
+        {"delta": ("uniform", "loss"), "importance": ("mean",)},
+    ),
     "greedy": ([LossAware(greedy=True)], {"delta": ("uniform", "loss"), "importance": ("mean",)}),
     "FedProx": ([FedProx(mu=0.1)], {"delta": ("mean",)}),
     "Scaffold": ([Scaffold()], {"delta": ("mean",), "control": ("mean",)}),
@@ -117,12 +142,16 @@ def test_the_same_model_comes_from_masked_sums(case: str) -> None:
     open_state, _ = heard(stack(FedAvg(Toy(), lr=0.1, batch=8), *layers))
     state, arrived = heard(stack(FedAvg(Toy(), lr=0.1, batch=8), *layers, Masked(weights)))
     for name, t in open_state.trees["model"].items():
-        torch.testing.assert_close(state.trees["model"][name], t, atol=5e-6, rtol=0, check_dtype=True)
+        torch.testing.assert_close(
+            state.trees["model"][name], t, atol=5e-6, rtol=0, check_dtype=True
+        )
     if case == "LossAware":
         assert 0 < state.scalars["mix"] == pytest.approx(open_state.scalars["mix"], abs=1e-6)
     assert len(arrived) == 6
     for reply in arrived:  # no tree, no loss, no weight of a single client: the engine added the masked trees up on the way
-        assert not reply.trees and not reply.weights and reply.scalars.keys() == {"round", "bytes_up"}
+        assert (
+            not reply.trees and not reply.weights and reply.scalars.keys() == {"round", "bytes_up"}
+        )
 
 
 def test_a_reply_alone_says_nothing() -> None:
@@ -133,7 +162,10 @@ def test_a_reply_alone_says_nothing() -> None:
     federation = toy_federation(3)
     notes = {"round": 0, "rounds": 1, "seed": 0, "population": 3, "cohort": 3}
     message = algorithm.broadcast(algorithm.init()).note(**notes)
-    replies = [algorithm.client_step(message, Client(i, federation.holdings[i], generator(0, 0, i), {})) for i in range(3)]
+    replies = [
+        algorithm.client_step(message, Client(i, federation.holdings[i], generator(0, 0, i), {}))
+        for i in range(3)
+    ]
     rows = [torch.cat([t.flatten() for t in r.trees["masked"].values()]) for r in replies]
     assert len(rows[0]) == 527
     for row in (rows[0], (rows[0] + rows[1]) % RING, (rows[1] + rows[2]) % RING):

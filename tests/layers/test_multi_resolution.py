@@ -62,7 +62,9 @@ def test_distance_and_gradient_by_hand() -> None:
     value.backward()
     assert model.w.grad is not None
     assert model.w.grad.item() == pytest.approx(-1 / 8)
-    assert layer(Scaled(), sizes=((2, 2),), alpha=0.5).distil(model, {"x": x}, Output(model(x))).item() == pytest.approx(1 / 16)
+    assert layer(Scaled(), sizes=((2, 2),), alpha=0.5).distil(
+        model, {"x": x}, Output(model(x))
+    ).item() == pytest.approx(1 / 16)
 
 
 def test_every_level_learns_from_the_one_above() -> None:
@@ -77,16 +79,25 @@ def test_every_level_learns_from_the_one_above() -> None:
         return F.interpolate(t, size=(n, n), mode="bilinear")
 
     expected = (up(y[1], 8) - y[0]).square().mean() + (up(y[2], 4) - y[1]).square().mean()
-    assert raf.distil(model, {"x": x}, Output(model(x))).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert raf.distil(model, {"x": x}, Output(model(x))).item() == pytest.approx(
+        expected.item(), rel=1e-5
+    )
     edge = torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(1, 1, 4, 4)
-    corners = layer(Scaled(), sizes=((2, 2),), corners=True).distil(model, {"x": edge}, Output(model(edge)))
+    corners = layer(Scaled(), sizes=((2, 2),), corners=True).distil(
+        model, {"x": edge}, Output(model(edge))
+    )
     assert corners.item() == pytest.approx(4 * (2 / 9) / 4)
 
 
 class Net(nn.Module):
     def __init__(self, out: int, up: int = 1) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, out * up * up, 3, padding=1))
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, out * up * up, 3, padding=1),
+        )
         self.up = up
 
     def forward(self, x: Tensor) -> Tensor:
@@ -103,7 +114,9 @@ class Segmentation(LearningTask):
         return F.cross_entropy(output.prediction, batch["y"])
 
     def distance(self, prediction: Tensor, target: Tensor) -> Tensor:
-        return F.kl_div(prediction.log_softmax(1), target.softmax(1), reduction="none").sum(1).mean()
+        return (
+            F.kl_div(prediction.log_softmax(1), target.softmax(1), reduction="none").sum(1).mean()
+        )
 
     def evaluate(self, result: Any, data: Data) -> dict[str, float]:
         batch = data.batch(torch.arange(len(data)))
@@ -148,9 +161,15 @@ def cameras(count: int = 3) -> Federation:
     return Federation([data(8 + 2 * i, SIZES[i % 3]) for i in range(count)], test=data(10, (8, 4)))
 
 
-@pytest.mark.parametrize("task", [Segmentation(), SuperResolution(), Classification()], ids=lambda t: type(t).__name__)
-@pytest.mark.parametrize("inner", [(), (FedProx(0.1),), (Scaffold(),)], ids=["FedAvg", "FedProx", "Scaffold"])
-def test_any_task_any_stack_same_bits_on_engines(task: LearningTask, inner: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize(
+    "task", [Segmentation(), SuperResolution(), Classification()], ids=lambda t: type(t).__name__
+)
+@pytest.mark.parametrize(
+    "inner", [(), (FedProx(0.1),), (Scaffold(),)], ids=["FedAvg", "FedProx", "Scaffold"]
+)
+def test_any_task_any_stack_same_bits_on_engines(
+    task: LearningTask, inner: tuple[Any, ...]
+) -> None:
     federation = cameras()
     raf = stack(FedAvg(task, lr=0.1, batch=4), *inner, MultiResolution(sizes=SIZES))
     plain = stack(FedAvg(task, lr=0.1, batch=4), *inner)
@@ -174,7 +193,9 @@ def test_statistics_follow_what_was_asked(statistics: Any) -> None:
     batch = cameras().holdings[0].batch(torch.arange(8))
     raf = layer(Segmentation(), sizes=SIZES, statistics=statistics)
     output = Output(model(batch["x"]))
-    before = {n: t.clone() for n, t in model.state_dict().items() if "running" in n or "tracked" in n}
+    before = {
+        n: t.clone() for n, t in model.state_dict().items() if "running" in n or "tracked" in n
+    }
     raf.distil(model, batch, output)
     after = model.state_dict()
     assert after["body.1.num_batches_tracked"] == (3 if statistics == "all" else 1)
@@ -199,7 +220,9 @@ def test_refusals() -> None:
         layer(Segmentation())
     with pytest.raises(StackError, match="8x12 is not below 16x12 in both directions"):
         layer(Segmentation(), sizes=((16, 12), (8, 12)))
-    with pytest.raises(StackError, match="16x12 does not fit the model, whose inputs are multiples of 8"):
+    with pytest.raises(
+        StackError, match="16x12 does not fit the model, whose inputs are multiples of 8"
+    ):
         layer(Patched(), sizes=((16, 12), (8, 8)))
 
 

@@ -21,9 +21,13 @@ def test_option_ii_by_hand() -> None:
     0.6973; x = 0.6878. c_0 = -0.95 + 1.9 - 0.2983/0.2 = -0.5415, c_1 = -2.85 + 1.9 - 0.3173/0.2 = -2.5365, c = -1.539."""
     game = Rounds(stack(fedavg(lr=0.1, epochs=2), Scaffold("II")), federation(1.0, 3.0))
     state = game.play()
-    assert game.w == pytest.approx([0.38]) and state.trees["control"]["w"].tolist() == pytest.approx([-1.9])
+    assert game.w == pytest.approx([0.38]) and state.trees["control"][
+        "w"
+    ].tolist() == pytest.approx([-1.9])
     state = game.play()
-    assert game.w == pytest.approx([0.6878]) and state.trees["control"]["w"].tolist() == pytest.approx([-1.539])
+    assert game.w == pytest.approx([0.6878]) and state.trees["control"][
+        "w"
+    ].tolist() == pytest.approx([-1.539])
 
 
 def test_option_i_by_hand() -> None:
@@ -33,22 +37,30 @@ def test_option_i_by_hand() -> None:
     game = Rounds(stack(fedavg(lr=0.1, epochs=2), Scaffold("I")), federation(1.0, 3.0))
     game.play()
     state = game.play()
-    assert game.w == pytest.approx([0.6878]) and state.trees["control"]["w"].tolist() == pytest.approx([-1.62])
+    assert game.w == pytest.approx([0.6878]) and state.trees["control"][
+        "w"
+    ].tolist() == pytest.approx([-1.62])
 
 
 def test_the_model_counts_samples_and_the_control_counts_clients() -> None:
     """lr 0.1, one step, client 0 holds one target 1, client 1 three times target 3: x = (0.1 + 3 * 0.3) / 4 = 0.25, c = (-1 - 3) / 2
     = -2."""
-    game = Rounds(stack(fedavg(lr=0.1), Scaffold("II")), federation(targets(1.0), targets(3.0, 3.0, 3.0)))
+    game = Rounds(
+        stack(fedavg(lr=0.1), Scaffold("II")), federation(targets(1.0), targets(3.0, 3.0, 3.0))
+    )
     state = game.play()
-    assert game.w == pytest.approx([0.25]) and state.trees["control"]["w"].tolist() == pytest.approx([-2.0])
+    assert game.w == pytest.approx([0.25]) and state.trees["control"][
+        "w"
+    ].tolist() == pytest.approx([-2.0])
 
 
 def test_part_of_the_clients_moves_part_of_the_control() -> None:
     """Of two clients only client 1 answers: x = 0.3, c = 1/2 * -3."""
     game = Rounds(stack(fedavg(lr=0.1), Scaffold("II")), federation(1.0, 3.0))
     state = game.play(1)
-    assert game.w == pytest.approx([0.3]) and state.trees["control"]["w"].tolist() == pytest.approx([-1.5])
+    assert game.w == pytest.approx([0.3]) and state.trees["control"]["w"].tolist() == pytest.approx(
+        [-1.5]
+    )
 
 
 def test_auto_takes_option_i_where_option_ii_would_be_wrong() -> None:
@@ -59,7 +71,9 @@ def test_auto_takes_option_i_where_option_ii_would_be_wrong() -> None:
         stack(fedavg(lr=0.1, epochs=2), FedProx(0.5), Scaffold()),
         stack(fedavg(lr=0.1, epochs=2), Scaffold(), FedProx(0.5)),
     ):
-        assert Rounds(algorithm, federation(1.0)).play().trees["control"]["w"].tolist() == pytest.approx([-1.0])
+        assert Rounds(algorithm, federation(1.0)).play().trees["control"][
+            "w"
+        ].tolist() == pytest.approx([-1.0])
 
 
 def test_option_ii_is_refused_where_it_does_not_hold() -> None:
@@ -90,10 +104,18 @@ def test_against_the_equations_written_out() -> None:
     gradients."""
     rng = torch.Generator().manual_seed(0)
     data = [
-        Tensors({"x": torch.randn(n, 3, generator=rng).double(), "y": torch.randn(n, 1, generator=rng).double()}) for n in (5, 9, 7, 12)
+        Tensors(
+            {
+                "x": torch.randn(n, 3, generator=rng).double(),
+                "y": torch.randn(n, 1, generator=rng).double(),
+            }
+        )
+        for n in (5, 9, 7, 12)
     ]
     lr, steps, rounds = 0.2, 3, 5
-    algorithm = stack(FedAvg(Regression(), lr=lr, batch=100, epochs=steps, device="cpu"), Scaffold("II"))
+    algorithm = stack(
+        FedAvg(Regression(), lr=lr, batch=100, epochs=steps, device="cpu"), Scaffold("II")
+    )
     start = algorithm.init().trees["model"]
     end = run(algorithm, Loopback(algorithm, Federation(data)), rounds, cohort=2)
 
@@ -110,11 +132,18 @@ def test_against_the_equations_written_out() -> None:
 
     for number in range(rounds):
         asked = sample(range(4), 2, 0, number)
-        dx, dc, total = [torch.zeros_like(t) for t in x], [torch.zeros_like(t) for t in x], sum(len(data[i]) for i in asked)
+        dx, dc, total = (
+            [torch.zeros_like(t) for t in x],
+            [torch.zeros_like(t) for t in x],
+            sum(len(data[i]) for i in asked),
+        )
         for i in asked:
             y = [t.clone() for t in x]
             for _ in range(steps):
-                y = [t - lr * (g - ci + cg) for t, g, ci, cg in zip(y, gradient(y, data[i]), own[i], c)]
+                y = [
+                    t - lr * (g - ci + cg)
+                    for t, g, ci, cg in zip(y, gradient(y, data[i]), own[i], c)
+                ]
             new = [ci - cg + (a - b) / (steps * lr) for ci, cg, a, b in zip(own[i], c, x, y)]
             dx = [d + len(data[i]) / total * (b - a) for d, a, b in zip(dx, x, y)]
             dc = [d + (n - o) / len(asked) for d, n, o in zip(dc, new, own[i])]

@@ -39,7 +39,9 @@ def test_fedadam_by_hand() -> None:
 def test_fedadam_as_flower_by_hand() -> None:
     """v starts at 0: v = 0.25, sqrt 0.5, step 0.5 / (0.5 + 0.5) = 0.5, times sqrt(1 - 0.75^2) / (1 - 0.5^2) = 0.66144 / 0.75 =
     0.88192: x = 0.44096."""
-    assert path(FedAdam(1.0, 0.5, 0.75, 0.5, bias="flower"), 1) == pytest.approx([0.44096], abs=1e-5)
+    assert path(FedAdam(1.0, 0.5, 0.75, 0.5, bias="flower"), 1) == pytest.approx(
+        [0.44096], abs=1e-5
+    )
 
 
 def test_fedyogi_by_hand() -> None:
@@ -61,12 +63,16 @@ def flower(name: str) -> tuple[Any, Any]:
     adaptive = {"eta": 0.3, "beta_1": 0.8, "beta_2": 0.95, "tau": 0.01}
     ours = {"lr": 0.3, "beta_1": 0.8, "beta_2": 0.95, "tau": 0.01, "bias": "flower"}
     if name == "fedavgm":
-        return FedAvgM(0.7, 0.6), s.FedAvgM(initial_parameters=start, server_learning_rate=0.7, server_momentum=0.6)
+        return FedAvgM(0.7, 0.6), s.FedAvgM(
+            initial_parameters=start, server_learning_rate=0.7, server_momentum=0.6
+        )
     if name == "fedadam":
         return FedAdam(**ours), s.FedAdam(initial_parameters=start, **adaptive)  # type: ignore[arg-type]
     if name == "fedyogi":
         return FedYogi(**ours), s.FedYogi(initial_parameters=start, **adaptive)  # type: ignore[arg-type]
-    return FedAdagrad(lr=0.3, tau=0.01, bias="flower"), s.FedAdagrad(initial_parameters=start, eta=0.3, tau=0.01)
+    return FedAdagrad(lr=0.3, tau=0.01, bias="flower"), s.FedAdagrad(
+        initial_parameters=start, eta=0.3, tau=0.01
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavgm", "fedadam", "fedyogi", "fedadagrad"])
@@ -78,9 +84,13 @@ def test_against_flower(name: str) -> None:
     rng = np.random.default_rng(0)
     rows = [(rng.normal(size=30), int(rng.integers(1, 9))) for _ in range(5)]
     layer, strategy = flower(name)
-    game = Rounds(stack(fedavg(30), layer), federation(*[targets(*[w.tolist()] * n) for w, n in rows]))
+    game = Rounds(
+        stack(fedavg(30), layer), federation(*[targets(*[w.tolist()] * n) for w, n in rows])
+    )
     for number in range(1, 5):
-        fit = [(None, FitRes(Status(Code.OK, ""), ndarrays_to_parameters([w]), n, {})) for w, n in rows]
+        fit = [
+            (None, FitRes(Status(Code.OK, ""), ndarrays_to_parameters([w]), n, {})) for w, n in rows
+        ]
         theirs, _ = strategy.aggregate_fit(number, fit, [])
         game.play()
         np.testing.assert_allclose(game.w, parameters_to_ndarrays(theirs)[0], rtol=1e-9, atol=1e-10)

@@ -55,7 +55,11 @@ def small(**options: object) -> FedAvg:
 def test_contrast_by_hand() -> None:
     """z = (1, 0), global (2, 0), previous (0, 3), tau 0.5: similarities 1 and 0, -log(e^2 / (e^2 + 1)) = log(1 + e^-2) = 0.12693.
     If both look alike it is log 2."""
-    z, near, far = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 3.0]])
+    z, near, far = (
+        torch.tensor([[1.0, 0.0]]),
+        torch.tensor([[2.0, 0.0]]),
+        torch.tensor([[0.0, 3.0]]),
+    )
     assert contrast(z, near, far, 0.5).item() == pytest.approx(math.log(1 + math.exp(-2)))
     assert contrast(z, near, near, 0.5).item() == pytest.approx(math.log(2))
 
@@ -72,7 +76,9 @@ def test_moon_adds_its_term_to_the_loss() -> None:
     game = Rounds(stack(small(), Moon(mu=2.0, tau=0.5)), FED)
     received = [game.play().trees["model"]]
     game.play()
-    memory = game.engine.worker.memory.load(1).kept["moon"]  # kept: of round 1; the draft is of round 2
+    memory = game.engine.worker.memory.load(1).kept[
+        "moon"
+    ]  # kept: of round 1; the draft is of round 2
     net = Small()
     x, y = FED.holdings[1].columns["x"], FED.holdings[1].columns["y"]
     net.load_state_dict(received[0])
@@ -87,7 +93,11 @@ def test_not_true_by_hand() -> None:
     """Class 0 is true. Local logits of the others (0, ln 3): 1/4 and 3/4. Global (0, 0): 1/2 each. KL = 1/2 ln 2 + 1/2 ln 2/3 = 1/2
     ln 4/3 = 0.14384.
     The true class's logit does not matter. With tau = 2 and doubled logits it is 4 times that."""
-    local, known, y = torch.tensor([[9.0, 0.0, math.log(3)]]), torch.tensor([[-5.0, 1.0, 1.0]]), torch.tensor([0])
+    local, known, y = (
+        torch.tensor([[9.0, 0.0, math.log(3)]]),
+        torch.tensor([[-5.0, 1.0, 1.0]]),
+        torch.tensor([0]),
+    )
     assert not_true(local, known, y, 1.0).item() == pytest.approx(0.5 * math.log(4 / 3), rel=1e-5)
     assert not_true(2 * local, known, y, 2.0).item() == pytest.approx(2 * math.log(4 / 3), rel=1e-5)
 
@@ -95,7 +105,10 @@ def test_not_true_by_hand() -> None:
 def test_fedntd_starts_from_agreement() -> None:
     """The received model agrees with itself: KL and its gradient are zero in the first step, so one step is FedAvg and two are not."""
     for epochs, same in ((1, True), (2, False)):
-        a, b = Rounds(small(epochs=epochs), FED), Rounds(stack(small(epochs=epochs), FedNTD(5.0)), FED)
+        a, b = (
+            Rounds(small(epochs=epochs), FED),
+            Rounds(stack(small(epochs=epochs), FedNTD(5.0)), FED),
+        )
         one, two = a.play().trees["model"], b.play().trees["model"]
         gap = max(float((one[n] - two[n]).abs().max()) for n in one)
         assert (gap < 1e-6) is same
@@ -112,7 +125,9 @@ def test_ensemble_loss_by_hand() -> None:
 
 def test_diversity_by_hand() -> None:
     """Noise 0 and 2, features 0 and 3: squared distance 4, distance 3; mean over the four pairs (0 + 12 + 12 + 0) / 4 = 6; e^-6."""
-    assert diversity(torch.tensor([[0.0], [2.0]]), torch.tensor([[0.0], [3.0]])).item() == pytest.approx(math.exp(-6))
+    assert diversity(
+        torch.tensor([[0.0], [2.0]]), torch.tensor([[0.0], [3.0]])
+    ).item() == pytest.approx(math.exp(-6))
 
 
 def test_label_counts_by_hand() -> None:
@@ -128,7 +143,9 @@ def test_fedgen_learns_features_that_the_heads_recognise() -> None:
     net = algorithm.result(state)
     built = algorithm._network(state.trees["generator"]).eval()  # type: ignore[attr-defined]
     y = torch.arange(300) % 3
-    said = net.head(built(y, torch.randn(300, 4, generator=torch.Generator().manual_seed(0)))).argmax(1)
+    said = net.head(
+        built(y, torch.randn(300, 4, generator=torch.Generator().manual_seed(0)))
+    ).argmax(1)
     assert (said == y).float().mean() > 0.9
 
 
@@ -138,7 +155,11 @@ def test_fedgen_says_what_it_discloses() -> None:
     engine = Loopback(algorithm, FED)
     state = run(algorithm, engine, 1)
     down, *up = [Message.from_bytes(b) for b in engine.traffic]
-    assert down.trees.keys() == {"model", "generator", "seen"} and up[0].trees.keys() == {"delta", "head", "labels"}
+    assert down.trees.keys() == {"model", "generator", "seen"} and up[0].trees.keys() == {
+        "delta",
+        "head",
+        "labels",
+    }
     counts = [torch.bincount(h.columns["y"], minlength=3).double() for h in FED.holdings]
     assert torch.equal(up[1].trees["labels"]["counts"], counts[1])
     assert torch.equal(state.trees["seen"]["counts"], sum(counts))

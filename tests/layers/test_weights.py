@@ -15,7 +15,10 @@ LOSSES = (0.02, 0.03, 0.04, 0.05)
 
 def axes(losses: tuple[float, ...]) -> list[list[float]]:
     """Client k's target is sqrt(2 L_k) along axis k: its loss at w = 0 is L_k, and w_k / sqrt(2 L_k) is its weight in the mean."""
-    return [[math.sqrt(2 * loss) * (k == j) for j in range(len(losses))] for k, loss in enumerate(losses)]
+    return [
+        [math.sqrt(2 * loss) * (k == j) for j in range(len(losses))]
+        for k, loss in enumerate(losses)
+    ]
 
 
 def weights_of(layer: LossAware, rounds: int) -> tuple[list[float], float]:
@@ -72,12 +75,18 @@ def test_mixed_weights_by_hand() -> None:
     0.625 and 0.375."""
     losses = (math.log(2), math.log(4))
     rows = axes(losses)
-    game = Rounds(stack(fedavg(2), MixedWeights(0.9)), federation(targets(rows[0]), targets(*[rows[1]] * 3)))
+    game = Rounds(
+        stack(fedavg(2), MixedWeights(0.9)), federation(targets(rows[0]), targets(*[rows[1]] * 3))
+    )
     game.play()
-    assert [w / math.sqrt(2 * loss) for w, loss in zip(game.w, losses)] == pytest.approx([0.625, 0.375])
+    assert [w / math.sqrt(2 * loss) for w, loss in zip(game.w, losses)] == pytest.approx(
+        [0.625, 0.375]
+    )
 
 
-@pytest.mark.parametrize(("beta", "expected"), [(0, [1, 2, 3]), (1, [1, 1.5, 2]), (2, [1, 1.5, 5 / 3])])
+@pytest.mark.parametrize(
+    ("beta", "expected"), [(0, [1, 2, 3]), (1, [1, 1.5, 2]), (2, [1, 1.5, 5 / 3])]
+)
 def test_moving_mean_by_hand(beta: int, expected: list[float]) -> None:
     """A far target pulls by lr * (1e9 - w) = 1 a round with lr = 1e-9. beta = 1: round 2 gives 2, mean of 2 and 1 is 1.5; round 3
     gives 2.5, mean with 1.5 is 2. beta = 2: round 3 gives 2.5, mean of 2.5, 1.5 and 1 is 5/3."""

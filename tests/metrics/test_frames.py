@@ -30,9 +30,18 @@ def test_equal_to_skimage(border: int) -> None:
         psnr = metrics.peak_signal_noise_ratio(y, x, data_range=255)
         assert float(frame_psnr(a, b, border=border)[k]) == pytest.approx(psnr, abs=1e-5)
         _, score = metrics.structural_similarity(
-            x, y, channel_axis=2, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255, full=True
+            x,
+            y,
+            channel_axis=2,
+            gaussian_weights=True,
+            sigma=1.5,
+            use_sample_covariance=False,
+            data_range=255,
+            full=True,
         )
-        assert float(frame_ssim(a, b, border=border)[k]) == pytest.approx(score[5:-5, 5:-5].mean(), abs=1e-5)
+        assert float(frame_ssim(a, b, border=border)[k]) == pytest.approx(
+            score[5:-5, 5:-5].mean(), abs=1e-5
+        )
 
 
 def test_luma_of_primaries() -> None:
@@ -72,10 +81,19 @@ def test_lpips_of_the_published_example(data_pack: Path) -> None:
     folder = data_pack / "weights" / "lpips"
 
     def read(name: str) -> torch.Tensor:
-        return torch.from_numpy(np.array(Image.open(folder / name).convert("RGB"))).permute(2, 0, 1)[None] / 255
+        return (
+            torch.from_numpy(np.array(Image.open(folder / name).convert("RGB"))).permute(2, 0, 1)[
+                None
+            ]
+            / 255
+        )
 
-    assert float(lpips(read("ex_ref.png"), read("ex_p0.png"), str(folder))) == pytest.approx(0.7219, abs=5e-5)
-    assert float(lpips(read("ex_ref.png"), read("ex_p1.png"), str(folder))) == pytest.approx(0.1376, abs=5e-5)
+    assert float(lpips(read("ex_ref.png"), read("ex_p0.png"), str(folder))) == pytest.approx(
+        0.7219, abs=5e-5
+    )
+    assert float(lpips(read("ex_ref.png"), read("ex_p1.png"), str(folder))) == pytest.approx(
+        0.1376, abs=5e-5
+    )
     assert float(lpips(read("ex_ref.png"), read("ex_ref.png"), str(folder))) == 0
     with pytest.raises(FileNotFoundError, match="does not hold"):
         lpips(read("ex_ref.png"), read("ex_ref.png"), str(data_pack))

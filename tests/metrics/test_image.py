@@ -12,12 +12,17 @@ from fedlens.metrics import psnr, ssim
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_both_agree_with_torchmetrics(channels: int) -> None:
-    from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
+    from torchmetrics.functional.image import (
+        peak_signal_noise_ratio,
+        structural_similarity_index_measure,
+    )
 
     rng = torch.Generator().manual_seed(0)
     truth = torch.rand(channels, 40, 33, generator=rng) * 255
     image = (truth + 12 * torch.randn(truth.shape, generator=rng)).clamp(0, 255)
-    assert psnr(image, truth) == pytest.approx(float(peak_signal_noise_ratio(image, truth, data_range=255.0)), abs=1e-4)
+    assert psnr(image, truth) == pytest.approx(
+        float(peak_signal_noise_ratio(image, truth, data_range=255.0)), abs=1e-4
+    )
     want = float(structural_similarity_index_measure(image[None], truth[None], data_range=255.0))
     assert ssim(image, truth) == pytest.approx(want, abs=1e-4)
 

@@ -15,7 +15,11 @@ def test_hits_and_votes_by_hand() -> None:
     assert torch.allclose(alike[0], at[found[0]].cos().double(), atol=1e-6)
     y = torch.tensor([0])
     assert recall(found, y, labels, (1, 2)) == {"recall_at_1": 0.0, "recall_at_2": 1.0}
-    assert vote(found, y, labels, (1, 2, 3)) == {"vote_at_1": 0.0, "vote_at_2": 0.0, "vote_at_3": 1.0}
+    assert vote(found, y, labels, (1, 2, 3)) == {
+        "vote_at_1": 0.0,
+        "vote_at_2": 0.0,
+        "vote_at_3": 1.0,
+    }
 
 
 def test_nobody_finds_itself() -> None:

@@ -14,14 +14,20 @@ from fedlens.models.classification import Normalise, classifier
     [
         ("cnn", {}, 1_626_442),  # (27 + 1) 32 + (288 + 1) 64 + (64 * 14 * 14 + 1) 128 + 129 * 10
         ("niid", {}, 62_006),  # (75 + 1) 6 + (150 + 1) 16 + 401 * 120 + 121 * 84 + 85 * 10
-        ("niid", {"projection": 256}, 92_626),  # without the head's 850: 61,156 + 85 * 84 + 85 * 256 + 257 * 10
+        (
+            "niid",
+            {"projection": 256},
+            92_626,
+        ),  # without the head's 850: 61,156 + 85 * 84 + 85 * 256 + 257 * 10
         ("resnet8", {}, 78_042),
         ("resnet8", {"norm": "group"}, 78_042),
         ("resnet18", {}, 11_173_962),
         ("resnet18", {"stem": "imagenet"}, 11_181_642),
     ],
 )
-def test_sizes_and_the_split_into_body_and_head(name: str, options: dict[str, Any], count: int) -> None:
+def test_sizes_and_the_split_into_body_and_head(
+    name: str, options: dict[str, Any], count: int
+) -> None:
     model = classifier(name, 10, **options).eval()
     assert sum(p.numel() for p in model.parameters()) == count
     x = torch.rand(2, 3, 32, 32)
@@ -33,12 +39,16 @@ def test_sizes_and_the_split_into_body_and_head(name: str, options: dict[str, An
 
 def test_group_norm_leaves_no_statistics() -> None:
     for name in ("resnet8", "resnet18"):
-        assert not any(isinstance(m, nn.BatchNorm2d) for m in classifier(name, 10, norm="group").modules())
+        assert not any(
+            isinstance(m, nn.BatchNorm2d) for m in classifier(name, 10, norm="group").modules()
+        )
 
 
 def test_normalisation_is_inside() -> None:
     """Pixel 0.7 with mean 0.5 and std 0.25 is 0.8."""
-    assert Normalise((0.5,), (0.25,), 3)(torch.full((1, 3, 2, 2), 0.7)).flatten().tolist() == pytest.approx([0.8] * 12)
+    assert Normalise((0.5,), (0.25,), 3)(
+        torch.full((1, 3, 2, 2), 0.7)
+    ).flatten().tolist() == pytest.approx([0.8] * 12)
     with pytest.raises(ValueError, match="one number per channel"):
         Normalise((0.5, 0.5), (0.25,), 3)
 
@@ -66,10 +76,15 @@ def test_timm_networks_that_are_not_there_or_do_not_fit() -> None:
     pytest.importorskip("timm")
     with pytest.raises(ValueError, match="timm has no network 'resnet9'"):
         classifier("timm:resnet9", 10)
-    with pytest.raises(ValueError, match=r"timm:inception_v3 does not work on 3 x 16 x 16 images: .*Kernel size"):
+    with pytest.raises(
+        ValueError, match=r"timm:inception_v3 does not work on 3 x 16 x 16 images: .*Kernel size"
+    ):
         classifier("timm:inception_v3", 10, size=16)
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown classification model 'resnet9': choose one of cnn, niid, resnet8, resnet18 or timm:NAME"):
+    with pytest.raises(
+        ValueError,
+        match="unknown classification model 'resnet9': choose one of cnn, niid, resnet8, resnet18 or timm:NAME",
+    ):
         classifier("resnet9", 10)

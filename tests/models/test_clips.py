@@ -68,8 +68,14 @@ FACTS: list[tuple[Callable[[], ClipModel], int, int, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "parameters", "entries", "digest", "words"), FACTS, ids=["vrt6", "vrt7", "vrt16", "rvrt", "iart"])
-def test_official_names_and_shapes(make: Callable[[], ClipModel], parameters: int, entries: int, digest: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("make", "parameters", "entries", "digest", "words"),
+    FACTS,
+    ids=["vrt6", "vrt7", "vrt16", "rvrt", "iart"],
+)
+def test_official_names_and_shapes(
+    make: Callable[[], ClipModel], parameters: int, entries: int, digest: str, words: str
+) -> None:
     with torch.device("meta"):
         model = make()
     state = model.state_dict()
@@ -96,7 +102,11 @@ def fresh(name: str, scale: int = 2, recompute: bool = True, seed: int = 0) -> C
 
 def clip(t: int = 3, h: int = 16, w: int = 16, b: int = 1) -> Tensor:
     torch.manual_seed(1)
-    return F.interpolate(torch.rand(b * t, 3, h // 4, w // 4), size=(h, w), mode="bicubic").clamp(0, 1).unflatten(0, (b, t))
+    return (
+        F.interpolate(torch.rand(b * t, 3, h // 4, w // 4), size=(h, w), mode="bicubic")
+        .clamp(0, 1)
+        .unflatten(0, (b, t))
+    )
 
 
 @pytest.mark.parametrize("scale", [2, 3, 4])
@@ -116,10 +126,14 @@ def test_any_size_is_padded_and_cropped(name: str) -> None:
 def test_a_batch_is_its_clips(name: str) -> None:
     model, x = fresh(name).eval(), clip(4, b=2)
     with torch.no_grad():
-        torch.testing.assert_close(model(x), torch.cat([model(one[None]) for one in x]), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            model(x), torch.cat([model(one[None]) for one in x]), atol=1e-5, rtol=1e-4
+        )
 
 
-def test_every_parameter_of_the_passes_gets_a_gradient_and_recomputing_changes_none(name: str) -> None:
+def test_every_parameter_of_the_passes_gets_a_gradient_and_recomputing_changes_none(
+    name: str,
+) -> None:
     x, grads = clip(3), []
     for recompute in (True, False):
         model = fresh(name, recompute=recompute).train()
@@ -130,7 +144,11 @@ def test_every_parameter_of_the_passes_gets_a_gradient_and_recomputing_changes_n
         model(x).square().mean().backward()
         grads.append({n: p.grad for n, p in model.named_parameters()})
     unused = {n for n, g in grads[0].items() if g is None}
-    assert all("swin_backbone" in n and n.split(".")[2] in ("conv_first", "conv_first_feat", "conv_before_upsample") for n in unused)
+    assert all(
+        "swin_backbone" in n
+        and n.split(".")[2] in ("conv_first", "conv_first_feat", "conv_before_upsample")
+        for n in unused
+    )
     assert unused == {n for n, g in grads[1].items() if g is None}
     for n, g in grads[0].items():
         if g is not None:
@@ -155,7 +173,10 @@ def test_bad_clips(name: str) -> None:
     model = fresh(name)
     with pytest.raises(ValueError, match="needs clips of at least 2 frames, this one has 1"):
         model(clip(1))
-    with pytest.raises(ValueError, match=r"takes clips of shape \(batch, frames, 3, height, width\), not \(1, 3, 16, 16\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"takes clips of shape \(batch, frames, 3, height, width\), not \(1, 3, 16, 16\)",
+    ):
         model(clip(1)[:, 0])
     with pytest.raises(ValueError, match="enlarges by 2, 3 or 4, not by 5"):
         SMALL[name](5)
@@ -163,7 +184,17 @@ def test_bad_clips(name: str) -> None:
 
 def test_long_reach_needs_more_frames() -> None:
     """Three neighbours either side, as the official configuration for 16 frames has them: four frames are the fewest."""
-    model = VRT(2, window=(2, 4, 4), depths=(2,) * 7 + (1,), dims=(12,) * 8, heads=2, alone=0, reach=3, groups=6, width=8).eval()
+    model = VRT(
+        2,
+        window=(2, 4, 4),
+        depths=(2,) * 7 + (1,),
+        dims=(12,) * 8,
+        heads=2,
+        alone=0,
+        reach=3,
+        groups=6,
+        width=8,
+    ).eval()
     with torch.no_grad():
         assert model(clip(4)).shape == (1, 4, 3, 32, 32)
     with pytest.raises(ValueError, match="at least 4 frames, this one has 3"):
@@ -194,7 +225,9 @@ class Local(ClipModel):
         self.weight = torch.randn(12, 3, 3, 5, 5, dtype=torch.float64)
 
     def restore(self, clip: Tensor) -> Tensor:
-        return F.pixel_shuffle(F.conv3d(clip.transpose(1, 2), self.weight, padding=(1, 2, 2)).transpose(1, 2), 2)
+        return F.pixel_shuffle(
+            F.conv3d(clip.transpose(1, 2), self.weight, padding=(1, 2, 2)).transpose(1, 2), 2
+        )
 
     @staticmethod
     def configuration(weights: Mapping[str, Tensor]) -> str | None:
@@ -208,7 +241,10 @@ def test_tiles_are_the_whole(tile: tuple[int, int, int]) -> None:
         torch.testing.assert_close(Local(tile).eval()(x), Local(None).eval()(x))
 
 
-@pytest.mark.parametrize(("n", "tile", "overlap"), [(10, 4, 2), (11, 4, 2), (9, 9, 3), (5, 9, 3), (100, 40, 7), (41, 40, 2)])
+@pytest.mark.parametrize(
+    ("n", "tile", "overlap"),
+    [(10, 4, 2), (11, 4, 2), (9, 9, 3), (5, 9, 3), (100, 40, 7), (41, 40, 2)],
+)
 def test_every_pixel_comes_from_one_tile(n: int, tile: int, overlap: int) -> None:
     found = list(spans(n, tile, overlap))
     assert [k for *_, low, high in found for k in range(low, high)] == list(range(n))
@@ -236,7 +272,10 @@ def test_tiles_smaller_than_their_overlap() -> None:
 def test_weights_come_back(name: str, tmp_path: Path) -> None:
     torch.save({"params": fresh(name, seed=1).state_dict()}, tmp_path / "net.pth")
     model = load_weights(fresh(name, seed=2), tmp_path / "net.pth")
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), fresh(name, seed=1).state_dict().values()))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), fresh(name, seed=1).state_dict().values())
+    )
 
 
 def test_weights_of_another_configuration(tmp_path: Path) -> None:
@@ -247,7 +286,10 @@ def test_weights_of_another_configuration(tmp_path: Path) -> None:
     ):
         load_weights(vrt_small(3), tmp_path / "x2.pth")
     torch.save(rvrt_small(2).state_dict(), tmp_path / "rvrt.pth")
-    with pytest.raises(ValueError, match=r"holds RVRT, x2, width 24, 4 offset groups; the model is IART, x2, width 24, 1 layers"):
+    with pytest.raises(
+        ValueError,
+        match=r"holds RVRT, x2, width 24, 4 offset groups; the model is IART, x2, width 24, 1 layers",
+    ):
         load_weights(iart_small(2), tmp_path / "rvrt.pth")
 
 
@@ -261,7 +303,9 @@ def test_names_are_exported() -> None:
 
 def clips_of(n: int, seed: int, t: int = 2, size: int = 16) -> Tensors:
     torch.manual_seed(seed)
-    y = F.interpolate(torch.rand(n * t, 3, size // 2, size // 2), size=(2 * size, 2 * size), mode="bicubic").clamp(0, 1)
+    y = F.interpolate(
+        torch.rand(n * t, 3, size // 2, size // 2), size=(2 * size, 2 * size), mode="bicubic"
+    ).clamp(0, 1)
     return Tensors({"x": F.avg_pool2d(y, 2).unflatten(0, (n, t)), "y": y.unflatten(0, (n, t))})
 
 
@@ -276,11 +320,21 @@ PAIRS = [("rvrt", "fedvsr")]
 REST = [(n, m) for n in SMALL for m in STACKS if (n, m) not in PAIRS]
 
 
-@pytest.mark.parametrize(("name", "method"), [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in REST)])
+@pytest.mark.parametrize(
+    ("name", "method"), [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in REST)]
+)
 def test_they_federate(name: str, method: str) -> None:
     """Two rounds with the flow frozen in the first: it moves in the second, everything else in both, and the loss falls."""
     task = SuperResolution(f"{name}_small", 2)
-    base = FedAvg(task, optimizer="adam", lr=1e-3, batch=2, lr_factors=(("spynet.*", 0.25),), freeze=("spynet.*",), freeze_rounds=1)
+    base = FedAvg(
+        task,
+        optimizer="adam",
+        lr=1e-3,
+        batch=2,
+        lr_factors=(("spynet.*", 0.25),),
+        freeze=("spynet.*",),
+        freeze_rounds=1,
+    )
     algorithm = STACKS[method](base)
     t = 3 if name == "rvrt" else 2  # RVRT needs no flow inside its clips of two
     federation = Federation([clips_of(2, 0, t), clips_of(2, 1, t)])
@@ -292,7 +346,9 @@ def test_they_federate(name: str, method: str) -> None:
 
     run(algorithm, Loopback(algorithm, federation), 2, after_round=after)
     assert losses[1] < losses[0]
-    assert torch.equal(flows[0], algorithm.init().trees["model"]["spynet.basic_module.0.basic_module.0.weight"])
+    assert torch.equal(
+        flows[0], algorithm.init().trees["model"]["spynet.basic_module.0.basic_module.0.weight"]
+    )
     assert not torch.equal(flows[1], flows[0])
 
 
@@ -301,7 +357,14 @@ def test_they_federate(name: str, method: str) -> None:
 def test_full_rvrt_for_one_round() -> None:
     """Official size, one clip a client, a process with two threads."""
     algorithm = stack(
-        FedAvg(SuperResolution("rvrt", 4), optimizer="adam", lr=4e-4, betas=(0.9, 0.99), batch=1, lr_factors=(("spynet.*", 0.25),)),
+        FedAvg(
+            SuperResolution("rvrt", 4),
+            optimizer="adam",
+            lr=4e-4,
+            betas=(0.9, 0.99),
+            batch=1,
+            lr_factors=(("spynet.*", 0.25),),
+        ),
         HighFrequency(),
         LossAware(),
     )

@@ -14,7 +14,9 @@ def value(image: Tensor, y: float, x: float) -> Tensor:
     """Bilinear, nothing outside: image (C, h, w)."""
     h, w = image.shape[-2:]
     total = torch.zeros(len(image), dtype=image.dtype)
-    for yy, xx in itertools.product((math.floor(y), math.floor(y) + 1), (math.floor(x), math.floor(x) + 1)):
+    for yy, xx in itertools.product(
+        (math.floor(y), math.floor(y) + 1), (math.floor(x), math.floor(x) + 1)
+    ):
         if 0 <= yy < h and 0 <= xx < w:
             total += (1 - abs(y - yy)) * (1 - abs(x - xx)) * image[:, yy, xx]
     return total
@@ -31,7 +33,9 @@ def slow(q: Tensor, kv: Tensor, offset: Tensor, heads: int) -> Tensor:
         for frame, g, tap in itertools.product(range(s), range(groups), range(9)):
             dy, dx = offset[b, frame, g, tap, :, y, x].tolist()
             part = slice(g * wide, (g + 1) * wide)
-            columns[part, frame * 9 + tap] = value(kv[b, frame, part], y + tap // 3 - 1 + dy, x + tap % 3 - 1 + dx)
+            columns[part, frame * 9 + tap] = value(
+                kv[b, frame, part], y + tap // 3 - 1 + dy, x + tap % 3 - 1 + dx
+            )
         keys, values = columns[:channels], columns[channels:]
         for head in range(heads):
             part = slice(head * d, (head + 1) * d)
@@ -43,9 +47,14 @@ def slow(q: Tensor, kv: Tensor, offset: Tensor, heads: int) -> Tensor:
 @pytest.mark.parametrize(("groups", "heads"), [(4, 4), (4, 2), (2, 4)])
 def test_deformable_attention_by_definition(groups: int, heads: int) -> None:
     torch.manual_seed(0)
-    q, kv = torch.randn(2, 8, 4, 5, dtype=torch.float64), torch.randn(2, 2, 16, 4, 5, dtype=torch.float64)
+    q, kv = (
+        torch.randn(2, 8, 4, 5, dtype=torch.float64),
+        torch.randn(2, 2, 16, 4, 5, dtype=torch.float64),
+    )
     offset = 3 * torch.randn(2, 2, groups, 9, 2, 4, 5, dtype=torch.float64)
-    torch.testing.assert_close(deformable_attention(q, kv, offset, heads), slow(q, kv, offset, heads))
+    torch.testing.assert_close(
+        deformable_attention(q, kv, offset, heads), slow(q, kv, offset, heads)
+    )
 
 
 def test_equal_keys_give_the_mean() -> None:

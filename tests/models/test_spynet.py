@@ -33,13 +33,17 @@ def test_flows_double_from_level_to_level() -> None:
     frame = torch.rand(1, 3, 64, 64)
     for flow, size, by in zip(spynet(frame, frame), (64, 32, 16), (32, 16, 8)):
         assert flow.shape == (1, 2, size, size)
-        torch.testing.assert_close(flow, torch.tensor([1.0, -2.0]).view(1, 2, 1, 1).expand_as(flow) * by)
+        torch.testing.assert_close(
+            flow, torch.tensor([1.0, -2.0]).view(1, 2, 1, 1).expand_as(flow) * by
+        )
 
 
 def test_sizes_between_are_scaled_by_hand() -> None:
     """40x48 is taken as 64x64: a flow of (1, -2) there is 48/64 and -2 * 40/64 here."""
     (flow,) = constant(SpyNet(), 5, 1, -2)(torch.rand(1, 3, 40, 48), torch.rand(1, 3, 40, 48))
-    torch.testing.assert_close(flow, torch.tensor([0.75, -1.25]).view(1, 2, 1, 1).expand(1, 2, 40, 48))
+    torch.testing.assert_close(
+        flow, torch.tensor([0.75, -1.25]).view(1, 2, 1, 1).expand(1, 2, 40, 48)
+    )
 
 
 def test_small_frames() -> None:
@@ -51,8 +55,12 @@ def test_both_ways_are_the_two_calls() -> None:
     torch.manual_seed(0)
     spynet, clip = SpyNet(), torch.rand(2, 3, 3, 32, 32)
     later, earlier = both_ways(spynet, clip)
-    torch.testing.assert_close(later[0][1, 0], spynet(clip[1, :1], clip[1, 1:2])[0][0], atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(earlier[0][0, 1], spynet(clip[0, 2:], clip[0, 1:2])[0][0], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        later[0][1, 0], spynet(clip[1, :1], clip[1, 1:2])[0][0], atol=1e-5, rtol=1e-4
+    )
+    torch.testing.assert_close(
+        earlier[0][0, 1], spynet(clip[0, 2:], clip[0, 1:2])[0][0], atol=1e-5, rtol=1e-4
+    )
 
 
 def test_checkpoints_with_and_without_the_constants(tmp_path: Path) -> None:
@@ -61,7 +69,9 @@ def test_checkpoints_with_and_without_the_constants(tmp_path: Path) -> None:
     state = {n: t for n, t in first.state_dict().items() if n not in ("mean", "std")}
     torch.save({"params": state}, tmp_path / "flow.pth")
     load_flow(second, tmp_path / "flow.pth")
-    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values()))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values())
+    )
     torch.save({"params": {**state, "more": torch.zeros(1)}}, tmp_path / "odd.pth")
     with pytest.raises(ValueError, match="more is unknown to the model"):
         load_flow(second, tmp_path / "odd.pth")

@@ -30,16 +30,23 @@ def by_definition(block: Block, x: Tensor) -> Tensor:
     places = list(itertools.product(*(range(n) for n in full)))
     rolled = [tuple((p - s) % n for p, s, n in zip(place, shift, full)) for place in places]
     home = [
-        (tuple(r // w for r, w in zip(roll, window)), tuple(p < s for p, s in zip(place, shift))) for roll, place in zip(rolled, places)
+        (tuple(r // w for r, w in zip(roll, window)), tuple(p < s for p, s in zip(place, shift)))
+        for roll, place in zip(rolled, places)
     ]
     inside = [tuple(r % w for r, w in zip(roll, window)) for roll in rolled]
     heads, d = attn.heads, x.shape[-1] // attn.heads
     q, k, v = attn.qkv_self(padded.flatten(0, 2)).view(-1, 3, heads, d).unbind(1)
     out = torch.zeros_like(q)
     rows = [2 * w - 1 for w in attn.window]
-    for i, j_all in ((i, [j for j in range(len(places)) if home[j] == home[i]]) for i in range(len(places))):
-        gaps = [[a - b + w - 1 for a, b, w in zip(inside[i], inside[j], attn.window)] for j in j_all]
-        bias = attn.relative_position_bias_table[[(g[0] * rows[1] + g[1]) * rows[2] + g[2] for g in gaps]]
+    for i, j_all in (
+        (i, [j for j in range(len(places)) if home[j] == home[i]]) for i in range(len(places))
+    ):
+        gaps = [
+            [a - b + w - 1 for a, b, w in zip(inside[i], inside[j], attn.window)] for j in j_all
+        ]
+        bias = attn.relative_position_bias_table[
+            [(g[0] * rows[1] + g[1]) * rows[2] + g[2] for g in gaps]
+        ]
         score = (q[i] * k[j_all]).sum(-1) * d**-0.5 + bias
         out[i] = (score.softmax(0)[..., None] * v[j_all]).sum(0)
     result = attn.proj(out.flatten(1)).view(*full, -1)
@@ -47,7 +54,9 @@ def by_definition(block: Block, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("size", "window", "shift"), SIZES)
-def test_windows_by_definition(size: tuple[int, int, int], window: tuple[int, int, int], shift: tuple[int, int, int]) -> None:
+def test_windows_by_definition(
+    size: tuple[int, int, int], window: tuple[int, int, int], shift: tuple[int, int, int]
+) -> None:
     torch.manual_seed(0)
     block = Block(WindowAttention(8, window, 2, bias_std=1.0), Mlp(8, 16), 8, shift)
     x = torch.randn(1, *size, 8)
@@ -116,7 +125,10 @@ def test_skipping_by_hand() -> None:
 
 
 def test_drop_rates_by_hand() -> None:
-    assert drop_rates(0.3, (2, 2)) == [[0, pytest.approx(0.1)], [pytest.approx(0.2), pytest.approx(0.3)]]
+    assert drop_rates(0.3, (2, 2)) == [
+        [0, pytest.approx(0.1)],
+        [pytest.approx(0.2), pytest.approx(0.3)],
+    ]
 
 
 def test_recomputed_runs_twice_only_when_there_is_a_gradient() -> None:

@@ -17,7 +17,9 @@ def count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-@pytest.mark.parametrize(("name", "size"), [("r3d10", 903_984), ("r3d10s", 228_120), ("r2plus1d18", 31_300_125)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("r3d10", 903_984), ("r3d10s", 228_120), ("r2plus1d18", 31_300_125)]
+)
 def test_backbones_have_the_sizes_of_the_table(name: str, size: int) -> None:
     with torch.device("meta"):
         assert count(backbone(name)) == size
@@ -29,9 +31,20 @@ def test_heads_on_r3d18() -> None:
     9,222. Speed: 512 x 7 + 7."""
     body = backbone("r3d18")
     assert count(body) == 33_166_272
-    assert sum(b.numel() for n, b in body.state_dict(keep_vars=True).items() if not isinstance(b, nn.Parameter)) == 9_620
+    assert (
+        sum(
+            b.numel()
+            for n, b in body.state_dict(keep_vars=True).items()
+            if not isinstance(b, nn.Parameter)
+        )
+        == 9_620
+    )
     shape = (512, 2, 14, 14)
-    assert [count(task.head(shape)) for task in (CtP(), VCOP(), Speed())] == [7_111_744, 534_022, 3_591]
+    assert [count(task.head(shape)) for task in (CtP(), VCOP(), Speed())] == [
+        7_111_744,
+        534_022,
+        3_591,
+    ]
 
 
 def test_a_torchvision_checkpoint_fits() -> None:
@@ -82,9 +95,13 @@ def test_any_network_with_forward_features_serves_all_three(tmp_path: object) ->
         assert len(task.forward(net, batch).prediction) == 2
 
 
-def test_a_backbone_beside_the_user_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backbone_beside_the_user_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As from an installed command, whose path does not hold the working directory."""
-    (tmp_path / "beside.py").write_text("from torch.nn import Identity\n\nclass Net(Identity):\n    forward_features = Identity.forward\n")
+    (tmp_path / "beside.py").write_text(
+        "from torch.nn import Identity\n\nclass Net(Identity):\n    forward_features = Identity.forward\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     assert type(own("beside:Net")).__name__ == "Net"
@@ -105,6 +122,9 @@ def test_a_backbone_is_loaded_whatever_its_head_was(tmp_path: object) -> None:
     save_file({n: t for n, t in first.state_dict().items() if n.startswith("backbone.")}, path)
     assert isinstance(second, SplitNet) and isinstance(first, SplitNet)
     load_backbone(second, str(path))
-    assert all(torch.equal(t, second.backbone.state_dict()[n]) for n, t in first.backbone.state_dict().items())
+    assert all(
+        torch.equal(t, second.backbone.state_dict()[n])
+        for n, t in first.backbone.state_dict().items()
+    )
     with pytest.raises(ValueError, match="does not fit"):
         load_backbone(SplitNet(backbone("r3d10"), nn.Identity()), str(path))

@@ -19,9 +19,16 @@ def count(model: nn.Module) -> int:
 
 def official_names() -> set[str]:
     """The names of the state dict that the authors publish for MPII (backbone, keypoint_head)."""
-    names = {"backbone.pos_embed"} | {f"backbone.{m}.{p}" for m in ("patch_embed.proj", "last_norm") for p in ("weight", "bias")}
+    names = {"backbone.pos_embed"} | {
+        f"backbone.{m}.{p}" for m in ("patch_embed.proj", "last_norm") for p in ("weight", "bias")
+    }
     inside = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
-    names |= {f"backbone.blocks.{k}.{m}.{p}" for k in range(12) for m in inside for p in ("weight", "bias")}
+    names |= {
+        f"backbone.blocks.{k}.{m}.{p}"
+        for k in range(12)
+        for m in inside
+        for p in ("weight", "bias")
+    }
     names |= {f"keypoint_head.deconv_layers.{k}.weight" for k in (0, 3)}
     norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     names |= {f"keypoint_head.deconv_layers.{k}.{p}" for k in (1, 4) for p in norm}
@@ -64,7 +71,9 @@ def test_a_size_the_patch_does_not_divide_is_refused() -> None:
 def test_block_is_timms_block() -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
-    theirs = timm.models.vision_transformer.Block(48, 4, qkv_bias=True, norm_layer=lambda d, **_: nn.LayerNorm(d, eps=1e-6)).eval()
+    theirs = timm.models.vision_transformer.Block(
+        48, 4, qkv_bias=True, norm_layer=lambda d, **_: nn.LayerNorm(d, eps=1e-6)
+    ).eval()
     ours = Block(48, 4, local=False, drop=0.5).eval()
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 6, 48)
@@ -96,7 +105,9 @@ def test_local_positions_start_as_plain_attention_and_share_filters() -> None:
     values = plain.qkv(x)[..., 32:]
     expected = plain(x, (3, 2)) + values @ plain.proj.weight.T
     assert torch.allclose(local(x, (3, 2)), expected, atol=1e-5)
-    assert all(not b.attn.lpe.weight.any() for b in Transformer(16, 2, 4, 4, "conv", (8, 8), 0.0).blocks)
+    assert all(
+        not b.attn.lpe.weight.any() for b in Transformer(16, 2, 4, 4, "conv", (8, 8), 0.0).blocks
+    )
 
 
 def test_waves_by_hand() -> None:
@@ -104,7 +115,9 @@ def test_waves_by_hand() -> None:
     Of 2 rows the first stands at pi, the second at 2 pi; of 4 columns the first at pi / 2."""
     w = waves((2, 4), 8)[0]
     assert w.shape == (8, 2, 4)
-    assert w[:4, 0, 2].tolist() == pytest.approx([math.sin(math.pi), -1, math.sin(math.pi / 100), math.cos(math.pi / 100)], abs=1e-5)
+    assert w[:4, 0, 2].tolist() == pytest.approx(
+        [math.sin(math.pi), -1, math.sin(math.pi / 100), math.cos(math.pi / 100)], abs=1e-5
+    )
     assert w[:2, 1, 0].tolist() == pytest.approx([0, 1], abs=1e-5)
     assert w[4:6, 1, 0].tolist() == pytest.approx([1, 0], abs=1e-5)
 
@@ -126,6 +139,11 @@ def test_simple_baseline() -> None:
     with torch.device("meta"):
         assert count(SimpleBaseline(50, 17)) == pytest.approx(34.0e6, rel=2e-3)
         for stages in (1, 2, 3, 4):
-            assert SimpleBaseline(18, 14, stages)(torch.empty(2, 3, 64, 96)).shape == (2, 14, 16, 24)
+            assert SimpleBaseline(18, 14, stages)(torch.empty(2, 3, 64, 96)).shape == (
+                2,
+                14,
+                16,
+                24,
+            )
     with pytest.raises(ValueError, match="depth of 18"):
         SimpleBaseline(20)

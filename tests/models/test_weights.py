@@ -16,7 +16,9 @@ from fedlens.models.weights import read_weights
     [b"", b"root:x:0:0:root:/root:/bin/bash\n", b"[task]\nname = 1\n", b"\x80\x02}q", bytes(64)],
     ids=["empty", "passwd", "toml", "half a pickle", "zeros"],
 )
-def test_a_file_that_is_something_else_is_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_file_that_is_something_else_is_one_sentence(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"{name} cannot be read as weights") as e:
         read_weights(tmp_path / name)

@@ -27,7 +27,11 @@ def test_recipe_is_the_papers_setting(name: str) -> None:
     task = recipe.build_task()
     built = recipe.build_algorithm(Classification("niid", classes=task.classes))  # type: ignore[attr-defined]
     assert isinstance(task, Classification) and task.network == "resnet18"
-    assert isinstance(built, Balance) and isinstance(built.generator, StableDiffusion) and built.generator.bits == 4
+    assert (
+        isinstance(built, Balance)
+        and isinstance(built.generator, StableDiffusion)
+        and built.generator.bits == 4
+    )
     assert (built.period, built.replay, built.drop * 64) == (50, 0.1, 2)
     s = recipe.settings
     assert s.rounds == 200 and s.cohort == s.clients // 2
@@ -37,7 +41,9 @@ def test_rows() -> None:
     """Rivals on the recipe's base, FBL's own rows with the recipe's generator and their own switches."""
     for name in RIVALS:
         recipe = config.read("fbl", algorithm=name)
-        assert not any(isinstance(p, Balance) for p in recipe.build_algorithm(recipe.build_task()).parts())
+        assert not any(
+            isinstance(p, Balance) for p in recipe.build_algorithm(recipe.build_task()).parts()
+        )
     expected = {
         "fbl": ("loss", True, 1 / 32, 0.1, 0.0, 0.0),
         "fbl-m1": ("random", False, 1 / 32, 0.0, 0.0, 0.0),
@@ -54,11 +60,26 @@ def test_rows() -> None:
 
 
 def test_columns() -> None:
-    for text in (["data.name=Cifar100", "task.classes=100"], ["data.alpha=0.3"], ["generator=ReadyImages", "generator.root=x"]):
+    for text in (
+        ["data.name=Cifar100", "task.classes=100"],
+        ["data.alpha=0.3"],
+        ["generator=ReadyImages", "generator.root=x"],
+    ):
         config.read("fbl-table1", text)
-    recipe = config.read("fbl", ["generator=SmallDiffusion", "generator.folder=runs/generator", "generator.start=Gaussians"])
+    recipe = config.read(
+        "fbl",
+        [
+            "generator=SmallDiffusion",
+            "generator.folder=runs/generator",
+            "generator.start=Gaussians",
+        ],
+    )
     b = recipe.build_algorithm(recipe.build_task())
-    assert isinstance(b, Balance) and isinstance(b.generator, SmallDiffusion) and isinstance(b.generator.start, Gaussians)
+    assert (
+        isinstance(b, Balance)
+        and isinstance(b.generator, SmallDiffusion)
+        and isinstance(b.generator.start, Gaussians)
+    )
     assert "_folders" not in recipe.to_toml()
 
 
@@ -86,7 +107,10 @@ def test_a_run_shows_what_was_generated(pack: Path, tmp_path: Path) -> None:
     made = [c["made"] for r in outcome.rounds for c in r["clients"].values()]
     assert sum(made) > 0 and sum(c["generated"] for c in outcome.rounds[0]["clients"].values()) > 0
     again = experiment("fbl", out=tmp_path / "again", **keys)
-    assert sum(c["generated"] + c["generating"] for r in again.rounds for c in r["clients"].values()) == 0
+    assert (
+        sum(c["generated"] + c["generating"] for r in again.rounds for c in r["clients"].values())
+        == 0
+    )
     assert again.metrics == outcome.metrics
 
 

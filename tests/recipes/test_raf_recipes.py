@@ -31,13 +31,21 @@ def test_rows_of_table_two() -> None:
         built = recipe.build_algorithm(recipe.build_task())
         names[algorithm] = [type(p).__name__ for p in built.parts()]
         if algorithm.startswith("raf"):
-            assert isinstance(built, MultiResolution) and built.sizes == ((256, 192), (192, 144), (128, 96))
-    assert names["raf-fedprox"] == ["FedAvg", "FedProx", "MultiResolution"] and names["fedavg"] == ["FedAvg"]
+            assert isinstance(built, MultiResolution) and built.sizes == (
+                (256, 192),
+                (192, 144),
+                (128, 96),
+            )
+    assert names["raf-fedprox"] == ["FedAvg", "FedProx", "MultiResolution"] and names["fedavg"] == [
+        "FedAvg"
+    ]
 
 
 def test_bad_sizes_are_refused_before_any_work() -> None:
     recipe = config.read("raf-table2", ["MultiResolution.sizes=[[256,192],[100,75]]"])
-    with pytest.raises(ValueError, match="100x75 does not fit the model, whose inputs are multiples of 16"):
+    with pytest.raises(
+        ValueError, match="100x75 does not fit the model, whose inputs are multiples of 16"
+    ):
         recipe.build_algorithm(recipe.build_task())
     with pytest.raises(ValueError, match="130x96 does not fit vitpose-s"):
         config.read("raf-table2", ["task.sizes=[[130,96]]"]).build_task()

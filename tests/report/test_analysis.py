@@ -10,7 +10,9 @@ from fedlens.report.analysis import filter_normalised, line, perturbed, plane, t
 def test_every_filter_of_a_direction_is_as_long_as_the_weights() -> None:
     weights = {"conv": torch.randn(4, 2, 3, 3, generator=generator(1)), "bias": torch.ones(4)}
     found = filter_normalised(weights, generator(0))
-    assert torch.allclose(found["conv"].flatten(1).norm(dim=1), weights["conv"].flatten(1).norm(dim=1), rtol=1e-5)
+    assert torch.allclose(
+        found["conv"].flatten(1).norm(dim=1), weights["conv"].flatten(1).norm(dim=1), rtol=1e-5
+    )
     assert not found["bias"].any()
 
 
@@ -24,7 +26,11 @@ def test_a_line_and_a_plane_through_a_parabola() -> None:
     weights = {"w": torch.tensor([[1.0, 0.0]])}
     one, two = {"w": torch.tensor([[1.0, 0.0]])}, {"w": torch.tensor([[0.0, 2.0]])}
     assert line(loss, weights, one, [-1, 0, 1]) == [0, 1, 4]
-    assert plane(loss, weights, one, two, [-1, 0, 1]).tolist() == [[12, 13, 16], [0, 1, 4], [12, 13, 16]]
+    assert plane(loss, weights, one, two, [-1, 0, 1]).tolist() == [
+        [12, 13, 16],
+        [0, 1, 4],
+        [12, 13, 16],
+    ]
 
 
 def test_a_perturbation_has_the_strength_it_says() -> None:
@@ -35,8 +41,20 @@ def test_a_perturbation_has_the_strength_it_says() -> None:
 def test_what_was_spent_until_the_target() -> None:
     """The target .5 is seen in the third round: 3 x (10 + 5) bytes, two epochs of 4 + 6 examples three times."""
     rounds = [
-        {"round": r, "bytes_down": 10, "bytes_up": 5, "seconds": 2.0, "clients": {"0": {"examples": 4}, "3": {"examples": 6}}, "metrics": m}
+        {
+            "round": r,
+            "bytes_down": 10,
+            "bytes_up": 5,
+            "seconds": 2.0,
+            "clients": {"0": {"examples": 4}, "3": {"examples": 6}},
+            "metrics": m,
+        }
         for r, m in enumerate([{"r": 0.3}, {}, {"r": 0.5}, {"r": 0.6}])
     ]
-    assert to_target(rounds, "r", 0.5, epochs=2) == {"rounds": 3, "bytes": 45, "examples": 60, "seconds": 6}
+    assert to_target(rounds, "r", 0.5, epochs=2) == {
+        "rounds": 3,
+        "bytes": 45,
+        "examples": 60,
+        "seconds": 6,
+    }
     assert to_target(rounds, "r", 0.9) is None

@@ -22,7 +22,10 @@ def run_with(folder: Path, seed: int, layer: str, **metrics: float) -> Path:
 def test_table_over_seeds_by_hand(tmp_path: Path) -> None:
     """FedProx: accuracy 0.5, 0.6, 0.7 has mean 0.6 and sample deviation 0.1; loss 1, 2, 3 mean 2, deviation 1. LossAware alone: 0.55
     and 1.5. So accuracy is best for FedProx and loss for LossAware."""
-    runs = [run_with(tmp_path / f"p{k}", k, "FedProx", accuracy=0.5 + k / 10, loss=1.0 + k) for k in range(3)]
+    runs = [
+        run_with(tmp_path / f"p{k}", k, "FedProx", accuracy=0.5 + k / 10, loss=1.0 + k)
+        for k in range(3)
+    ]
     runs.append(run_with(tmp_path / "l", 0, "LossAware", accuracy=0.55, loss=1.5))
     read_runs = [read(run) for run in runs]
     rows = figures.results(read_runs, figures.names(read_runs))
@@ -31,8 +34,14 @@ def test_table_over_seeds_by_hand(tmp_path: Path) -> None:
         ["FedAvg + FedProx", "3", "**0.6000 ± 0.1000**", "2.0000 ± 1.0000"],
         ["l", "1", "0.5500", "**1.5000**"],
     ]
-    assert figures.markdown(rows).splitlines()[2] == "| FedAvg + FedProx | 3 | **0.6000 ± 0.1000** | 2.0000 ± 1.0000 |"
-    assert "FedAvg + FedProx & 3 & \\textbf{0.6000 $\\pm$ 0.1000} & 2.0000 $\\pm$ 1.0000 \\\\" in figures.latex(rows)
+    assert (
+        figures.markdown(rows).splitlines()[2]
+        == "| FedAvg + FedProx | 3 | **0.6000 ± 0.1000** | 2.0000 ± 1.0000 |"
+    )
+    assert (
+        "FedAvg + FedProx & 3 & \\textbf{0.6000 $\\pm$ 0.1000} & 2.0000 $\\pm$ 1.0000 \\\\"
+        in figures.latex(rows)
+    )
 
 
 def test_seeds_are_averaged_where_all_have_a_value() -> None:
@@ -48,10 +57,20 @@ def test_files_of_the_kinds_asked_for(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text(json.dumps(line | {"metrics": {"accuracy": 0.5}}) + "\n")
     written = report.figures(run, ["pdf", "PNG"])
     names = {p.name for p in written}
-    assert {"training_loss.pdf", "accuracy.png", "weights.pdf", "holdings.png", "picture-00.pdf", "results.md", "results.tex"} <= names
+    assert {
+        "training_loss.pdf",
+        "accuracy.png",
+        "weights.pdf",
+        "holdings.png",
+        "picture-00.pdf",
+        "results.md",
+        "results.tex",
+    } <= names
     for path in written:
         head = path.read_bytes()[:5]
-        assert head.startswith({".pdf": b"%PDF-", ".png": b"\x89PNG"}.get(path.suffix, b"")) and head
+        assert (
+            head.startswith({".pdf": b"%PDF-", ".png": b"\x89PNG"}.get(path.suffix, b"")) and head
+        )
 
 
 def test_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -64,7 +83,10 @@ def test_refused_in_one_sentence(tmp_path: Path) -> None:
 
 
 def test_which_metrics_are_better_when_higher() -> None:
-    better = {n: figures.higher_is_better(n) for n in ("accuracy", "psnr", "client_loss_worst", "lpips", "FID", "glossiness", "test_mse")}
+    better = {
+        n: figures.higher_is_better(n)
+        for n in ("accuracy", "psnr", "client_loss_worst", "lpips", "FID", "glossiness", "test_mse")
+    }
     assert better == {
         "accuracy": True,
         "psnr": True,

@@ -26,7 +26,11 @@ class Addresses(HTMLParser):
         self.scripts = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [value or "" for key, value in attrs if key in ("src", "href", "data", "action", "srcset")]
+        self.found += [
+            value or ""
+            for key, value in attrs
+            if key in ("src", "href", "data", "action", "srcset")
+        ]
         self.scripts += tag == "script"
 
 
@@ -58,7 +62,10 @@ def test_what_a_run_says_cannot_become_markup(tmp_path: Path) -> None:
     seen.feed(page)
     assert seen.scripts == 3
     views = data_of(page)["views"]
-    assert isinstance(views, list) and views[0]["pictures"][0]["caption"] == "</script><script>alert(2)</script><!--"
+    assert (
+        isinstance(views, list)
+        and views[0]["pictures"][0]["caption"] == "</script><script>alert(2)</script><!--"
+    )
 
 
 def test_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -79,16 +86,24 @@ def test_large_pictures_are_made_to_fit(tmp_path: Path) -> None:
     (run / "pictures").mkdir()
     noise, names = np.random.default_rng(0), [f"{k}.png" for k in range(8)]
     for name in names:
-        smooth = np.repeat(np.repeat(noise.integers(0, 255, (64, 64, 3)), 16, 0), 16, 1) + noise.integers(-9, 9, (1024, 1024, 3))
-        Image.fromarray(np.clip(smooth, 0, 255).astype(np.uint8)).save(run / "pictures" / name, compress_level=1)
-    (run / "pictures" / "index.json").write_text(json.dumps([{"caption": "c", "kind": "compare", "files": names}]))
+        smooth = np.repeat(
+            np.repeat(noise.integers(0, 255, (64, 64, 3)), 16, 0), 16, 1
+        ) + noise.integers(-9, 9, (1024, 1024, 3))
+        Image.fromarray(np.clip(smooth, 0, 255).astype(np.uint8)).save(
+            run / "pictures" / name, compress_level=1
+        )
+    (run / "pictures" / "index.json").write_text(
+        json.dumps([{"caption": "c", "kind": "compare", "files": names}])
+    )
     assert sum(p.stat().st_size for p in (run / "pictures").glob("*.png")) > 10_000_000
     assert report.write(run).stat().st_size < 5_000_000
 
 
 def test_a_comparison_holds_shared_images_once(tmp_path: Path) -> None:
     """Both runs have the same 28 images but one (the restored scene differs), so 29 are stored."""
-    runs = [write_run(tmp_path / name, rounds=2, gain=gain) for name, gain in (("a", 0.0), ("b", -0.2))]
+    runs = [
+        write_run(tmp_path / name, rounds=2, gain=gain) for name, gain in (("a", 0.0), ("b", -0.2))
+    ]
     path = report.write_comparison(runs, tmp_path / "both")
     images = data_of(path.read_text())["images"]
     one = len(list((runs[0] / "pictures").glob("*.png")))
@@ -103,7 +118,10 @@ def test_a_folder_of_runs_gets_them_side_by_side(tmp_path: Path) -> None:
     (tmp_path / "table.md").write_text("x")
     data = data_of(report.write(tmp_path).read_text())
     views = data["views"]
-    assert isinstance(views, list) and [v["name"] for v in views] == ["fedavg/seed-0", "fedprox/seed-0"]
+    assert isinstance(views, list) and [v["name"] for v in views] == [
+        "fedavg/seed-0",
+        "fedprox/seed-0",
+    ]
     assert data["title"] == tmp_path.name
 
 

@@ -73,7 +73,10 @@ def test_slider_by_mouse_and_by_keyboard(folder: Path, show: Open) -> None:
     page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 50)
     page.mouse.up()
     assert divider(page) == pytest.approx(25, abs=0.5)
-    assert page.locator(".stage .over").first.evaluate("n => n.style.clipPath") == f"inset(0px {100 - divider(page):g}% 0px 0px)"
+    assert (
+        page.locator(".stage .over").first.evaluate("n => n.style.clipPath")
+        == f"inset(0px {100 - divider(page):g}% 0px 0px)"
+    )
     page.locator(".split").focus()
     before = divider(page)
     page.keyboard.press("ArrowRight")
@@ -107,19 +110,33 @@ def test_residual_is_the_difference_of_the_two_images(folder: Path, show: Open) 
     tab = show(folder / "report.html")
     page = tab.page
     page.get_by_role("button", name="Residual").first.click()
-    restored, sharp = (np.asarray(Image.open(folder / "pictures" / f"00-0{k}.png"), dtype=float) / 255 for k in (1, 2))
+    restored, sharp = (
+        np.asarray(Image.open(folder / "pictures" / f"00-0{k}.png"), dtype=float) / 255
+        for k in (1, 2)
+    )
     decibels = -10 * np.log10(np.mean((restored - sharp) ** 2))
     tab.wait("document.querySelector('.compare .legend')?.textContent.includes('dB')")
     text = page.locator(".compare .legend").first.inner_text()
-    assert f"{decibels:.2f} dB" in text and f"mean {np.abs(restored - sharp).mean():.3f}"[:9] in text
-    assert page.locator(".compare .stage canvas").first.evaluate("n => [n.width, n.height]") == [256, 256]
+    assert (
+        f"{decibels:.2f} dB" in text and f"mean {np.abs(restored - sharp).mean():.3f}"[:9] in text
+    )
+    assert page.locator(".compare .stage canvas").first.evaluate("n => [n.width, n.height]") == [
+        256,
+        256,
+    ]
 
 
 def test_side_by_side_shows_all(folder: Path, show: Open) -> None:
     page = show(folder / "report.html").page
     page.get_by_role("button", name="Side by side").first.click()
-    assert page.locator(".panes figcaption").all_inner_texts() == ["client 0, blurred", "restored", "sharp"]
-    tops = page.locator(".panes .stage").evaluate_all("list => list.map(n => n.getBoundingClientRect().top)")
+    assert page.locator(".panes figcaption").all_inner_texts() == [
+        "client 0, blurred",
+        "restored",
+        "sharp",
+    ]
+    tops = page.locator(".panes .stage").evaluate_all(
+        "list => list.map(n => n.getBoundingClientRect().top)"
+    )
     assert len(set(tops)) == 1
 
 
@@ -170,7 +187,9 @@ def test_every_kind_of_picture_is_there(folder: Path, show: Open) -> None:
     assert page.locator("[data-kind=sheet] figcaption").nth(1).inner_text() == "query: climb"
     bar = page.locator("[data-kind=map] .bar").first.inner_text().split()
     assert bar == ["−0.699", "0.699"]
-    middle = page.locator("[data-kind=map] canvas").first.evaluate("c => [...c.getContext('2d').getImageData(0, 20, 1, 1).data]")
+    middle = page.locator("[data-kind=map] canvas").first.evaluate(
+        "c => [...c.getContext('2d').getImageData(0, 20, 1, 1).data]"
+    )
     assert min(middle[:3]) > 240  # sin(0) = 0: zero is white on the signed scale
 
 
@@ -212,7 +231,18 @@ def test_everything_is_reached_by_keyboard_with_a_visible_focus(folder: Path, sh
         seen.add(kind)
         if kind == "end":
             break
-    assert {"compare", "strip", "sheet", "map", "image", "training", "accuracy", "federation", "repeat", "theme"} <= seen
+    assert {
+        "compare",
+        "strip",
+        "sheet",
+        "map",
+        "image",
+        "training",
+        "accuracy",
+        "federation",
+        "repeat",
+        "theme",
+    } <= seen
     assert not [kind for kind in seen if kind.startswith("no outline")]
 
 
@@ -237,8 +267,19 @@ def luminance(colour: str) -> float:
 def test_light_and_dark_have_contrast(folder: Path, show: Open, scheme: str) -> None:
     """Text at least 4.5 : 1 (WCAG AA), curves and marks at least 3 : 1, on paper in both."""
     page = show(folder / "report.html", color_scheme=scheme).page
-    names = ["--paper", "--ink", "--soft", "--good", "--bad", "--accent", *[f"--c{k}" for k in range(8)]]
-    colours = page.evaluate("names => names.map(n => getComputedStyle(document.documentElement).getPropertyValue(n).trim())", names)
+    names = [
+        "--paper",
+        "--ink",
+        "--soft",
+        "--good",
+        "--bad",
+        "--accent",
+        *[f"--c{k}" for k in range(8)],
+    ]
+    colours = page.evaluate(
+        "names => names.map(n => getComputedStyle(document.documentElement).getPropertyValue(n).trim())",
+        names,
+    )
     light = dict(zip(names, map(luminance, colours)))
     paper = light.pop("--paper")
     assert (paper > 0.5) == (scheme == "light")
@@ -250,7 +291,9 @@ def test_light_and_dark_have_contrast(folder: Path, show: Open, scheme: str) -> 
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
 
 
-def test_a_comparison_shows_both_and_shares_the_reference(folder: Path, show: Open, tmp_path: Path) -> None:
+def test_a_comparison_shows_both_and_shares_the_reference(
+    folder: Path, show: Open, tmp_path: Path
+) -> None:
     other = write_run(tmp_path / "prox", rounds=12, clients=8, cohort=6, layer="FedProx", gain=-0.1)
     page = show(report.write_comparison([folder, other], tmp_path)).page
     assert page.locator(".results tbody tr").count() == 2
@@ -280,7 +323,9 @@ def test_a_run_without_a_single_round(show: Open, tmp_path: Path) -> None:
 def test_captions_are_text(show: Open, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rounds=2)
     index = json.loads((run / "pictures" / "index.json").read_text())
-    index[0]["caption"] = index[2]["labels"][0] = "<img src=x onerror=alert(1)></script><script>document.title='owned'</script>"
+    index[0]["caption"] = index[2]["labels"][0] = (
+        "<img src=x onerror=alert(1)></script><script>document.title='owned'</script>"
+    )
     (run / "pictures" / "index.json").write_text(json.dumps(index))
     page = show(report.write(run)).page
     assert page.locator(".picture h3").first.inner_text().startswith("<img src=x")

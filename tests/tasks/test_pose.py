@@ -29,14 +29,22 @@ def test_targets_by_hand() -> None:
     """Input 64x48, map 16x12. UDP: x = 47 / 11 * 5 is pixel 5 exactly. MSRA: stride 4, x = 21 -> floor(21 / 4 + 1/2) = 5. sigma 2 at
     height 64 is 1/2 at 16: one pixel beside the centre the value is exp(-1 / (2 / 4)) = exp(-2); two pixels beside it, beyond three
     sigmas, 0."""
-    udp, weight = draw_targets(torch.tensor([[[47 / 11 * 5, 63 / 15 * 7, 1.0]]]), (64, 48), (16, 12), "udp", 2.0, True)
-    msra, _ = draw_targets(torch.tensor([[[21.0, 28.5, 1.0]]]), (64, 48), (16, 12), "msra", 2.0, True)
+    udp, weight = draw_targets(
+        torch.tensor([[[47 / 11 * 5, 63 / 15 * 7, 1.0]]]), (64, 48), (16, 12), "udp", 2.0, True
+    )
+    msra, _ = draw_targets(
+        torch.tensor([[[21.0, 28.5, 1.0]]]), (64, 48), (16, 12), "msra", 2.0, True
+    )
     for maps in (udp[0, 0], msra[0, 0]):
         assert maps[7, 5].item() == pytest.approx(1)
-        assert maps[7, 6].item() == pytest.approx(math.exp(-2), rel=1e-4) and maps[6, 4].item() == pytest.approx(math.exp(-4), rel=1e-4)
+        assert maps[7, 6].item() == pytest.approx(math.exp(-2), rel=1e-4) and maps[
+            6, 4
+        ].item() == pytest.approx(math.exp(-4), rel=1e-4)
         assert maps[7, 7].item() == 0
     assert weight.item() == 1
-    fixed, _ = draw_targets(torch.tensor([[[21.0, 28.5, 1.0]]]), (64, 48), (16, 12), "msra", 2.0, False)
+    fixed, _ = draw_targets(
+        torch.tensor([[[21.0, 28.5, 1.0]]]), (64, 48), (16, 12), "msra", 2.0, False
+    )
     assert fixed[0, 0, 7, 6].item() == pytest.approx(math.exp(-1 / 8))
 
 
@@ -59,16 +67,28 @@ def test_encode_and_decode(targets: Any) -> None:
     """UDP with DARK finds a centre between pixels to a hundredth; argmax is off by at most half a pixel of the map, the quarter by at
     most a quarter. MSRA rounds the centre."""
     rng = torch.Generator().manual_seed(0)
-    joints = torch.cat([torch.rand(8, 14, 2, generator=rng) * torch.tensor([150.0, 210]) + 20, torch.ones(8, 14, 1)], -1)
+    joints = torch.cat(
+        [
+            torch.rand(8, 14, 2, generator=rng) * torch.tensor([150.0, 210]) + 20,
+            torch.ones(8, 14, 1),
+        ],
+        -1,
+    )
     maps, _ = draw_targets(joints, (256, 192), (64, 48), targets, 2.0, True)
     worst = {}
     for how in ("argmax", "quarter", "dark"):
-        found, peaks = Pose("lsp", patch=16, size=(256, 192), targets=targets, decode=how).locate(maps, (256, 192))  # type: ignore[arg-type]
+        found, peaks = Pose("lsp", patch=16, size=(256, 192), targets=targets, decode=how).locate(
+            maps, (256, 192)
+        )  # type: ignore[arg-type]
         worst[how] = float((found - joints[..., :2]).abs().max())
         assert peaks.min() > 0.8
     if targets == "udp":
         stride = 255 / 63
-        assert worst["dark"] < 0.05 and worst["quarter"] < 0.26 * stride and worst["argmax"] < 0.51 * stride
+        assert (
+            worst["dark"] < 0.05
+            and worst["quarter"] < 0.26 * stride
+            and worst["argmax"] < 0.51 * stride
+        )
     else:
         assert worst["dark"] <= worst["argmax"] + 0.05 <= 2.1
 
@@ -80,7 +100,9 @@ def test_a_map_without_a_peak_points_nowhere() -> None:
 
 
 def test_decode_at_the_edge_stays_inside() -> None:
-    maps, _ = draw_targets(torch.tensor([[[0.0, 0, 1], [47, 63, 1]]]), (64, 48), (64, 48), "udp", 2.0, True)
+    maps, _ = draw_targets(
+        torch.tensor([[[0.0, 0, 1], [47, 63, 1]]]), (64, 48), (64, 48), "udp", 2.0, True
+    )
     for how in ("argmax", "quarter", "dark"):
         points, _ = decode(maps, how)  # type: ignore[arg-type]
         assert torch.allclose(points[0], torch.tensor([[0.0, 0], [47, 63]]), atol=0.75)
@@ -122,7 +144,9 @@ class Perfect(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h, w = x.shape[-2:]
-        return draw_targets(self.y[: len(x)], (h, w), (h // 2, w // 2), self.task.targets, 2.0, True)[0]
+        return draw_targets(
+            self.y[: len(x)], (h, w), (h // 2, w // 2), self.task.targets, 2.0, True
+        )[0]
 
 
 def test_a_perfect_network_scores_a_hundred_at_every_resolution() -> None:
@@ -135,13 +159,19 @@ def test_a_perfect_network_scores_a_hundred_at_every_resolution() -> None:
         found = task.find(perfect, people.at(size))
         assert task.judge(found) == {"pck": pytest.approx(100)}
         gap = np.abs(found["predicted"] - found["truth"][..., :2])
-        assert gap[found["truth"][..., 2] > 0].max() < 1  # a map pixel of the smallest is 7 image pixels
+        assert (
+            gap[found["truth"][..., 2] > 0].max() < 1
+        )  # a map pixel of the smallest is 7 image pixels
 
 
 def test_coco_is_judged_by_ap(data_pack: Path) -> None:
     pytest.importorskip("pycocotools")
     source = CocoPose(
-        folder=str(data_pack / "pose_samples" / "coco"), train="test_coco.json", val="test_coco.json", train_images="", val_images=""
+        folder=str(data_pack / "pose_samples" / "coco"),
+        train="test_coco.json",
+        val="test_coco.json",
+        train_images="",
+        val_images="",
     )
     people = source.federation(1, 0).test
     assert people is not None
@@ -157,29 +187,55 @@ def test_a_federation_learns_and_its_model_is_of_use(tmp_path: Path) -> None:
     task = Pose("lsp", "vit-tiny", sizes=((32, 24), (48, 36)))
     source = StickFigures(people=24, tests=4, sizes=((32, 24), (16, 12)), scale=0.1, rotation=10)
     federation = source.federation(2, 0)
-    algorithm = stack(FedAvg(task, lr=2e-3, optimizer="adamw", batch=6, epochs=2), MultiResolution(sizes=source.sizes))
+    algorithm = stack(
+        FedAvg(task, lr=2e-3, optimizer="adamw", batch=6, epochs=2),
+        MultiResolution(sizes=source.sizes),
+    )
     rounds: list[Any] = []
     with Simulator(algorithm, federation, workers=0) as engine:
-        state = run(algorithm, engine, 3, test=federation.test, evaluate_every=3, after_round=lambda _, r: rounds.append(r))
+        state = run(
+            algorithm,
+            engine,
+            3,
+            test=federation.test,
+            evaluate_every=3,
+            after_round=lambda _, r: rounds.append(r),
+        )
     assert rounds[-1].loss < rounds[0].loss
     assert set(rounds[-1].metrics) == {"pck", "pck_32x24", "pck_48x36"}
     pictures = task.pictures(algorithm.result(state), federation)
-    assert len(pictures) == 6 and pictures[0].labels == ["32x24", "48x36"] and pictures[0].images[0].shape == pictures[0].images[1].shape
+    assert (
+        len(pictures) == 6
+        and pictures[0].labels == ["32x24", "48x36"]
+        and pictures[0].images[0].shape == pictures[0].images[1].shape
+    )
 
     task.save(state, tmp_path)
     (tmp_path / "in").mkdir()
     Image.new("RGB", (200, 50), (90, 80, 70)).save(tmp_path / "in" / "wide.png")
     Image.fromarray(source.draw(3).image).save(tmp_path / "in" / "figure.jpg")  # type: ignore[arg-type]
-    said = task.apply(tmp_path, tmp_path / "in", tmp_path / "out", size="64x48", capture="32x24", how="bicubic")
+    said = task.apply(
+        tmp_path, tmp_path / "in", tmp_path / "out", size="64x48", capture="32x24", how="bicubic"
+    )
     assert said.startswith("2 people in 2 images")
     found = json.loads((tmp_path / "out" / "keypoints.json").read_text())
-    assert [i["file_name"] for i in found["images"]] == ["figure.jpg", "wide.png"] and found["images"][1]["width"] == 200
-    assert len(found["annotations"][0]["keypoints"]) == 3 * 14 and found["categories"][0]["keypoints"][0] == "right_ankle"
+    assert [i["file_name"] for i in found["images"]] == ["figure.jpg", "wide.png"] and found[
+        "images"
+    ][1]["width"] == 200
+    assert (
+        len(found["annotations"][0]["keypoints"]) == 3 * 14
+        and found["categories"][0]["keypoints"][0] == "right_ankle"
+    )
     with Image.open(tmp_path / "out" / "wide-pose.png") as overlay:
         assert overlay.size == (200, 50)
-    boxes = [{"file_name": "figure.jpg", "bbox": [10, 10, 50, 90]}, {"file_name": "figure.jpg", "bbox": [60, 10, 50, 90]}]
+    boxes = [
+        {"file_name": "figure.jpg", "bbox": [10, 10, 50, 90]},
+        {"file_name": "figure.jpg", "bbox": [60, 10, 50, 90]},
+    ]
     (tmp_path / "boxes.json").write_text(json.dumps(boxes))
-    assert task.apply(tmp_path, tmp_path / "in", tmp_path / "out", boxes=tmp_path / "boxes.json").startswith("2 people in 2 images")
+    assert task.apply(
+        tmp_path, tmp_path / "in", tmp_path / "out", boxes=tmp_path / "boxes.json"
+    ).startswith("2 people in 2 images")
     for wrong, why in (
         ({"size": "63x48"}, "multiples of 4"), ({"size": "big"}, "HEIGHTxWIDTH"), ({"how": "cubic"}, "bilinear, area or bicubic"),
         ({"capture": "0x24"}, "at least one pixel a side"),
@@ -201,7 +257,12 @@ def applied(tmp_path: Path) -> Callable[..., str]:
     def run(boxes: object = None) -> str:
         if boxes is not None:
             (tmp_path / "boxes.json").write_text(json.dumps(boxes))
-        return task.apply(tmp_path, tmp_path / "photos", tmp_path / "out", **({} if boxes is None else {"boxes": tmp_path / "boxes.json"}))
+        return task.apply(
+            tmp_path,
+            tmp_path / "photos",
+            tmp_path / "out",
+            **({} if boxes is None else {"boxes": tmp_path / "boxes.json"}),
+        )
 
     return run
 
@@ -220,7 +281,10 @@ def written(root: Path) -> dict[str, Any]:
 def test_every_photo_has_an_overlay_of_its_own(applied: Callable[..., str], tmp_path: Path) -> None:
     photos(tmp_path, "a/1.jpg", "b/1.jpg")
     assert applied().startswith("2 people in 2 images: ")
-    assert {p.relative_to(tmp_path / "out").as_posix() for p in tmp_path.glob("out/**/*.png")} == {"a/1-pose.png", "b/1-pose.png"}
+    assert {p.relative_to(tmp_path / "out").as_posix() for p in tmp_path.glob("out/**/*.png")} == {
+        "a/1-pose.png",
+        "b/1-pose.png",
+    }
     photos(tmp_path, "b/1.png")
     applied()
     assert {"a/1.jpg-pose.png", "b/1.jpg-pose.png", "b/1.png-pose.png"} <= {
@@ -228,10 +292,17 @@ def test_every_photo_has_an_overlay_of_its_own(applied: Callable[..., str], tmp_
     }
 
 
-def test_boxes_belong_to_paths_and_are_written_as_they_were_given(applied: Callable[..., str], tmp_path: Path) -> None:
+def test_boxes_belong_to_paths_and_are_written_as_they_were_given(
+    applied: Callable[..., str], tmp_path: Path
+) -> None:
     """The crop is 1.25 times as large and of the input's shape; COCO's box is the person's. A photo without people has a size too."""
     photos(tmp_path, "a/1.jpg", "b/1.jpg", "b/2.jpg")
-    applied([{"file_name": "./b/1.jpg", "bbox": [5, 6, 20, 30]}, {"file_name": "elsewhere/2.jpg", "bbox": [1, 2, 3, 4]}])
+    applied(
+        [
+            {"file_name": "./b/1.jpg", "bbox": [5, 6, 20, 30]},
+            {"file_name": "elsewhere/2.jpg", "bbox": [1, 2, 3, 4]},
+        ]
+    )
     found = written(tmp_path)
     names = [i["file_name"] for i in found["images"]]
     assert [(names[a["image_id"]], a["bbox"], a["area"]) for a in found["annotations"]] == [
@@ -246,22 +317,47 @@ def test_boxes_belong_to_paths_and_are_written_as_they_were_given(applied: Calla
     [
         ([5], r"not a list of boxes: .* or the annotations of COCO are needed"),
         (5, r"not a list of boxes: .* or the annotations of COCO are needed"),
-        ([{"file_name": "c.jpg", "bbox": "1234"}], r"not a list of boxes: .* or the annotations of COCO are needed"),
-        ([{"file_name": "1.jpg", "bbox": [5, 6, 20, 30]}], r"is 1.jpg the photo a/1.jpg\? Several have this name"),
-        ([{"file_name": "c.jpg", "bbox": [float("nan"), 6, 20, 30]}], r"the box \[nan, 6, 20, 30\] of c.jpg is none: .* are numbers"),
+        (
+            [{"file_name": "c.jpg", "bbox": "1234"}],
+            r"not a list of boxes: .* or the annotations of COCO are needed",
+        ),
+        (
+            [{"file_name": "1.jpg", "bbox": [5, 6, 20, 30]}],
+            r"is 1.jpg the photo a/1.jpg\? Several have this name",
+        ),
+        (
+            [{"file_name": "c.jpg", "bbox": [float("nan"), 6, 20, 30]}],
+            r"the box \[nan, 6, 20, 30\] of c.jpg is none: .* are numbers",
+        ),
         ([{"file_name": "c.jpg", "bbox": [5, 6, 0, 30]}], "the last two above 0"),
-        ([{"file_name": "c.jpg", "bbox": [40, 6, 10, 30]}], "lies outside the photo, which has 40x60 pixels"),
+        (
+            [{"file_name": "c.jpg", "bbox": [40, 6, 10, 30]}],
+            "lies outside the photo, which has 40x60 pixels",
+        ),
         ([{"file_name": "x.jpg", "bbox": [4, 6, 10, 30]}], "has no box for any of the images"),
     ],
-    ids=["number in a list", "number", "text", "name of two", "nan", "no width", "outside", "no photo"],
+    ids=[
+        "number in a list",
+        "number",
+        "text",
+        "name of two",
+        "nan",
+        "no width",
+        "outside",
+        "no photo",
+    ],
 )
-def test_boxes_that_cannot_be_meant(applied: Callable[..., str], tmp_path: Path, boxes: object, why: str) -> None:
+def test_boxes_that_cannot_be_meant(
+    applied: Callable[..., str], tmp_path: Path, boxes: object, why: str
+) -> None:
     photos(tmp_path, "a/1.jpg", "b/1.jpg", "c.jpg")
     with pytest.raises(ValueError, match=why):
         applied(boxes)
 
 
-def test_photos_that_cannot_be_read_are_skipped_and_counted(applied: Callable[..., str], tmp_path: Path) -> None:
+def test_photos_that_cannot_be_read_are_skipped_and_counted(
+    applied: Callable[..., str], tmp_path: Path
+) -> None:
     photos(tmp_path, "a.jpg", "b.jpg")
     (tmp_path / "photos" / "a.jpg").write_text("no picture")
     assert applied().startswith("1 people in 1 images, 1 could not be read (a.jpg): ")
@@ -271,13 +367,18 @@ def test_photos_that_cannot_be_read_are_skipped_and_counted(applied: Callable[..
         applied()
 
 
-def test_a_portrait_of_a_telephone_is_looked_at_upright(applied: Callable[..., str], tmp_path: Path) -> None:
+def test_a_portrait_of_a_telephone_is_looked_at_upright(
+    applied: Callable[..., str], tmp_path: Path
+) -> None:
     (tmp_path / "photos").mkdir()
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (60, 40)).save(tmp_path / "photos" / "a.jpg", exif=exif)
     applied()
-    assert (written(tmp_path)["images"][0]["width"], written(tmp_path)["annotations"][0]["bbox"]) == (40, [0, 0, 40, 60])
+    assert (
+        written(tmp_path)["images"][0]["width"],
+        written(tmp_path)["annotations"][0]["bbox"],
+    ) == (40, [0, 0, 40, 60])
     with Image.open(tmp_path / "out" / "a-pose.png") as overlay:
         assert overlay.size == (40, 60)
 
@@ -285,12 +386,16 @@ def test_a_portrait_of_a_telephone_is_looked_at_upright(applied: Callable[..., s
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="no network 'vit'"):
         Pose(network="vit")
-    with pytest.raises(ValueError, match="30x24 does not fit vit-tiny, whose inputs are multiples of 4"):
+    with pytest.raises(
+        ValueError, match="30x24 does not fit vit-tiny, whose inputs are multiples of 4"
+    ):
         Pose(sizes=((30, 24),))
     with pytest.raises(ValueError, match="multiples of 16"):
         Pose(network="resnet-18", stages=3, sizes=((64, 48), (40, 32)))
     odd = StickFigures(people=2, tests=1, sizes=((64, 48), (30, 22))).federation(2, 0)
-    with pytest.raises(StackError, match="client 1 has 30x22 inputs, but the model takes multiples of 4"):
+    with pytest.raises(
+        StackError, match="client 1 has 30x22 inputs, but the model takes multiples of 4"
+    ):
         stack(FedAvg(Pose()), MultiResolution(sizes=((64, 48), (32, 24)))).given(odd.facts)
     people = StickFigures(people=2, tests=1).federation(1, 0).holdings[0]
     batch = people.batch(torch.arange(2))

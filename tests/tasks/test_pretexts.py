@@ -16,7 +16,11 @@ from fedlens.tasks.vcop import ORDERS, VCOP
 
 
 def numbered(length: int) -> ArrayFrames:
-    return ArrayFrames(torch.arange(length, dtype=torch.uint8)[:, None, None, None].expand(length, 3, 40, 40).contiguous())
+    return ArrayFrames(
+        torch.arange(length, dtype=torch.uint8)[:, None, None, None]
+        .expand(length, 3, 40, 40)
+        .contiguous()
+    )
 
 
 def test_strides_by_hand() -> None:
@@ -55,14 +59,22 @@ def test_vcop_shows_the_order_it_asks_for() -> None:
 
 
 def videos(*lengths: int) -> VideoSet:
-    return VideoSet([numbered(n) for n in lengths], [0] * len(lengths), [str(k) for k in range(len(lengths))])
+    return VideoSet(
+        [numbered(n) for n in lengths], [0] * len(lengths), [str(k) for k in range(len(lengths))]
+    )
 
 
 def test_short_videos_are_left_out_and_counted() -> None:
     """VCOP needs 16 frames here: of (15, 16, 40) and (20, 3) one each goes."""
-    found = VCOP(frames=4, gap=2, size=32).admit(Federation([videos(15, 16, 40), videos(20, 3)], facts={"classes": ["a"]}))
+    found = VCOP(frames=4, gap=2, size=32).admit(
+        Federation([videos(15, 16, 40), videos(20, 3)], facts={"classes": ["a"]})
+    )
     assert [len(h) for h in found.holdings] == [2, 1]
-    assert found.facts["excluded"] == 2 and found.facts["excluded_by_client"] == [1, 1] and found.facts["least_frames"] == 16
+    assert (
+        found.facts["excluded"] == 2
+        and found.facts["excluded_by_client"] == [1, 1]
+        and found.facts["least_frames"] == 16
+    )
     assert found.facts["notes"] == ["2 videos are shorter than 16 frames and were left out"]
 
 

@@ -27,7 +27,15 @@ from fedlens.data.video.moving_textures import MovingTextures
 from fedlens.data.video.writer import writer
 from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
-from fedlens.layers import FedProx, FedSR, HighFrequency, LossAware, Median, MultiResolution, Scaffold
+from fedlens.layers import (
+    FedProx,
+    FedSR,
+    HighFrequency,
+    LossAware,
+    Median,
+    MultiResolution,
+    Scaffold,
+)
 from fedlens.models.vsr import Bicubic, LightVSR
 from fedlens.tasks.super_resolution import SuperResolution, Tiles, charbonnier
 
@@ -47,18 +55,30 @@ class Own(nn.Module):
 
 def scenes(clients: int = 3, scale: int = 2) -> Federation:
     source = MovingTextures(
-        clips=clients, groups=clients, split="groups", scale=scale, crop=16, height=48, width=48, frames=4, test_clips=1
+        clips=clients,
+        groups=clients,
+        split="groups",
+        scale=scale,
+        crop=16,
+        height=48,
+        width=48,
+        frames=4,
+        test_clips=1,
     )
     return source.federation(clients, 0)
 
 
 def test_charbonnier_by_hand() -> None:
     """Differences 3 and 0 with eps = 16 - 9 = 7: sqrt(16) and sqrt(7), mean (4 + 2.645751) / 2."""
-    assert float(charbonnier(torch.tensor([3.0, 0.0]), torch.zeros(2), 7.0)) == pytest.approx((4 + 7**0.5) / 2)
+    assert float(charbonnier(torch.tensor([3.0, 0.0]), torch.zeros(2), 7.0)) == pytest.approx(
+        (4 + 7**0.5) / 2
+    )
 
 
 @pytest.mark.parametrize(
-    "layers", [[HighFrequency(), LossAware()], [FedProx(0.1)], [Scaffold()], [Median()], [FedSR()]], ids=lambda x: type(x[0]).__name__
+    "layers",
+    [[HighFrequency(), LossAware()], [FedProx(0.1)], [Scaffold()], [Median()], [FedSR()]],
+    ids=lambda x: type(x[0]).__name__,
 )
 def test_a_network_of_ones_own_learns_under_every_method(layers: Sequence[Any]) -> None:
     """Untouched, x2: the loss after five rounds is below that of the first."""
@@ -73,7 +93,9 @@ def test_a_network_of_ones_own_learns_under_every_method(layers: Sequence[Any]) 
 
 def test_same_bits_with_workers_and_over_bytes() -> None:
     task = SuperResolution("light", scale=2, options={"width": 4, "blocks": 1})
-    algorithm = stack(FedAvg(task, lr=1e-3, optimizer="adam", batch=2), HighFrequency(), LossAware())
+    algorithm = stack(
+        FedAvg(task, lr=1e-3, optimizer="adam", batch=2), HighFrequency(), LossAware()
+    )
     federation = scenes()
     with Simulator(algorithm, federation, workers=2) as engine:
         a = run(algorithm, engine, 2)
@@ -83,7 +105,18 @@ def test_same_bits_with_workers_and_over_bytes() -> None:
 def test_cameras_of_two_resolutions_learn_together() -> None:
     """Where the low view is the native one there is nothing to distil; above it the term is Charbonnier of the doubled small
     answer and the large one, worked out here frame by frame. Five rounds of FedVSR with it lower the loss."""
-    source = MovingTextures(clips=2, groups=2, split="groups", scale=2, crop=16, height=48, width=48, frames=4, test_clips=1, native=(1, 2))
+    source = MovingTextures(
+        clips=2,
+        groups=2,
+        split="groups",
+        scale=2,
+        crop=16,
+        height=48,
+        width=48,
+        frames=4,
+        test_clips=1,
+        native=(1, 2),
+    )
     federation = source.federation(2, 0)
     task = SuperResolution(Own, scale=2)
     layers = [HighFrequency(), MultiResolution(sizes=((8, 8), (4, 4)), alpha=0.5), LossAware()]
@@ -95,7 +128,9 @@ def test_cameras_of_two_resolutions_learn_together() -> None:
     x, gaps = large["x"], []
     for b in range(2):
         for t in range(4):
-            low = nn.functional.interpolate(x[b, t][None], size=(4, 4), mode="bicubic", antialias=True)
+            low = nn.functional.interpolate(
+                x[b, t][None], size=(4, 4), mode="bicubic", antialias=True
+            )
             up = nn.functional.interpolate(model(low[None])[0], scale_factor=2, mode="bilinear")
             gaps.append((up[0] - model(x[b : b + 1, t : t + 1])[0, 0]).square().add(1e-9).sqrt())
     expected = 0.5 * torch.stack(gaps).mean()
@@ -110,7 +145,9 @@ def test_loss_aware_weighting_lets_only_sums_reach_the_server() -> None:
     """FedVSR needs no single replies: workers add up what their clients send, and the server sees sums of deltas and of importances. That
     holds for the trees; tests/layers/test_masked.py hides the scalars as well."""
     task = SuperResolution(Own, scale=2)
-    algorithm = stack(FedAvg(task, lr=1e-3, optimizer="adam", batch=2), HighFrequency(), LossAware())
+    algorithm = stack(
+        FedAvg(task, lr=1e-3, optimizer="adam", batch=2), HighFrequency(), LossAware()
+    )
     assert algorithm.needs == "sums"
     federation = scenes()
     arrived: list[Message] = []
@@ -136,10 +173,19 @@ def test_evaluation_of_bicubic_equals_direct_computation() -> None:
     big = (enlarge(pair["x"], 4).clamp(0, 1) * 255).round()[0].double().numpy()
     true = (pair["y"][0] * 255).round().double().numpy()
     luma = np.array([65.481, 128.553, 24.966]).reshape(3, 1, 1) / 255
-    rgb = np.mean([10 * np.log10(255**2 / ((a - b) ** 2).mean()) for a, b in zip(big, true, strict=True)])
-    y = np.mean([10 * np.log10(255**2 / (((a - b) * luma).sum(0) ** 2).mean()) for a, b in zip(big, true, strict=True)])
+    rgb = np.mean(
+        [10 * np.log10(255**2 / ((a - b) ** 2).mean()) for a, b in zip(big, true, strict=True)]
+    )
+    y = np.mean(
+        [
+            10 * np.log10(255**2 / (((a - b) * luma).sum(0) ** 2).mean())
+            for a, b in zip(big, true, strict=True)
+        ]
+    )
     found = task.evaluate(Bicubic(4), federation.test)
-    assert found["psnr"] == pytest.approx(rgb, abs=1e-4) and found["psnr_y"] == pytest.approx(y, abs=1e-4)
+    assert found["psnr"] == pytest.approx(rgb, abs=1e-4) and found["psnr_y"] == pytest.approx(
+        y, abs=1e-4
+    )
 
 
 def test_tiles_equal_the_whole() -> None:
@@ -172,7 +218,10 @@ def test_apply_to_a_film_keeps_its_sound(tmp_path: Path, data_pack: Path) -> Non
     source = data_pack / "video_samples" / "R6llTwEh07w.mp4"
     short = tmp_path / "short.mp4"
     with av.open(str(source)) as given, av.open(str(short), "w") as out:
-        streams = {s: out.add_stream_from_template(s) for s in (given.streams.video[0], given.streams.audio[0])}
+        streams = {
+            s: out.add_stream_from_template(s)
+            for s in (given.streams.video[0], given.streams.audio[0])
+        }
         for packet in given.demux(*streams):
             if packet.dts is not None and packet.pts * packet.time_base < 0.6:
                 packet.stream = streams[packet.stream]
@@ -197,11 +246,17 @@ def test_apply_to_a_film_keeps_its_sound(tmp_path: Path, data_pack: Path) -> Non
 def test_apply_to_a_folder_and_a_picture(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for k in range(3):
-        Image.fromarray(np.random.default_rng(k).integers(0, 255, (10, 14, 3)).astype(np.uint8)).save(tmp_path / "in" / f"shot{k}.png")
+        Image.fromarray(
+            np.random.default_rng(k).integers(0, 255, (10, 14, 3)).astype(np.uint8)
+        ).save(tmp_path / "in" / f"shot{k}.png")
     task = SuperResolution("light", scale=3, options={"width": 4, "blocks": 1})
     run_folder = saved(task, tmp_path / "run")
     task.apply(run_folder, tmp_path / "in", tmp_path / "out", progress=False)
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["shot0.png", "shot1.png", "shot2.png"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "shot0.png",
+        "shot1.png",
+        "shot2.png",
+    ]
     assert open_frames(tmp_path / "out").size == (30, 42)
     task.apply(run_folder, tmp_path / "in" / "shot0.png", tmp_path / "one.png", progress=False)
     assert open_frames(tmp_path / "one.png").size == (30, 42)
@@ -224,15 +279,24 @@ def test_pictures(tmp_path: Path) -> None:
     task = SuperResolution("light", scale=2, options={"width": 4, "blocks": 1})
     pictures = task.pictures(task.model().eval(), federation)
     assert [p.kind for p in pictures] == ["compare", "compare", "map", "strip"]
-    assert all(i.shape == pictures[0].images[0].shape for i in pictures[0].images) and pictures[0].labels[-1] == "reference"
+    assert (
+        all(i.shape == pictures[0].images[0].shape for i in pictures[0].images)
+        and pictures[0].labels[-1] == "reference"
+    )
     save_pictures(pictures, tmp_path)
 
 
 def test_error_maps_share_one_scale(tmp_path: Path) -> None:
     """Maps that reach 1 and 2: on one scale the first ends at half of 255, on its own at 255; the ends are told with it."""
     maps = [torch.tensor([[[0.0, 1.0]]]), torch.tensor([[[0.5, 2.0]]])]
-    save_pictures([Picture("together", maps, kind="map", one_scale=True), Picture("alone", maps, kind="map")], tmp_path)
-    levels = [[np.asarray(Image.open(tmp_path / f"0{k}-0{j}.png")).tolist() for j in range(2)] for k in range(2)]
+    save_pictures(
+        [Picture("together", maps, kind="map", one_scale=True), Picture("alone", maps, kind="map")],
+        tmp_path,
+    )
+    levels = [
+        [np.asarray(Image.open(tmp_path / f"0{k}-0{j}.png")).tolist() for j in range(2)]
+        for k in range(2)
+    ]
     assert levels == [[[[0, 128]], [[64, 255]]], [[[0, 255]], [[0, 255]]]]
     together, alone = json.loads((tmp_path / "index.json").read_text())
     assert together["ranges"] == [[0, 2], [0, 2]] and alone["ranges"] == [[0, 1], [0.5, 2]]
@@ -253,4 +317,6 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match=r"Own made .* at scale 4 it must be"):
         SuperResolution(Own, scale=4).forward(Own(), {"x": x})
     with pytest.raises(ValueError, match="must be the same"):
-        SuperResolution(Own, scale=2).loss(Output(torch.zeros(1, 2, 3, 8, 8)), {"y": torch.zeros(1, 2, 3, 16, 16)})
+        SuperResolution(Own, scale=2).loss(
+            Output(torch.zeros(1, 2, 3, 8, 8)), {"y": torch.zeros(1, 2, 3, 16, 16)}
+        )

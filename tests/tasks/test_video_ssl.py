@@ -58,7 +58,11 @@ def test_the_rows_of_table_four() -> None:
         recipe = config.read("fedvssl-ctp", algorithm=f"fedvssl-{alpha}-{beta}")
         parts = {type(p).__name__: p for p in recipe.build_algorithm(recipe.build_task()).parts()}
         assert list(parts) == ["FedAvg", "BackboneOnly", "MixedWeights", "MovingMean"]
-        assert (parts["MixedWeights"].alpha, parts["MovingMean"].beta, parts["FedAvg"].lr) == (alpha, beta, 0.01)
+        assert (parts["MixedWeights"].alpha, parts["MovingMean"].beta, parts["FedAvg"].lr) == (
+            alpha,
+            beta,
+            0.01,
+        )
 
 
 def test_pretraining_shares_the_backbone_only(pretrained: Path) -> None:
@@ -71,7 +75,10 @@ def test_pretraining_shares_the_backbone_only(pretrained: Path) -> None:
     assert list(records[0]["metrics"]) == [f"recall_at_{k}" for k in (1, 5, 10, 20, 50)]
     size = sum(t.numel() * t.element_size() for t in saved.values())
     assert records[0]["bytes_up"] == records[0]["bytes_down"] == 2 * size == 2 * 915_456
-    assert sum(t.numel() for n, t in saved.items() if "running" not in n and "num_" not in n) == 228_120
+    assert (
+        sum(t.numel() for n, t in saved.items() if "running" not in n and "num_" not in n)
+        == 228_120
+    )
     assert {"distance_backbone_spread", "distance_head_spread"} <= records[0]["state"].keys()
     index = json.loads((pretrained / "pictures" / "index.json").read_text())
     assert [p["kind"] for p in index] == ["strip", "sheet"] and len(index[1]["files"]) == 5 * 8
@@ -94,7 +101,19 @@ def test_fine_tuning_and_probing_start_from_a_run(pretrained: Path, tmp_path: Pa
 
 def test_a_missing_init_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = [f"{k}={v}" for k, v in SMALL.items()]
-    assert cli.invoke(["run", "fedvssl", *small, "task.init=nowhere.safetensors", "--out", str(tmp_path / "run")]) == 2
+    assert (
+        cli.invoke(
+            [
+                "run",
+                "fedvssl",
+                *small,
+                "task.init=nowhere.safetensors",
+                "--out",
+                str(tmp_path / "run"),
+            ]
+        )
+        == 2
+    )
     assert "no weights at nowhere.safetensors" in capsys.readouterr().err
 
 
@@ -102,7 +121,9 @@ def table(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "neighbours.csv").read_text().splitlines()))
 
 
-def test_retrieval_over_a_folder(pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_retrieval_over_a_folder(
+    pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for k in range(6):
         clip = ArrayFrames(moving_shape(k % 2, 10, 32, generator(k)), rate=Fraction(10))
         with writer(tmp_path / "videos" / ACTIONS[k % 2] / f"{k}.mp4", clip, (32, 32)) as write:
@@ -111,7 +132,11 @@ def test_retrieval_over_a_folder(pretrained: Path, tmp_path: Path, capsys: pytes
     out = tmp_path / "found"
     assert cli.invoke(["apply", str(pretrained), str(tmp_path / "videos"), str(out), "k=3"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "6 videos indexed, the 3 nearest of 6" in said and "1 skipped (bad.mp4" in said and "of the same folder" in said
+    assert (
+        "6 videos indexed, the 3 nearest of 6" in said
+        and "1 skipped (bad.mp4" in said
+        and "of the same folder" in said
+    )
     rows = table(out)
     assert len(rows) == 18 and all(r["query"] != r["video"] for r in rows)
     assert (out / "sheet.png").stat().st_size > 1000
@@ -120,9 +145,16 @@ def test_retrieval_over_a_folder(pretrained: Path, tmp_path: Path, capsys: pytes
     assert "6 videos read from the index" in " ".join(capsys.readouterr().out.split())
     assert (out / "index.safetensors").stat().st_mtime_ns == stamp
     one = str(tmp_path / "videos" / "left" / "1.mp4")
-    assert cli.invoke(["apply", str(pretrained), one, str(out), f"gallery={tmp_path / 'videos'}", "k=1"]) == 0
+    assert (
+        cli.invoke(
+            ["apply", str(pretrained), one, str(out), f"gallery={tmp_path / 'videos'}", "k=1"]
+        )
+        == 0
+    )
     found = table(out)[0]
-    assert found["video"] == "left/1.mp4" and float(found["similarity"]) == pytest.approx(1, abs=1e-4)  # itself
+    assert found["video"] == "left/1.mp4" and float(found["similarity"]) == pytest.approx(
+        1, abs=1e-4
+    )  # itself
     for bad, sentence in (
         ("kk=1", "has no option 'kk': there are gallery, k, clips"),
         ("k=few", "k is a whole number of at least 1, not 'few'"),
@@ -132,7 +164,10 @@ def test_retrieval_over_a_folder(pretrained: Path, tmp_path: Path, capsys: pytes
 
 
 def test_a_query_from_elsewhere_has_no_class_of_the_gallery(
-    pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pretrained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Folders left and right, a query from a folder that is neither: it goes by its own name, nothing is ticked, no share is claimed. A
     query that cannot be read is named itself, not what was skipped in the gallery. A file that changed is indexed again."""
@@ -146,17 +181,43 @@ def test_a_query_from_elsewhere_has_no_class_of_the_gallery(
     (tmp_path / "mine" / "empty.mp4").touch()
     labels: list[str] = []
     sheet = search.contact_sheet
-    monkeypatch.setattr(search, "contact_sheet", lambda *args: labels.extend((made := sheet(*args)).labels) or made)
+    monkeypatch.setattr(
+        search, "contact_sheet", lambda *args: labels.extend((made := sheet(*args)).labels) or made
+    )
     out, gallery = str(tmp_path / "found"), f"gallery={tmp_path / 'videos'}"
-    assert cli.invoke(["apply", str(pretrained), str(tmp_path / "mine" / "q.mp4"), out, gallery, "k=3"]) == 0
-    assert labels[0] == "query: q.mp4" and sorted(x.split()[1] for x in labels[1:]) == ["left", "right", "right"]
+    assert (
+        cli.invoke(
+            ["apply", str(pretrained), str(tmp_path / "mine" / "q.mp4"), out, gallery, "k=3"]
+        )
+        == 0
+    )
+    assert labels[0] == "query: q.mp4" and sorted(x.split()[1] for x in labels[1:]) == [
+        "left",
+        "right",
+        "right",
+    ]
     assert all(x.startswith("·") for x in labels[1:])
-    assert "same folder" not in (said := " ".join(capsys.readouterr().out.split())) and "1 skipped (bad.mp4: cannot be read" in said
+    assert (
+        "same folder" not in (said := " ".join(capsys.readouterr().out.split()))
+        and "1 skipped (bad.mp4: cannot be read" in said
+    )
     assert "bad.mp4: cannot be read" in (tmp_path / "found" / "report.html").read_text()
-    assert cli.invoke(["apply", str(pretrained), str(tmp_path / "mine" / "empty.mp4"), out, gallery]) == 2
-    assert "could be read in" in (said := capsys.readouterr().err) and "(empty.mp4: cannot be read" in said and "bad.mp4" not in said
+    assert (
+        cli.invoke(["apply", str(pretrained), str(tmp_path / "mine" / "empty.mp4"), out, gallery])
+        == 2
+    )
+    assert (
+        "could be read in" in (said := capsys.readouterr().err)
+        and "(empty.mp4: cannot be read" in said
+        and "bad.mp4" not in said
+    )
     (tmp_path / "videos" / "left" / "a.mp4").write_bytes((tmp_path / "mine" / "q.mp4").read_bytes())
-    assert cli.invoke(["apply", str(pretrained), str(tmp_path / "mine" / "q.mp4"), out, gallery, "k=3"]) == 0
+    assert (
+        cli.invoke(
+            ["apply", str(pretrained), str(tmp_path / "mine" / "q.mp4"), out, gallery, "k=3"]
+        )
+        == 0
+    )
     assert "3 videos indexed" in " ".join(capsys.readouterr().out.split())
     assert table(tmp_path / "found")[0]["video"] == "left/a.mp4"
 
@@ -187,14 +248,27 @@ def test_what_cannot_be_decoded_is_no_result_and_a_broken_index_is_made_again(
     assert "read from the index" in said()
     assert not list(out.glob(".*"))
     with pytest.warns(UserWarning, match="skipped"):
-        assert cli.invoke(["apply", str(pretrained), str(videos), str(out), f"gallery={videos}", "k=1"]) == 0
+        assert (
+            cli.invoke(
+                ["apply", str(pretrained), str(videos), str(out), f"gallery={videos}", "k=1"]
+            )
+            == 0
+        )
     assert {r["query"] for r in table(out)} == {"a", "b"}
 
 
 @pytest.mark.parametrize(
-    "what", [["landscape", "--points", "3"], ["surface", "--points", "2"], ["perturbation"], ["target", "--value", "0"]]
+    "what",
+    [
+        ["landscape", "--points", "3"],
+        ["surface", "--points", "2"],
+        ["perturbation"],
+        ["target", "--value", "0"],
+    ],
 )
-def test_analyses_end_in_the_report(pretrained: Path, what: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyses_end_in_the_report(
+    pretrained: Path, what: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     name, *options = what
     assert cli.invoke(["analyse", name, str(pretrained), *options]) == 0
     numbers = json.loads((pretrained / "analysis" / f"{name}.json").read_text())
@@ -206,25 +280,33 @@ def test_analyses_end_in_the_report(pretrained: Path, what: list[str], capsys: p
         assert numbers["spent"]["pre"]["rounds"] == 1 and numbers["spent"]["pre"]["examples"] == 8
     if name == "perturbation":
         summary = json.loads((pretrained / "summary.json").read_text())
-        assert numbers["values"]["pre"][0] == pytest.approx(summary["metrics"]["recall_at_1"])  # strength 0 is the model itself
+        assert numbers["values"]["pre"][0] == pytest.approx(
+            summary["metrics"]["recall_at_1"]
+        )  # strength 0 is the model itself
 
 
 def test_the_middle_of_171x128_is_112_of_its_own_pixels() -> None:
     """The papers' test protocol: scale to 171x128, cut the middle 112. Rows 8 to 119, columns round(59 / 2) = 30 to 141; nothing is
     interpolated."""
     pixels = torch.randint(256, (2, 3, 128, 171), dtype=torch.uint8, generator=generator(0))
-    assert torch.equal(crop(pixels, 112, None), (pixels[..., 8:120, 30:142].float() / 255).transpose(0, 1))
+    assert torch.equal(
+        crop(pixels, 112, None), (pixels[..., 8:120, 30:142].float() / 255).transpose(0, 1)
+    )
 
 
 def test_even_distances() -> None:
     """Ten frames, clips of four: they begin between 0 and 6. Three of them: 0, 3, 6. One: the middle. A video of four: all on one
     another."""
-    assert starts(10, 4, 3) == [0, 3, 6] and starts(10, 4, 1) == [3] and starts(4, 4, 3) == [0, 0, 0]
+    assert (
+        starts(10, 4, 3) == [0, 3, 6] and starts(10, 4, 1) == [3] and starts(4, 4, 3) == [0, 0, 0]
+    )
     assert starts(10, 4, 2, stride=2) == [0, 3]
 
 
 def test_small_maps_are_not_pooled() -> None:
-    assert pooled(torch.zeros(1, 5, 2, 7, 7)).shape == (1, 5 * 2 * 9) and pooled(torch.zeros(1, 5, 1, 2, 2)).shape == (1, 20)
+    assert pooled(torch.zeros(1, 5, 2, 7, 7)).shape == (1, 5 * 2 * 9) and pooled(
+        torch.zeros(1, 5, 1, 2, 2)
+    ).shape == (1, 20)
 
 
 class Mean(torch.nn.Module):
@@ -243,15 +325,28 @@ def test_retrieval_by_hand() -> None:
     counts."""
 
     def plain(r: int, g: int, frames: int = 6) -> ArrayFrames:
-        return ArrayFrames(torch.tensor([r, g, 9]).byte()[None, :, None, None].expand(frames, 3, 20, 20).contiguous())
+        return ArrayFrames(
+            torch.tensor([r, g, 9])
+            .byte()[None, :, None, None]
+            .expand(frames, 3, 20, 20)
+            .contiguous()
+        )
 
     gallery = VideoSet([plain(200, 10), plain(10, 200)], [0, 1], ["a", "b"])
-    queries = VideoSet([plain(100, 20), plain(20, 100), plain(20, 100, 3)], [0, 1, 1], ["c", "d", "e"])
+    queries = VideoSet(
+        [plain(100, 20), plain(20, 100), plain(20, 100, 3)], [0, 1, 1], ["c", "d", "e"]
+    )
     task = Speed(backbone="r3d10s", frames=4, size=16, clips=2, strides=(0, 1), majority=True)
     rows = embed(Mean(), queries, 4, 16, 2)
-    assert torch.allclose(rows[0], torch.tensor([100, 20, 9]) / 255, atol=1e-6) and not rows[2].any()
+    assert (
+        torch.allclose(rows[0], torch.tensor([100, 20, 9]) / 255, atol=1e-6) and not rows[2].any()
+    )
     found = task.evaluate(Mean(), Search(gallery, queries))
-    assert found["recall_at_1"] == pytest.approx(2 / 3) and found["recall_at_5"] == 1.0 and found["vote_at_1"] == pytest.approx(2 / 3)
+    assert (
+        found["recall_at_1"] == pytest.approx(2 / 3)
+        and found["recall_at_5"] == 1.0
+        and found["vote_at_1"] == pytest.approx(2 / 3)
+    )
 
 
 def test_a_broken_video_is_skipped_and_the_batch_goes_on() -> None:
@@ -268,16 +363,23 @@ def test_a_broken_video_is_skipped_and_the_batch_goes_on() -> None:
     data = task.admit(type(fed)([bad])).holdings[0]
     with pytest.warns(UserWarning, match=r"skipped: x.mp4"):
         assert len(data.batch(torch.tensor([0, 1]), generator(0))["x"]) == 1
-    with pytest.warns(UserWarning, match=r"skipped: x.mp4"):  # alone in its batch: the other video stands in for it
+    with pytest.warns(
+        UserWarning, match=r"skipped: x.mp4"
+    ):  # alone in its batch: the other video stands in for it
         assert torch.equal(data.batch(torch.tensor([1]))["x"], data.batch(torch.tensor([0]))["x"])
     with pytest.warns(UserWarning, match=r"skipped: x.mp4"):  # in retrieval it is like nothing
         rows = embed(Mean(), bad, 4, 16, 2)
     assert bool(rows[0].any()) and not bool(rows[1].any()) and not bool(middle(bad.clips[1]).any())
     none = task.admit(type(fed)([bad.take([1])])).holdings[0]
-    with pytest.raises(DataError, match=r"none of the 1 videos here can be decoded"), pytest.warns(UserWarning):
+    with (
+        pytest.raises(DataError, match=r"none of the 1 videos here can be decoded"),
+        pytest.warns(UserWarning),
+    ):
         none.batch(torch.tensor([0]))
 
 
 def test_too_many_classes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"the data has 8 classes, but the task says 5: set task.classes=8"):
+    with pytest.raises(
+        ValueError, match=r"the data has 8 classes, but the task says 5: set task.classes=8"
+    ):
         ActionRecognition(classes=5).fits({"classes": ACTIONS})

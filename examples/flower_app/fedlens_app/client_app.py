@@ -13,7 +13,9 @@ from fedlens_app.task import algorithm, data_of
 
 def make_site(node: Any, run: Any) -> Site:
     id = site_number(node)
-    return Site(id, algorithm(), alone(id, data_of(id)), Path(str(node.get("folder", run["folder"]))))
+    return Site(
+        id, algorithm(), alone(id, data_of(id)), Path(str(node.get("folder", run["folder"])))
+    )
 
 
 app = client_app(make_site)

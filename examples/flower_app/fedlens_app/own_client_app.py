@@ -24,5 +24,10 @@ def train(message: Message, context: Context) -> Message:
         loss = cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
-    metrics = MetricRecord({"num-examples": len(columns["y"]), "train_loss": float(loss), "client": client})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+    metrics = MetricRecord(
+        {"num-examples": len(columns["y"]), "train_loss": float(loss), "client": client}
+    )
+    return Message(
+        RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+        reply_to=message,
+    )

@@ -17,11 +17,16 @@ def main(grid: Any, config: Any) -> None:
     rounds = int(config["rounds"])
     if config["strategy"]:
         strategy = StackStrategy(LossAware(tau=0.05), rounds=rounds, fraction_evaluate=0.0)
-        strategy.start(grid=grid, initial_arrays=ArrayRecord(Stripes().model().state_dict()), num_rounds=rounds)
+        strategy.start(
+            grid=grid, initial_arrays=ArrayRecord(Stripes().model().state_dict()), num_rounds=rounds
+        )
         return
 
     def tell(here: Progress, done: Round) -> None:
-        print(f"round {done.number}: loss {done.loss:.4f}, {dict(done.metrics)}, lost {list(done.lost)}", flush=True)
+        print(
+            f"round {done.number}: loss {done.loss:.4f}, {dict(done.metrics)}, lost {list(done.lost)}",
+            flush=True,
+        )
 
     stack = algorithm()
     engine = Flower(grid, stack, int(config["clients"]))

@@ -18,7 +18,9 @@ class Stripes(LearningTask):
     """Are the stripes vertical or horizontal?"""
 
     def model(self) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 2))
+        return nn.Sequential(
+            nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 2)
+        )
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         return nn.functional.cross_entropy(output.prediction, batch["y"])
@@ -32,7 +34,9 @@ def data_of(client: int, count: int = 128) -> Tensors:
     rng = torch.Generator().manual_seed(client)
     y = torch.randint(2, (count,), generator=rng)
     wave = torch.sin(torch.arange(16) * (0.8 + 0.2 * client)).expand(count, 1, 16, 16)
-    x = torch.where(y[:, None, None, None] == 0, wave, wave.transpose(2, 3)) + 0.3 * torch.randn(count, 1, 16, 16, generator=rng)
+    x = torch.where(y[:, None, None, None] == 0, wave, wave.transpose(2, 3)) + 0.3 * torch.randn(
+        count, 1, 16, 16, generator=rng
+    )
     return Tensors({"x": x, "y": y})
 
 

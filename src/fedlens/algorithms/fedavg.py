@@ -60,13 +60,17 @@ def train(
         optimizer.step()
         losses.append(loss.detach())
         group = optimizer.param_groups[0]
-        lr_sum += group["lr"] / group.get("factor", 1.0)  # of the common rate: a group's own is a multiple of it
+        lr_sum += group["lr"] / group.get(
+            "factor", 1.0
+        )  # of the common rate: a group's own is a multiple of it
     if not losses:
         raise ValueError("nothing to train on")
     return Trained(float(torch.stack(losses).double().mean()), len(losses), lr_sum)
 
 
-def draw(data: Data, size: int, rng: Generator, *, epochs: int = 1, steps: int | None = None) -> Iterator[Batch]:
+def draw(
+    data: Data, size: int, rng: Generator, *, epochs: int = 1, steps: int | None = None
+) -> Iterator[Batch]:
     """Shuffled batches: `epochs` passes, or exactly `steps` of them."""
     if not len(data):
         return
@@ -132,9 +136,13 @@ class FedAvg(Algorithm):
 
     def __post_init__(self) -> None:
         if self.trains and not isinstance(self.task, LearningTask):
-            raise ValueError(f"FedAvg trains a network, but the task {type(self.task).__name__} has none")
+            raise ValueError(
+                f"FedAvg trains a network, but the task {type(self.task).__name__} has none"
+            )
         if bad := [pattern for pattern, factor in self.lr_factors if not factor > 0]:
-            raise ValueError(f"the learning-rate factor of {bad[0]!r} must be above 0: to hold weights still, use freeze")
+            raise ValueError(
+                f"the learning-rate factor of {bad[0]!r} must be above 0: to hold weights still, use freeze"
+            )
 
     def init(self) -> Message:
         self.place  # noqa: B018  a device that is not here is refused now, not by every client
@@ -152,7 +160,9 @@ class FedAvg(Algorithm):
         self.task.fits(facts)
         for client, native in enumerate(facts.get("resolutions", ())):
             if any(int(side) % self.task.multiple for side in native.split("x")):
-                raise StackError(f"client {client} has {native} inputs, but the model takes multiples of {self.task.multiple}")
+                raise StackError(
+                    f"client {client} has {native} inputs, but the model takes multiples of {self.task.multiple}"
+                )
         return self
 
     def broadcast(self, state: Message) -> Message:
@@ -179,13 +189,24 @@ class FedAvg(Algorithm):
             groups = self._groups(model, adapters, message)
             parameters = [p for group in groups for p in group["params"]]
             optimizer = self.make_optimizer(groups, self.lr_at(message))
-            trained = train(parameters, map(self._place, batches), objective, optimizer, clip=self.clip, amp=self._autocast())
+            trained = train(
+                parameters,
+                map(self._place, batches),
+                objective,
+                optimizer,
+                clip=self.clip,
+                amp=self._autocast(),
+            )
         for name, module in client.adapters.items():
-            client.memory[name] = tree.map_tree(lambda t: t.detach().cpu().clone(), module.state_dict())
+            client.memory[name] = tree.map_tree(
+                lambda t: t.detach().cpu().clone(), module.state_dict()
+            )
         local = model.state_dict()
         delta = {n: (local[n].to("cpu") - t) for n, t in received.items()}
         examples = float(len(client.data))
-        reply = Message({"delta": delta}).note(loss=trained.loss, examples=examples, steps=float(trained.steps), lr_sum=trained.lr_sum)
+        reply = Message({"delta": delta}).note(
+            loss=trained.loss, examples=examples, steps=float(trained.steps), lr_sum=trained.lr_sum
+        )
         return reply.weigh("delta", examples if self.weights == "examples" else 1.0)
 
     def server_step(self, state: Message, replies: Replies) -> Message:
@@ -238,14 +259,27 @@ class FedAvg(Algorithm):
             self._add_gradients(model, named, client, adapt, total)
         return tree.map_tree(lambda t: t.to("cpu"), total)
 
-    def _add_gradients(self, model: nn.Module, named: Mapping[str, nn.Parameter], client: Client, adapt: Adapt | None, total: Tree) -> None:
+    def _add_gradients(
+        self,
+        model: nn.Module,
+        named: Mapping[str, nn.Parameter],
+        client: Client,
+        adapt: Adapt | None,
+        total: Tree,
+    ) -> None:
         for low in range(0, len(client.data), self.batch):
             index = torch.arange(low, min(low + self.batch, len(client.data)))
             batch = self._place(client.data.batch(index))
             output = self.task.forward(model, batch, adapt)
-            loss = self.task.loss(output, batch) + sum(term(model, batch, output) for term in client.terms)
+            loss = self.task.loss(output, batch) + sum(
+                term(model, batch, output) for term in client.terms
+            )
             share = len(index) / len(client.data)
-            for (n, _), g in zip(named.items(), torch.autograd.grad(loss, list(named.values()), allow_unused=True), strict=True):
+            for (n, _), g in zip(
+                named.items(),
+                torch.autograd.grad(loss, list(named.values()), allow_unused=True),
+                strict=True,
+            ):
                 if g is not None:
                     total[n] += share * g
 
@@ -259,13 +293,17 @@ class FedAvg(Algorithm):
 
     def _place(self, batch: Batch) -> Batch:
         place = self.place
-        moved = {k: v if v.device == place else v.to(place, non_blocking=True) for k, v in batch.items()}
+        moved = {
+            k: v if v.device == place else v.to(place, non_blocking=True) for k, v in batch.items()
+        }
         if self.channels_last and moved["x"].dim() == 4:
             moved["x"] = moved["x"].contiguous(memory_format=torch.channels_last)
         return moved
 
     def _autocast(self) -> AbstractContextManager[Any] | None:
-        return torch.autocast(self.place.type, dtype=torch.bfloat16) if self.mixed_precision else None
+        return (
+            torch.autocast(self.place.type, dtype=torch.bfloat16) if self.mixed_precision else None
+        )
 
     def _adapters(self, client: Client) -> list[nn.Module]:
         for name, module in client.adapters.items():
@@ -279,7 +317,13 @@ class FedAvg(Algorithm):
     def lr_at(self, message: Message) -> float:
         if self.schedule == "step" and self.milestones:
             return self.lr * float(self.decay ** sum(message.round >= m for m in self.milestones))
-        return self.lr * lr_factor(self.schedule, message.round, int(message.scalars.get("rounds", 1)), self.step_every, self.decay)
+        return self.lr * lr_factor(
+            self.schedule,
+            message.round,
+            int(message.scalars.get("rounds", 1)),
+            self.step_every,
+            self.decay,
+        )
 
     @property
     def paced_by(self) -> str | None:
@@ -288,14 +332,22 @@ class FedAvg(Algorithm):
 
     def factor(self, name: str, message: Message) -> float:
         """What the learning rate of a parameter is multiplied by in this round; 0 if it is frozen."""
-        if (self.freeze_rounds is None or message.round < self.freeze_rounds) and any(fnmatchcase(name, p) for p in self.freeze):
+        if (self.freeze_rounds is None or message.round < self.freeze_rounds) and any(
+            fnmatchcase(name, p) for p in self.freeze
+        ):
             return 0.0
-        return next((factor for pattern, factor in self.lr_factors if fnmatchcase(name, pattern)), 1.0)
+        return next(
+            (factor for pattern, factor in self.lr_factors if fnmatchcase(name, pattern)), 1.0
+        )
 
     @contextmanager
     def thawed(self, model: nn.Module, message: Message) -> Iterator[None]:
         """Inside, only what learns in this round asks for gradients: what is frozen costs no backward pass, and no pull reaches it."""
-        held = [p for n, p in model.named_parameters() if p.requires_grad and not self.factor(n, message)]
+        held = [
+            p
+            for n, p in model.named_parameters()
+            if p.requires_grad and not self.factor(n, message)
+        ]
         for p in held:
             p.requires_grad_(False)
         try:
@@ -304,7 +356,9 @@ class FedAvg(Algorithm):
             for p in held:
                 p.requires_grad_(True)
 
-    def _groups(self, model: nn.Module, adapters: list[nn.Module], message: Message) -> list[dict[str, Any]]:
+    def _groups(
+        self, model: nn.Module, adapters: list[nn.Module], message: Message
+    ) -> list[dict[str, Any]]:
         """Parameters by their factor, in the order of the model; one group where there are no factors."""
         lr = self.lr_at(message)
         groups: dict[float, list[nn.Parameter]] = {}
@@ -315,18 +369,24 @@ class FedAvg(Algorithm):
             groups.setdefault(1.0, []).extend(own)
         if not groups:
             raise ValueError("everything is frozen: nothing can learn")
-        return [{"params": ps, "lr": lr * factor, "factor": factor} for factor, ps in groups.items()]
+        return [
+            {"params": ps, "lr": lr * factor, "factor": factor} for factor, ps in groups.items()
+        ]
 
     def _check_patterns(self, model: nn.Module) -> None:
         names = [n for n, _ in model.named_parameters()]
         for pattern in (*(p for p, _ in self.lr_factors), *self.freeze):
             if not any(fnmatchcase(n, pattern) for n in names):
                 parts = ", ".join(sorted({n.split(".")[0] for n in names}))
-                raise ValueError(f"no parameter's name fits {pattern!r}: the model consists of {parts}")
+                raise ValueError(
+                    f"no parameter's name fits {pattern!r}: the model consists of {parts}"
+                )
 
     def make_optimizer(self, parameters: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
         if self.optimizer == "sgd":
-            return torch.optim.SGD(parameters, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
+            return torch.optim.SGD(
+                parameters, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay
+            )
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
         return kind(parameters, lr=lr, betas=self.betas, weight_decay=self.weight_decay)
 
@@ -337,12 +397,16 @@ class FedAvg(Algorithm):
 class TrainingLayer(Layer):
     """A layer that stands on FedAvg: on its model, its local steps or its mean update. One that has more to check begins with `under`."""
 
-    whole: ClassVar[bool] = False  # builds a second network, so what it sees must be all of the model
+    whole: ClassVar[bool] = (
+        False  # builds a second network, so what it sees must be all of the model
+    )
 
     def under(self, inner: Algorithm) -> FedAvg:
         name = type(self).__name__
         if not isinstance(inner.base, FedAvg):
-            raise StackError(f"{name} needs FedAvg's model and training, {type(inner.base).__name__} has none")
+            raise StackError(
+                f"{name} needs FedAvg's model and training, {type(inner.base).__name__} has none"
+            )
         for part in inner.parts() if self.whole else ():
             if isinstance(part, Layer) and part.stage == "share":
                 raise StackError(

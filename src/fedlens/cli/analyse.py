@@ -27,13 +27,20 @@ def register(app: typer.Typer) -> None:
 
 
 def analyse(
-    what: Annotated[str, typer.Argument(help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.", show_default=False)],
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished run folders.", show_default=False)],
+    what: Annotated[
+        str, typer.Argument(help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.", show_default=False)
+    ],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Finished run folders.", show_default=False),
+    ],
     points: Annotated[int, typer.Option(help="Points along a direction.", min=2)] = 21,
     span: Annotated[float, typer.Option(help="How far to go, in lengths of the filters.")] = 1.0,
     draws: Annotated[int, typer.Option(help="Perturbations of each strength.", min=1)] = 1,
     value: Annotated[float | None, typer.Option(help="The target.", show_default=False)] = None,
-    metric: Annotated[str | None, typer.Option(help="Instead of the first one.", show_default=False)] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Instead of the first one.", show_default=False)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of directions and perturbations.")] = 0,
 ) -> None:
     """Loss landscape (1-D and 2-D), a metric under perturbed weights, or rounds, bytes and compute to a target.
@@ -63,7 +70,9 @@ def analyse(
             if what == "perturbation":
                 picture, numbers = analysis.perturbation(finished, names, draws, metric, seed)
             else:
-                picture, numbers = (analysis.landscape if what == "landscape" else analysis.surface)(finished, names, points, span, seed)
+                picture, numbers = (
+                    analysis.landscape if what == "landscape" else analysis.surface
+                )(finished, names, points, span, seed)
     for run in runs:
         (run / "analysis").mkdir(exist_ok=True)
         write(run / "analysis" / f"{what}.json", json.dumps(numbers, indent=1).encode())

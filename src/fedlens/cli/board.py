@@ -14,18 +14,30 @@ def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
     from fedlens.cli.main import examples
 
-    app.command(epilog=examples("fedlens board", "fedlens board experiments --port 9000 --open"))(board)
+    app.command(epilog=examples("fedlens board", "fedlens board experiments --port 9000 --open"))(
+        board
+    )
 
 
 def board(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where the run folders are.")] = Path("runs"),
-    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes any free one.", min=0, max=65535)] = 8600,
-    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="Where the run folders are.")
+    ] = Path("runs"),
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; the default is this machine only.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 takes any free one.", min=0, max=65535)
+    ] = 8600,
+    browser: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the page in a browser.")
+    ] = False,
 ) -> None:
     """A local web page over all run folders: list, compare, follow live. It only reads."""
     if not folder.is_dir():
-        raise ValueError(f"There is no folder {folder}: name the one that holds your runs, as in `fedlens board runs`.")
+        raise ValueError(
+            f"There is no folder {folder}: name the one that holds your runs, as in `fedlens board runs`."
+        )
     serve(folder, host, port, browser)
 
 
@@ -36,11 +48,17 @@ def serve(folder: Path, host: str = "127.0.0.1", port: int = 8600, browser: bool
 
         from fedlens.report.board.app import make
     except ImportError as error:
-        raise ValueError(f'The board needs a web server ({error.name} is missing): pip install "fedlens[board]"') from error
+        raise ValueError(
+            f'The board needs a web server ({error.name} is missing): pip install "fedlens[board]"'
+        ) from error
     listener = _listen(host, port)
     address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{listener.getsockname()[1]}/"
     own = host in ("127.0.0.1", "localhost")
-    config = uvicorn.Config(make(folder, ("127.0.0.1", "localhost") if own else ("*",)), log_level="warning", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        make(folder, ("127.0.0.1", "localhost") if own else ("*",)),
+        log_level="warning",
+        timeout_graceful_shutdown=1,
+    )
     print(f"The board over {folder} is at {address}  (Ctrl-C ends it)", flush=True)
     if browser:
         import webbrowser
@@ -57,5 +75,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ValueError(f"The board cannot listen on {host}:{port} ({error.strerror}): choose another with --port.") from error
+        raise ValueError(
+            f"The board cannot listen on {host}:{port} ({error.strerror}): choose another with --port."
+        ) from error
     return listener

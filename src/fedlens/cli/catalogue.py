@@ -24,7 +24,10 @@ KINDS = {
     "tasks": "what is learned or restored", "models": "networks", "datasets": "where data comes from", "metrics": "how well it was done",
     "generators": "what makes images of a class, for Balance", "engines": "what carries the messages",
 }  # fmt: skip
-OFFERED = {"tasks": "task", "datasets": "data"}  # what a recipe calls them; they are found in several rooms
+OFFERED = {
+    "tasks": "task",
+    "datasets": "data",
+}  # what a recipe calls them; they are found in several rooms
 
 
 def catalogue(kind: str, name: str = "") -> None:
@@ -32,7 +35,11 @@ def catalogue(kind: str, name: str = "") -> None:
     if not kind:
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for each, about in KINDS.items():
-            table.add_row(f"[{ACCENT}]fedlens list {each}[/]", about, f"[dim]{escape(few(sorted(rows_of(each)), 6))}[/]")
+            table.add_row(
+                f"[{ACCENT}]fedlens list {each}[/]",
+                about,
+                f"[dim]{escape(few(sorted(rows_of(each)), 6))}[/]",
+            )
         console().print(table)
         return
     match = next((k for k in KINDS if k.rstrip("s") == kind.lower().rstrip("s")), None)
@@ -42,7 +49,9 @@ def catalogue(kind: str, name: str = "") -> None:
     if name:
         found = next((n for n in rows if n.lower() == name.lower()), None)
         if found is None:
-            raise ConfigError(f"there is nothing called {name!r} among the {match}{nearest(name, rows)}")
+            raise ConfigError(
+                f"there is nothing called {name!r} among the {match}{nearest(name, rows)}"
+            )
         console().print(escape(page_of(match, found, rows[found])), highlight=False)
         return
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -60,7 +69,10 @@ def page_of(kind: str, name: str, line: str) -> str:
     if kind in ("algorithms", "engines"):
         return line
     thing = getattr(importlib.import_module(f"fedlens.{exported(kind)[name]}"), name)
-    texts = [inspect.getdoc(inspect.getmodule(thing)), inspect.getdoc(thing) if thing.__doc__ else None]
+    texts = [
+        inspect.getdoc(inspect.getmodule(thing)),
+        inspect.getdoc(thing) if thing.__doc__ else None,
+    ]
     return "\n\n".join([*dict.fromkeys(t for t in texts if t), *keys_of(kind, thing)])
 
 
@@ -72,24 +84,44 @@ def rows_of(kind: str) -> dict[str, str]:
         from fedlens.algorithms.named import NAMED
 
         known = {n.lower() for n in names("algorithm")}
-        whole = {n: r for n, r in NAMED.items() if all(t["name"].lower() in known for t in r.tables())}
-        return {n: f"{r.about}  ({' + '.join(t['name'] for t in r.tables())})" for n, r in whole.items()}
+        whole = {
+            n: r for n, r in NAMED.items() if all(t["name"].lower() in known for t in r.tables())
+        }
+        return {
+            n: f"{r.about}  ({' + '.join(t['name'] for t in r.tables())})" for n, r in whole.items()
+        }
     if kind == "engines":
-        return {"simulator": "processes on this machine (the default)", "ray": "a Ray cluster", "flower": "real clients through Flower"}
+        return {
+            "simulator": "processes on this machine (the default)",
+            "ray": "a Ray cluster",
+            "flower": "real clients through Flower",
+        }
     about = {n: about_export(kind, room, n) for n, room in exported(kind).items()}
-    return {n: "\n".join([text, *measured(n)]) for n, text in about.items()} if kind == "models" else about
+    return (
+        {n: "\n".join([text, *measured(n)]) for n, text in about.items()}
+        if kind == "models"
+        else about
+    )
 
 
 def exported(kind: str) -> dict[str, str]:
     """Names of a kind, and the room each is in."""
-    found = names(OFFERED[kind]) if kind in OFFERED else dict.fromkeys(importlib.import_module(f"fedlens.{kind}").__all__, kind)
+    found = (
+        names(OFFERED[kind])
+        if kind in OFFERED
+        else dict.fromkeys(importlib.import_module(f"fedlens.{kind}").__all__, kind)
+    )
     found.pop("ImageGenerator", None)  # the interface of the others
     if kind != "datasets":
         return found
     from fedlens.data.source import Source
 
-    classes = {n: getattr(importlib.import_module(f"fedlens.{room}"), n) for n, room in found.items()}
-    return {n: found[n] for n, c in classes.items() if isinstance(c, type) and issubclass(c, Source)}
+    classes = {
+        n: getattr(importlib.import_module(f"fedlens.{room}"), n) for n, room in found.items()
+    }
+    return {
+        n: found[n] for n, c in classes.items() if isinstance(c, type) and issubclass(c, Source)
+    }
 
 
 def about_export(kind: str, room: str, name: str) -> str:
@@ -98,7 +130,9 @@ def about_export(kind: str, room: str, name: str) -> str:
         thing = getattr(importlib.import_module(f"fedlens.{room}"), name)
     except ImportError as e:
         return f"needs a package that is not installed: {e}"
-    own = inspect.getdoc(thing) if thing.__doc__ else ""  # a class without a docstring would show its parent's
+    own = (
+        inspect.getdoc(thing) if thing.__doc__ else ""
+    )  # a class without a docstring would show its parent's
     module = inspect.getdoc(inspect.getmodule(thing)) or ""
     text = first_sentence(module if not own or is_help(own, thing) else own)
     return "\n".join([text, *keys_of(kind, thing)])
@@ -108,7 +142,10 @@ def keys_of(kind: str, thing: Any) -> list[str]:
     """What a recipe may set, where a recipe builds it."""
     if not isinstance(thing, type) or kind in ("models", "metrics"):
         return []
-    keys = [f"{p.name}={p.default}" if p.default is not inspect.Parameter.empty else p.name for p in parameters(thing).values()]
+    keys = [
+        f"{p.name}={p.default}" if p.default is not inspect.Parameter.empty else p.name
+        for p in parameters(thing).values()
+    ]
     return [f"[{', '.join(keys)}]"] if keys else []
 
 
@@ -121,7 +158,9 @@ def is_help(text: str, thing: Any) -> bool:
 @cache
 def measurements() -> dict[str, Any]:
     """What `benchmarks/vsr_networks.py --keep` found, by lower-case name."""
-    found: dict[str, Any] = json.loads((Path(__file__).parents[1] / "models" / "measured.json").read_text())
+    found: dict[str, Any] = json.loads(
+        (Path(__file__).parents[1] / "models" / "measured.json").read_text()
+    )
     return found
 
 
@@ -131,20 +170,28 @@ def measured(name: str) -> list[str]:
     if not known:
         return []
     parts = [f"{known['parameters']:,} parameters"]
-    for key, word in (("train", "a training step"), ("forward", "a forward pass"), ("enlarge", "enlarging")):
+    for key, word in (
+        ("train", "a training step"),
+        ("forward", "a forward pass"),
+        ("enlarge", "enlarging"),
+    ):
         if key not in known:
             continue
         row = known[key]
         _, frames, _, height, width = row["clip"]
         seconds = row.get("seconds") or sum(v for k, v in row.items() if k.endswith("_seconds"))
         where = f"{row['threads']} threads, at {row['commit']}"
-        parts.append(f"{word} on {frames} frames of {width}x{height}: {row['peak_gb']:.1f} GB, {duration(seconds)} ({where})")
+        parts.append(
+            f"{word} on {frames} frames of {width}x{height}: {row['peak_gb']:.1f} GB, {duration(seconds)} ({where})"
+        )
     return [f"[{'; '.join(parts)}]"]
 
 
 def first_sentence(text: str) -> str:
     head = " ".join(text.strip().split("\n\n")[0].split())
-    stop = re.search(r"(?<!\bEq)(?<!\bEqs)(?<!\bal)(?<!\bFig)(?<!\bSec)\. (?=[A-Z]|\w+(?:, \w+)*: )", head)
+    stop = re.search(
+        r"(?<!\bEq)(?<!\bEqs)(?<!\bal)(?<!\bFig)(?<!\bSec)\. (?=[A-Z]|\w+(?:, \w+)*: )", head
+    )
     return head[: stop.start() + 1] if stop else head
 
 

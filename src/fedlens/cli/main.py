@@ -46,14 +46,28 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Recipe = Annotated[str, typer.Argument(help="A shipped recipe, a TOML file, or a run folder.", show_default=False)]
+Recipe = Annotated[
+    str, typer.Argument(help="A shipped recipe, a TOML file, or a run folder.", show_default=False)
+]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides: rounds=6, FedProx.mu=0.01, data.alpha=0.1", show_default=False),
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Overrides: rounds=6, FedProx.mu=0.01, data.alpha=0.1",
+        show_default=False,
+    ),
 ]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run folder. [dim]default: runs/RECIPE[/]", show_default=False)]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", "-o", help="Run folder. [dim]default: runs/RECIPE[/]", show_default=False
+    ),
+]
 EngineName = Annotated[str, typer.Option("--engine", help="simulator, ray or flower.")]
-Workers = Annotated[int | None, typer.Option("--workers", "-w", help="Processes. [dim]default: cores[/]", show_default=False)]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", "-w", help="Processes. [dim]default: cores[/]", show_default=False),
+]
 
 
 def examples(*lines: str) -> str:
@@ -85,21 +99,45 @@ def run(
     out: Out = None,
     engine: EngineName = "simulator",
     workers: Workers = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over in a folder that already holds a run.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done, and what it would take.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over in a folder that already holds a run.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", "-n", help="Say what would be done, and what it would take."),
+    ] = False,
     superlink: Annotated[
         str | None,
-        typer.Option("--superlink", help="With --engine flower: host:port, or a connection of your Flower config.", show_default=False),
+        typer.Option(
+            "--superlink",
+            help="With --engine flower: host:port, or a connection of your Flower config.",
+            show_default=False,
+        ),
     ] = None,
-    ca: Annotated[Path, typer.Option("--ca", help="With --engine flower: the federation's CA certificate.")] = Path("keys/ca.crt"),
-    patience: Annotated[float, typer.Option("--patience", help="With --engine flower: seconds to wait for sites.")] = 600.0,
-    least: Annotated[int, typer.Option("--least", help="With --engine flower: sites a round needs.")] = 1,
-    forgive: Annotated[bool, typer.Option("--forgive", help="With --engine flower: let sites that lost their memory begin anew.")] = False,
+    ca: Annotated[
+        Path, typer.Option("--ca", help="With --engine flower: the federation's CA certificate.")
+    ] = Path("keys/ca.crt"),
+    patience: Annotated[
+        float, typer.Option("--patience", help="With --engine flower: seconds to wait for sites.")
+    ] = 600.0,
+    least: Annotated[
+        int, typer.Option("--least", help="With --engine flower: sites a round needs.")
+    ] = 1,
+    forgive: Annotated[
+        bool,
+        typer.Option(
+            "--forgive", help="With --engine flower: let sites that lost their memory begin anew."
+        ),
+    ] = False,
     ray_address: Annotated[
         str | None,
         typer.Option(
-            "--ray-address", help="With --engine ray: a running cluster. [dim]default: one is started here[/]", show_default=False
+            "--ray-address",
+            help="With --engine ray: a running cluster. [dim]default: one is started here[/]",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -124,7 +162,9 @@ def run(
             from fedlens.sites import study as sites
 
             if not superlink:
-                raise click.UsageError("--engine flower needs --superlink host:port (`fedlens serve` starts one)")
+                raise click.UsageError(
+                    "--engine flower needs --superlink host:port (`fedlens serve` starts one)"
+                )
             spinner.stop()
             raise typer.Exit(
                 sites.submit(
@@ -134,7 +174,9 @@ def run(
             )  # fmt: skip
         if ray_address:
             os.environ["RAY_ADDRESS"] = ray_address
-        job.start(config, folder, engine=engine, resume=resume, fresh=fresh, watch=live.live(spinner))
+        job.start(
+            config, folder, engine=engine, resume=resume, fresh=fresh, watch=live.live(spinner)
+        )
 
 
 @app.command(
@@ -156,17 +198,34 @@ def compare(
             show_default=False,
         ),
     ] = "",
-    seeds: Annotated[str, typer.Option("--seeds", "-s", help="Whole numbers, commas between.")] = "0",
+    seeds: Annotated[
+        str, typer.Option("--seeds", "-s", help="Whole numbers, commas between.")
+    ] = "0",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder. [dim]default: runs/RECIPE-compare[/]", show_default=False)
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder. [dim]default: runs/RECIPE-compare[/]", show_default=False
+        ),
     ] = None,
     engine: EngineName = "simulator",
     workers: Workers = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run finished cells again.")] = False,
-    tune: Annotated[bool, typer.Option("--tune", help="First search each one's learning rate and own parameter on seed 0.")] = False,
-    trials: Annotated[int, typer.Option("--trials", help="Runs every algorithm may spend on that.")] = 6,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="First search each one's learning rate and own parameter on seed 0."
+        ),
+    ] = False,
+    trials: Annotated[
+        int, typer.Option("--trials", help="Runs every algorithm may spend on that.")
+    ] = 6,
     target: Annotated[
-        float | None, typer.Option("--target", help="Also count rounds and bytes until the first metric is there.", show_default=False)
+        float | None,
+        typer.Option(
+            "--target",
+            help="Also count rounds and bytes until the first metric is there.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Several algorithms, several seeds: one table (mean and spread) and one plot.
@@ -179,11 +238,18 @@ def compare(
     try:
         numbers = sorted({int(s) for s in seeds.split(",")})
     except ValueError:
-        raise click.UsageError(f"--seeds takes whole numbers such as 0,1,2, not {seeds!r}") from None
-    given = [*(overrides or []), *([f"federation.workers={workers}"] if workers is not None else [])]
+        raise click.UsageError(
+            f"--seeds takes whole numbers such as 0,1,2, not {seeds!r}"
+        ) from None
+    given = [
+        *(overrides or []),
+        *([f"federation.workers={workers}"] if workers is not None else []),
+    ]
     folder = out or Path("runs") / f"{Path(recipe).stem}-compare"
     if tune and 0 in numbers:
-        raise click.UsageError("--tune spends seed 0 on the search: let others count, such as --seeds 1,2,3")
+        raise click.UsageError(
+            "--tune spends seed 0 on the search: let others count, such as --seeds 1,2,3"
+        )
     with waiting():
         from fedlens.cli import show
         from fedlens.runs.compare import cells
@@ -192,7 +258,9 @@ def compare(
         cells(recipe, names, numbers, given, folder)  # refuses what cannot work before any search
     try:
         chosen = show.tune(recipe, names, given, folder, engine, trials) if tune else None
-        show.compare(cells(recipe, names, numbers, given, folder, chosen), folder, engine, fresh, target)
+        show.compare(
+            cells(recipe, names, numbers, given, folder, chosen), folder, engine, fresh, target
+        )
     except Interrupted as e:
         e.again = shlex.join(["fedlens", *[a for a in sys.argv[1:] if a != "--fresh"]])
         raise
@@ -203,17 +271,29 @@ def distinct(names: Sequence[str]) -> list[str]:
     first: dict[str, str] = {}
     for name in names:
         if first.setdefault(name.lower(), name) != name and ":" in name:
-            raise click.UsageError(f"{first[name.lower()]} and {name} would share one folder: give one of the classes another name")
+            raise click.UsageError(
+                f"{first[name.lower()]} and {name} would share one folder: give one of the classes another name"
+            )
     return list(first.values())
 
 
-@app.command("list", epilog=examples("fedlens list", "fedlens list layers", "fedlens list layers LossAware"))
+@app.command(
+    "list", epilog=examples("fedlens list", "fedlens list layers", "fedlens list layers LossAware")
+)
 def list_(
     kind: Annotated[
         str,
-        typer.Argument(help="recipes, algorithms, layers, tasks, models, datasets, metrics, generators or engines.", show_default=False),
+        typer.Argument(
+            help="recipes, algorithms, layers, tasks, models, datasets, metrics, generators or engines.",
+            show_default=False,
+        ),
     ] = "",
-    name: Annotated[str, typer.Argument(help="One of them: all that is said about it, and its keys.", show_default=False)] = "",
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="One of them: all that is said about it, and its keys.", show_default=False
+        ),
+    ] = "",
 ) -> None:
     """What there is: recipes, algorithms, layers, tasks, models, datasets, metrics."""
     from fedlens.cli.catalogue import catalogue
@@ -222,13 +302,19 @@ def list_(
 
 
 @app.command(
-    epilog=examples("fedlens partition classification", "fedlens partition classification data.alpha=0.1 clients=20 --out split.png")
+    epilog=examples(
+        "fedlens partition classification",
+        "fedlens partition classification data.alpha=0.1 clients=20 --out split.png",
+    )
 )
 def partition(
     recipe: Recipe,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Picture. [dim]default: RECIPE-partition.png[/]", show_default=False)
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Picture. [dim]default: RECIPE-partition.png[/]", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Who holds what, as a table and a picture."""
@@ -238,11 +324,20 @@ def partition(
     show.partition(config, out or Path(f"{config.name}-partition.png"))
 
 
-@app.command(epilog=examples("fedlens report runs/demo", "fedlens report runs/demo --figures pdf,png"))
+@app.command(
+    epilog=examples("fedlens report runs/demo", "fedlens report runs/demo --figures pdf,png")
+)
 def report(
-    folder: Annotated[Path, typer.Argument(help="A run folder, or a folder of runs to compare.", show_default=False)],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A run folder, or a folder of runs to compare.", show_default=False),
+    ],
     figures: Annotated[
-        str, typer.Option(help="Also figures and tables for papers, of these kinds: pdf, png, svg, eps.", show_default=False)
+        str,
+        typer.Option(
+            help="Also figures and tables for papers, of these kinds: pdf, png, svg, eps.",
+            show_default=False,
+        ),
     ] = "",
 ) -> None:
     """Write the report of a run (again), or of several side by side."""
@@ -253,12 +348,25 @@ def report(
     show.report(folder, [kind for kind in figures.split(",") if kind.strip()])
 
 
-@app.command(epilog=examples("fedlens apply runs/vsr small.mp4 large.mp4", "fedlens apply runs/demo photos/ labels.csv"))
+@app.command(
+    epilog=examples(
+        "fedlens apply runs/vsr small.mp4 large.mp4", "fedlens apply runs/demo photos/ labels.csv"
+    )
+)
 def apply(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="A file or folder of yours.", show_default=False)],
-    target: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Where the result goes.", show_default=False)],
-    options: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the task.", show_default=False)] = None,
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)
+    ],
+    source: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="A file or folder of yours.", show_default=False)
+    ],
+    target: Annotated[
+        Path, typer.Argument(metavar="OUTPUT", help="Where the result goes.", show_default=False)
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Options of the task.", show_default=False),
+    ] = None,
 ) -> None:
     """Use what was trained: upscale a video, find keypoints, classify, retrieve."""
     from fedlens.cli import show
@@ -283,7 +391,9 @@ def waiting() -> Iterator[Status]:
     from rich.status import Status
 
     try:
-        with Status("[dim]loading[/]", console=Console(stderr=True), spinner_style="cyan") as status:
+        with Status(
+            "[dim]loading[/]", console=Console(stderr=True), spinner_style="cyan"
+        ) as status:
             yield status
     except KeyboardInterrupt:
         raise Stopped from None
@@ -292,7 +402,12 @@ def waiting() -> Iterator[Status]:
 # -- how a command line becomes a config ---------------------------------------------------------------------------------------------------
 
 
-def load(recipe: str, overrides: Sequence[str] | None, algorithm: str | None = None, workers: int | None = None) -> Config:
+def load(
+    recipe: str,
+    overrides: Sequence[str] | None,
+    algorithm: str | None = None,
+    workers: int | None = None,
+) -> Config:
     from fedlens.config import recipe as config
 
     given = list(overrides or [])
@@ -316,14 +431,20 @@ def default_folder(recipe: str, config: Config, resume: bool, fresh: bool) -> Pa
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     ours, others = "fedlens: {}\n", warnings.formatwarning
-    warnings.formatwarning = lambda text, kind, *a, **k: ours.format(text) if kind is UserWarning else others(text, kind, *a, **k)
+    warnings.formatwarning = lambda text, kind, *a, **k: (
+        ours.format(text) if kind is UserWarning else others(text, kind, *a, **k)
+    )
     sys.exit(invoke(argv))
 
 
 def invoke(argv: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code."""
     try:
-        code = whole()(args=list(argv) if argv is not None else None, standalone_mode=False, prog_name="fedlens")
+        code = whole()(
+            args=list(argv) if argv is not None else None,
+            standalone_mode=False,
+            prog_name="fedlens",
+        )
         return int(code or 0)
     except click.exceptions.NoArgsIsHelpError as e:
         click.echo(e.format_message())
@@ -352,14 +473,19 @@ def complain(sentence: str, error: BaseException | None = None, code: int = USER
     if error is not None and os.environ.get("FEDLENS_DEBUG"):
         raise error
     text = " ".join(sentence.split())
-    click.echo(f"fedlens: {text}" + ("" if code == STOPPED or text.endswith((".", "?", "!")) else "."), err=True)
+    click.echo(
+        f"fedlens: {text}" + ("" if code == STOPPED or text.endswith((".", "?", "!")) else "."),
+        err=True,
+    )
     return code
 
 
 def about_file(e: OSError) -> str:
     name = f" ({e.filename})" if e.filename else ""
     if e.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full{name}; what was written before is whole: make room and add --resume"
+        return (
+            f"the disk is full{name}; what was written before is whole: make room and add --resume"
+        )
     return f"{e.strerror or e}{name}" if e.errno else str(e)
 
 
@@ -369,7 +495,9 @@ def whole() -> click.Group:
     register_others()
     group = typer.main.get_group(app)
     for command in group.commands.values():
-        told = get_params_from_function(inspect.unwrap(command.callback)) if command.callback else {}
+        told = (
+            get_params_from_function(inspect.unwrap(command.callback)) if command.callback else {}
+        )
         for argument in (p for p in command.params if isinstance(p, TyperArgument)):
             argument.help = told[str(argument.name)].default.help
     return group

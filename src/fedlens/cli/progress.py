@@ -31,7 +31,9 @@ class Plain(Watch):
             self.print(line)
 
     def round(self, record: Mapping[str, Any]) -> None:
-        self.print(f"round {record['round'] + 1}/{self.rounds}  {'  '.join(facts(record))}  {record['seconds']:.2f} s")
+        self.print(
+            f"round {record['round'] + 1}/{self.rounds}  {'  '.join(facts(record))}  {record['seconds']:.2f} s"
+        )
         for line in losses(record):
             self.print(line)
 
@@ -73,8 +75,15 @@ class Live(Watch):
             self.console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
         for line in remarks(setup.federation.facts):
             self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
-        self.first, self.rounds, self.began, self.folder = done, setup.settings.rounds, time.monotonic(), folder
-        self.task = self.bar.add_task("", total=self.rounds, completed=done, facts="[dim]starting[/]", left="")
+        self.first, self.rounds, self.began, self.folder = (
+            done,
+            setup.settings.rounds,
+            time.monotonic(),
+            folder,
+        )
+        self.task = self.bar.add_task(
+            "", total=self.rounds, completed=done, facts="[dim]starting[/]", left=""
+        )
         self.bar.start()
 
     def round(self, record: Mapping[str, Any]) -> None:
@@ -82,13 +91,21 @@ class Live(Watch):
         spent = time.monotonic() - self.began
         left = spent / (done - self.first) * (self.rounds - done)
         text = "  ".join(escape(f) for f in facts(record)) + f"  [{ACCENT}]{self.curve(record)}[/]"
-        self.bar.update(self.task, completed=done, facts=text, left=f"{duration(left)} left" if done < self.rounds else "")
+        self.bar.update(
+            self.task,
+            completed=done,
+            facts=text,
+            left=f"{duration(left)} left" if done < self.rounds else "",
+        )
         for line in losses(record):
             self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
 
     def curve(self, record: Mapping[str, Any]) -> str:
         """The headline metric so far, where it was evaluated; the training loss as long as it never was. Never one behind the other."""
-        for values, found in ((self.losses, [record["loss"]]), (self.scores, list(record["metrics"].values())[:1])):
+        for values, found in (
+            (self.losses, [record["loss"]]),
+            (self.scores, list(record["metrics"].values())[:1]),
+        ):
             values += [v for v in found if v is not None]
         return spark(self.scores or self.losses)
 
@@ -121,24 +138,42 @@ class Cells(Live):
             if line not in self.told:
                 self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
         self.told.update(remarks(setup.federation.facts))
-        self.first, self.rounds, self.began, self.folder = done, setup.settings.rounds, time.monotonic(), folder
-        self.task = self.bar.add_task("", total=self.rounds, completed=done, facts=f"[dim]{escape(self.title)} starts[/]", left="")
+        self.first, self.rounds, self.began, self.folder = (
+            done,
+            setup.settings.rounds,
+            time.monotonic(),
+            folder,
+        )
+        self.task = self.bar.add_task(
+            "",
+            total=self.rounds,
+            completed=done,
+            facts=f"[dim]{escape(self.title)} starts[/]",
+            left="",
+        )
         self.bar.start()
 
     def round(self, record: Mapping[str, Any]) -> None:
         super().round(record)
-        self.bar.update(self.task, facts=f"[bold]{escape(self.title)}[/]  {self.bar.tasks[0].fields['facts']}")
+        self.bar.update(
+            self.task, facts=f"[bold]{escape(self.title)}[/]  {self.bar.tasks[0].fields['facts']}"
+        )
 
     def end(self, summary: Mapping[str, Any]) -> None:
         self.close()
         self.console.print(
-            f"[green]✓[/] {escape(self.title)}  {escape(ending(summary)[0])}  [dim]{duration(summary['seconds'])}[/]", soft_wrap=True
+            f"[green]✓[/] {escape(self.title)}  {escape(ending(summary)[0])}  [dim]{duration(summary['seconds'])}[/]",
+            soft_wrap=True,
         )
 
 
 def headline(setup: Setup, folder: Path, done: int) -> list[str]:
     s, config = setup.settings, setup.config
-    cohort = f"{s.cohort} of {len(setup.federation)} clients a round" if s.cohort else f"{len(setup.federation)} clients"
+    cohort = (
+        f"{s.cohort} of {len(setup.federation)} clients a round"
+        if s.cohort
+        else f"{len(setup.federation)} clients"
+    )
     again = f", going on after round {done}" if done else ""
     return [
         f"{config.name}: {setup.stack}",
@@ -149,7 +184,11 @@ def headline(setup: Setup, folder: Path, done: int) -> list[str]:
 def facts(record: Mapping[str, Any]) -> list[str]:
     """Training loss, the headline metric, who was heard."""
     out = [f"loss {record['loss']:.4f}"] if record["loss"] is not None else []
-    out += [f"{name} {number(value)}" for name, value in list(record["metrics"].items())[:1] if value is not None]
+    out += [
+        f"{name} {number(value)}"
+        for name, value in list(record["metrics"].items())[:1]
+        if value is not None
+    ]
     return [*out, f"heard {record['heard']}/{record['asked']}"]
 
 
@@ -158,9 +197,18 @@ def losses(record: Mapping[str, Any]) -> list[str]:
     why: dict[str, list[str]] = {}
     for before, missing in (("", record["lost"]), (UNEVALUATED, record["unevaluated"])):
         for x in missing:
-            why.setdefault(before + ("refused: " if x["refused"] else "") + x["reason"], []).append(str(x["client"]))
-    lines = [f"round {record['round'] + 1}: client{'s' if len(ids) > 1 else ''} {few(ids)} {reason}" for reason, ids in why.items()]
-    return lines if record["heard"] else [*lines, f"round {record['round'] + 1}: nobody was heard, so it is skipped"]
+            why.setdefault(before + ("refused: " if x["refused"] else "") + x["reason"], []).append(
+                str(x["client"])
+            )
+    lines = [
+        f"round {record['round'] + 1}: client{'s' if len(ids) > 1 else ''} {few(ids)} {reason}"
+        for reason, ids in why.items()
+    ]
+    return (
+        lines
+        if record["heard"]
+        else [*lines, f"round {record['round'] + 1}: nobody was heard, so it is skipped"]
+    )
 
 
 def in_round(text: str) -> bool:
@@ -173,10 +221,20 @@ def whereabouts(folder: Path) -> str:
 
 
 def ending(summary: Mapping[str, Any]) -> list[str]:
-    metrics = [f"{k} {number(v)}" for k, v in summary["metrics"].items() if v is not None and k != "loss"][:3]
+    metrics = [
+        f"{k} {number(v)}" for k, v in summary["metrics"].items() if v is not None and k != "loss"
+    ][:3]
     loss = [f"training loss {summary['loss']:.4f}"] if summary["loss"] is not None else []
-    lost = f", {gone} of {summary['asked']} replies lost" if (gone := summary["asked"] - summary["heard"]) else ""
-    lost += f", {missing} evaluation{'s' if missing > 1 else ''} by clients lost" if (missing := summary["unevaluated"]) else ""
+    lost = (
+        f", {gone} of {summary['asked']} replies lost"
+        if (gone := summary["asked"] - summary["heard"])
+        else ""
+    )
+    lost += (
+        f", {missing} evaluation{'s' if missing > 1 else ''} by clients lost"
+        if (missing := summary["unevaluated"])
+        else ""
+    )
     traffic = f"{size(summary['bytes_down'])} down, {size(summary['bytes_up'])} up"
     return [
         "  ".join([*metrics, *loss]) or "done",

@@ -45,7 +45,11 @@ def dry_run(config: Config, engine: str, spinner: Any = None) -> None:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()
-    each = f"{min(sizes)} to {max(sizes)}" if sizes and min(sizes) < max(sizes) else f"{max(sizes, default=0)}"
+    each = (
+        f"{min(sizes)} to {max(sizes)}"
+        if sizes and min(sizes) < max(sizes)
+        else f"{max(sizes, default=0)}"
+    )
     spread = f", {each} examples each, {sum(sizes)} in all" if sizes else ""
     rows = {
         "recipe": f"{config.name}  {config.about}".strip(),
@@ -67,7 +71,9 @@ def dry_run(config: Config, engine: str, spinner: Any = None) -> None:
 
 
 def call(part: Part) -> str:
-    given = ", ".join(f"{k}={v.name if isinstance(v, Part) else v!r}" for k, v in part.given.items())
+    given = ", ".join(
+        f"{k}={v.name if isinstance(v, Part) else v!r}" for k, v in part.given.items()
+    )
     return f"{part.name}({given})"
 
 
@@ -100,13 +106,23 @@ def partition(config: Config, picture: Path) -> None:
             row.append(str(len(mine)) if mine is not None else "0")
         if labels is not None:
             counts = list(labels[i])
-            row += [str(sum(c > 0 for c in counts)), f"{100 * max(counts) / max(1, sum(counts)):.0f} %", bars(counts)]
+            row += [
+                str(sum(c > 0 for c in counts)),
+                f"{100 * max(counts) / max(1, sum(counts)):.0f} %",
+                bars(counts),
+            ]
         row += [look[i]] if look else []
         table.add_row(*row)
     out = console()
     out.print(table)
-    test = f", {len(federation.test)} to test on" if federation.test is not None and hasattr(federation.test, "__len__") else ""
-    out.print(f"{len(sizes)} clients hold {sum(sizes)} examples ({min(sizes)} to {max(sizes)} each){test}")
+    test = (
+        f", {len(federation.test)} to test on"
+        if federation.test is not None and hasattr(federation.test, "__len__")
+        else ""
+    )
+    out.print(
+        f"{len(sizes)} clients hold {sum(sizes)} examples ({min(sizes)} to {max(sizes)} each){test}"
+    )
     for line in remarks(federation.facts):
         out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     draw_partition(federation, sizes, picture, config.name)
@@ -124,7 +140,9 @@ def picture_file(path: Path) -> Path:
         path = path.with_name(f"{path.name}.png")
     known = sorted(FigureCanvasBase.get_supported_filetypes())
     if path.suffix[1:].lower() not in known:
-        raise ConfigError(f"--out {path}: a picture cannot be a {path.suffix} file; {', '.join(known)} are known")
+        raise ConfigError(
+            f"--out {path}: a picture cannot be a {path.suffix} file; {', '.join(known)} are known"
+        )
     return path
 
 
@@ -138,15 +156,26 @@ def draw_partition(federation: Federation, sizes: Sequence[int], picture: Path, 
     labels, names, look = (federation.facts.get(key) for key in ("labels", "classes", "look"))
     counts = [list(row) for row in labels] if labels is not None else [[n] for n in sizes]
     classes = len(counts[0])
-    words = [str(n) for n in names] if isinstance(names, Sequence) and len(names) == classes else [str(k) for k in range(classes)]
-    figure = plt.figure(figsize=(max(5.0, min(14.0, 1.5 + 0.28 * len(counts))), 4.9 if look else 3.8), layout="constrained")
+    words = (
+        [str(n) for n in names]
+        if isinstance(names, Sequence) and len(names) == classes
+        else [str(k) for k in range(classes)]
+    )
+    figure = plt.figure(
+        figsize=(max(5.0, min(14.0, 1.5 + 0.28 * len(counts))), 4.9 if look else 3.8),
+        layout="constrained",
+    )
     upper, lower = figure.subfigures(2, 1, height_ratios=(3.8, 1.1)) if look else (figure, None)
     axes = upper.subplots()
-    colours = plt.get_cmap("tab10" if classes <= 10 else "tab20" if classes <= 20 else "turbo", max(classes, 2))
+    colours = plt.get_cmap(
+        "tab10" if classes <= 10 else "tab20" if classes <= 20 else "turbo", max(classes, 2)
+    )
     bottom = [0] * len(counts)
     for k in range(classes):
         heights = [row[k] for row in counts]
-        axes.bar(range(len(counts)), heights, bottom=bottom, color=colours(k), width=0.85, label=words[k])
+        axes.bar(
+            range(len(counts)), heights, bottom=bottom, color=colours(k), width=0.85, label=words[k]
+        )
         bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
     axes.set(xlabel="client", ylabel="examples", title=f"{title}: who holds what")
     axes.spines[["top", "right"]].set_visible(False)
@@ -175,7 +204,9 @@ def draw_looks(figure: Any, federation: Federation, look: Sequence[str], most: i
 # -- several jobs ----------------------------------------------------------------------------------------------------------------------
 
 
-def tune(recipe: str, names: Sequence[str], given: Sequence[str], folder: Path, engine: str, trials: int) -> dict[str, dict[str, float]]:
+def tune(
+    recipe: str, names: Sequence[str], given: Sequence[str], folder: Path, engine: str, trials: int
+) -> dict[str, dict[str, float]]:
     """What every algorithm's own search found, as overrides."""
     from fedlens.runs import compare as comparison
     from fedlens.runs import tune as tuning
@@ -184,22 +215,34 @@ def tune(recipe: str, names: Sequence[str], given: Sequence[str], folder: Path, 
     for name in names:
 
         def finish(cell: Cell, name: str = name) -> None:
-            comparison.finish([cell], engine=engine, watch=lambda c: Cells(f"{name:<{width}}  {c.folder.parts[-3]}", told))
+            comparison.finish(
+                [cell],
+                engine=engine,
+                watch=lambda c: Cells(f"{name:<{width}}  {c.folder.parts[-3]}", told),
+            )
 
         found[name] = tuning.tune(recipe, name, given, folder, finish, trials)
     return found
 
 
-def compare(todo: Sequence[Cell], folder: Path, engine: str, fresh: bool, target: float | None = None) -> None:
+def compare(
+    todo: Sequence[Cell], folder: Path, engine: str, fresh: bool, target: float | None = None
+) -> None:
     from fedlens.runs import compare as comparison
 
     out, width, told = console(), max(len(c.algorithm) for c in todo), set[str]()
     skipped = 0 if fresh else sum(comparison.is_finished(c) for c in todo)
     out.print(
-        f"[bold {ACCENT}]{escape(todo[0].config.name)}[/]: {len(todo)} runs" + (f", {skipped} of them finished before" if skipped else "")
+        f"[bold {ACCENT}]{escape(todo[0].config.name)}[/]: {len(todo)} runs"
+        + (f", {skipped} of them finished before" if skipped else "")
     )
     table = comparison.compare(
-        todo, folder, engine=engine, fresh=fresh, target=target, watch=lambda c: Cells(f"{c.algorithm:<{width}}  seed {c.seed}", told)
+        todo,
+        folder,
+        engine=engine,
+        fresh=fresh,
+        target=target,
+        watch=lambda c: Cells(f"{c.algorithm:<{width}}  seed {c.seed}", told),
     )
     shown = comparison.columns(table)
     grid = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
@@ -209,15 +252,21 @@ def compare(todo: Sequence[Cell], folder: Path, engine: str, fresh: bool, target
     for name, row in table["algorithms"].items():
         cells = [comparison.text_of(row, k) for k, _, _ in shown]
         marked = [
-            f"[bold]{c}[/]" if name in comparison.best(table, k, larger) else c for c, (k, _, larger) in zip(cells, shown, strict=True)
+            f"[bold]{c}[/]" if name in comparison.best(table, k, larger) else c
+            for c, (k, _, larger) in zip(cells, shown, strict=True)
         ]
         grid.add_row(name, *marked)
     out.print(grid)
     seeds = table["seeds"]
-    out.print(f"[dim]{f'mean ± standard deviation over {len(seeds)} seeds' if len(seeds) > 1 else 'one seed: no spread'}[/]")
+    out.print(
+        f"[dim]{f'mean ± standard deviation over {len(seeds)} seeds' if len(seeds) > 1 else 'one seed: no spread'}[/]"
+    )
     for line in comparison.choices(table):
         out.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
-    out.print(f"{folder / 'report.html'}, {folder / 'table.md'}, {folder / 'table.json'}, {folder / 'compare.png'}", soft_wrap=True)
+    out.print(
+        f"{folder / 'report.html'}, {folder / 'table.md'}, {folder / 'table.json'}, {folder / 'compare.png'}",
+        soft_wrap=True,
+    )
 
 
 # -- after a job ---------------------------------------------------------------------------------------------------------------------
@@ -230,13 +279,19 @@ def report(folder: Path, figures: Sequence[str] = ()) -> None:
     console().print(f"Report: {printable(str(page.write(folder)))}", soft_wrap=True)
     if figures:
         written = page.figures(folder, figures)
-        console().print(f"Figures and tables: {written[0].parent} ({len(written)} files)", soft_wrap=True)
+        console().print(
+            f"Figures and tables: {written[0].parent} ({len(written)} files)", soft_wrap=True
+        )
 
 
 def apply(folder: Path, source: Path, target: Path, options: Sequence[str]) -> None:
     config = recipes.read(folder)
     task = config.build_task()
-    known = {n: p for n, p in inspect.signature(task.apply).parameters.items() if n not in ("folder", "source", "target")}
+    known = {
+        n: p
+        for n, p in inspect.signature(task.apply).parameters.items()
+        if n not in ("folder", "source", "target")
+    }
     open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())
     chosen: dict[str, Any] = {}
     for key, value in split(options):

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import click
 import typer
 
-Keys = Annotated[Path, typer.Option("--keys", help="Folder with ca.crt, server.pem and server.key.")]
+Keys = Annotated[
+    Path, typer.Option("--keys", help="Folder with ca.crt, server.pem and server.key.")
+]
 Ca = Annotated[Path, typer.Option("--ca", help="The federation's CA certificate.")]
 EXPOSED = (
     "{host} can be reached from other machines. Flower's control API shares this port with the sites: node keys keep strangers from "
@@ -26,11 +28,23 @@ def say(text: str) -> None:
 
 def keys(
     site: Annotated[
-        list[str] | None, typer.Argument(metavar="[SITE]...", help="Sites that get a key, by client number or name.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="[SITE]...",
+            help="Sites that get a key, by client number or name.",
+            show_default=False,
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for certificates and keys.")] = Path("keys"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for certificates and keys.")
+    ] = Path("keys"),
     host: Annotated[
-        list[str] | None, typer.Option("--host", help="Name or address sites will use for the server; may be repeated.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--host",
+            help="Name or address sites will use for the server; may be repeated.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Make certificates for a server and keys for its sites.
@@ -44,28 +58,47 @@ def keys(
     for name in site or []:
         make.check_name(name)
     if site and not host and (out / "ca.crt").exists() and not (out / "ca.key").exists():
-        say(f"{out}/ca.crt has no ca.key beside it, so no server certificate is made, only keys of sites")
+        say(
+            f"{out}/ca.crt has no ca.key beside it, so no server certificate is made, only keys of sites"
+        )
     elif host or not (out / "server.pem").exists():
         make.authority(out)
         make.server(out, host or [])
         say(f"{out}/ca.crt      goes to every site: it proves that they talk to this server")
         say(f"{out}/ca.key      stays here: whoever has it can pose as the server")
-        say(f"{out}/server.pem  and server.key are for `fedlens serve`, valid for {', '.join(dict.fromkeys([*(host or []), *make.HERE]))}")
+        say(
+            f"{out}/server.pem  and server.key are for `fedlens serve`, valid for {', '.join(dict.fromkeys([*(host or []), *make.HERE]))}"
+        )
     for name in site or []:
         private, public = make.site(out / (f"site-{name}" if name.isdigit() else name))
-        say(f"{private}  goes to that site and nowhere else; {public.name} is for `fedlens serve --site`")
+        say(
+            f"{private}  goes to that site and nowhere else; {public.name} is for `fedlens serve --site`"
+        )
 
 
 def serve(
     site: Annotated[
-        list[Path] | None, typer.Option("--site", help="Public key of a site that may join; may be repeated.", show_default=False)
+        list[Path] | None,
+        typer.Option(
+            "--site",
+            help="Public key of a site that may join; may be repeated.",
+            show_default=False,
+        ),
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port to listen at.", min=1, max=65535)] = 8000,
+    port: Annotated[
+        int, typer.Option("--port", help="Port to listen at.", min=1, max=65535)
+    ] = 8000,
     keys: Keys = Path("keys"),
-    state: Annotated[Path, typer.Option("--state", help="Folder of the SuperLink's database.")] = Path("superlink"),
+    state: Annotated[
+        Path, typer.Option("--state", help="Folder of the SuperLink's database.")
+    ] = Path("superlink"),
     expose: Annotated[
-        bool, typer.Option("--expose", help="Listen at an address that other machines can reach. Read the warning first.")
+        bool,
+        typer.Option(
+            "--expose",
+            help="Listen at an address that other machines can reach. Read the warning first.",
+        ),
     ] = False,
 ) -> None:
     """Start a SuperLink: TLS and node authentication on, state on disk."""
@@ -76,7 +109,9 @@ def serve(
         raise click.UsageError(EXPOSED.format(host=host))
     for public in site or []:
         if not public.is_file() or not public.read_text(errors="replace").startswith("ecdsa-"):
-            raise click.UsageError(f"{public} is not a site's public key: `fedlens keys 0` makes one and calls it site-0.pub")
+            raise click.UsageError(
+                f"{public} is not a site's public key: `fedlens keys 0` makes one and calls it site-0.pub"
+            )
     programs.claim(host, port)
     if not (keys / "server.pem").exists():
         make.authority(keys)
@@ -95,36 +130,69 @@ def serve(
         programs.await_port(reached, port, keys / "ca.crt", crew)
         name = programs.connection(home, f"{reached}:{port}", keys / "ca.crt")
         for public in site or []:
-            told = crew.call("flwr", "supernode", "register", str(public), name, "--name", public.stem, check=False)
+            told = crew.call(
+                "flwr",
+                "supernode",
+                "register",
+                str(public),
+                name,
+                "--name",
+                public.stem,
+                check=False,
+            )
             known = "already in use" in told  # a restart finds its sites registered
             if link.poll() is not None:
                 break
             if "rror" in told and not known:
-                raise click.ClickException(f"{public} could not be registered: {' '.join(told.split())[:300]}")
+                raise click.ClickException(
+                    f"{public} could not be registered: {' '.join(told.split())[:300]}"
+                )
             say(f"{public.stem} may join" + (" (known from before)" if known else ""))
         else:
             say(f"serving at {host}:{port}; end with Ctrl-C")
         code = link.wait()
-        raise click.ClickException(f"the SuperLink ended by itself (exit code {code}): its own words are above")
+        raise click.ClickException(
+            f"the SuperLink ended by itself (exit code {code}): its own words are above"
+        )
 
 
 def join(
     address: Annotated[str, typer.Argument(help="The server, as host:port.", show_default=False)],
-    key: Annotated[Path, typer.Option("--key", help="This site's private key.", show_default=False)],
+    key: Annotated[
+        Path, typer.Option("--key", help="This site's private key.", show_default=False)
+    ],
     data: Annotated[
-        Path | None, typer.Option("--data", help="This site's data. [dim]default: its part of what the recipe names[/]", show_default=False)
+        Path | None,
+        typer.Option(
+            "--data",
+            help="This site's data. [dim]default: its part of what the recipe names[/]",
+            show_default=False,
+        ),
     ] = None,
     client: Annotated[
         int | None,
-        typer.Option("--client", help="Its number. [dim]default: the one in the key's name[/]", show_default=False),
+        typer.Option(
+            "--client",
+            help="Its number. [dim]default: the one in the key's name[/]",
+            show_default=False,
+        ),
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", help="Answer only this recipe. [dim]default: whatever the server runs[/]", show_default=False),
+        typer.Option(
+            "--recipe",
+            help="Answer only this recipe. [dim]default: whatever the server runs[/]",
+            show_default=False,
+        ),
     ] = None,
     ca: Ca = Path("keys/ca.crt"),
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="Where this site keeps its memory. [dim]default: sites/KEY[/]", show_default=False)
+        Path | None,
+        typer.Option(
+            "--folder",
+            help="Where this site keeps its memory. [dim]default: sites/KEY[/]",
+            show_default=False,
+        ),
     ] = None,
     generate: Annotated[
         str,
@@ -134,7 +202,9 @@ def join(
             show_default=False,
         ),
     ] = "",
-    patience: Annotated[float, typer.Option("--patience", help="Seconds to keep trying at the beginning.")] = 60.0,
+    patience: Annotated[
+        float, typer.Option("--patience", help="Seconds to keep trying at the beginning.")
+    ] = 60.0,
 ) -> None:
     """Take part: a SuperNode for this site, and a worker that keeps its data loaded.
 
@@ -159,7 +229,13 @@ def join(
     programs.trusting(ca)
     home = (folder or Path("sites") / key.name).absolute()
     place = str(data.absolute()) if data else ""
-    facts = {"client": number, "folder": str(home), "data": place, "recipe": recipe or "", "generate": generate}
+    facts = {
+        "client": number,
+        "folder": str(home),
+        "data": place,
+        "recipe": recipe or "",
+        "generate": generate,
+    }
     if recipe is not None:
         site = sites.make_site(facts, {})
         for line in (f"client {number} has {site.examples} examples", *site.remarks):
@@ -167,13 +243,18 @@ def join(
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     # A socket's name may have a hundred characters, a hospital's folder more.
-    with tempfile.TemporaryDirectory(prefix="fedlens-") as private, programs.Crew(say, home) as crew:
+    with (
+        tempfile.TemporaryDirectory(prefix="fedlens-") as private,
+        programs.Crew(say, home) as crew,
+    ):
         socket = facts["worker"] = str(Path(private) / "worker")
         node_command = (
             "flower-supernode", "--superlink", address, "--root-certificates", str(ca), "--auth-supernode-private-key", str(key),
             "--host", "127.0.0.1", "--port", str(programs.free_port()), "--node-config", programs.node_config(facts),
         )  # fmt: skip
-        code = _keep(crew, ("python", "-m", "fedlens.engines.flower.site", socket), node_command, patience)
+        code = _keep(
+            crew, ("python", "-m", "fedlens.engines.flower.site", socket), node_command, patience
+        )
     if code:
         raise click.ClickException(
             f"the SuperNode ended, its own words are above; if it is the key, the server's operator has to add --site {key.name}.pub; "
@@ -181,13 +262,17 @@ def join(
         )
 
 
-def _keep(crew: Any, worker_command: tuple[str, ...], node_command: tuple[str, ...], patience: float) -> int:
+def _keep(
+    crew: Any, worker_command: tuple[str, ...], node_command: tuple[str, ...], patience: float
+) -> int:
     """Until the SuperNode ends by itself. At the beginning it is tried again: the server may not be up yet, or not know the key yet."""
     began = time.monotonic()
     worker, node = crew.start(*worker_command), crew.start(*node_command)
     while True:
         time.sleep(0.5)
-        if worker.poll() is not None:  # out of memory, a broken driver: the next message finds a new one
+        if (
+            worker.poll() is not None
+        ):  # out of memory, a broken driver: the next message finds a new one
             time.sleep(1)
             worker = crew.again(worker)
         if node.poll() is not None:
@@ -200,7 +285,9 @@ def _keep(crew: Any, worker_command: tuple[str, ...], node_command: tuple[str, .
 def _number(key: Path) -> int:
     found = re.findall(r"\d+", key.name)
     if len(found) != 1:
-        raise click.UsageError(f"which client is this site? {key.name} does not say: add --client N")
+        raise click.UsageError(
+            f"which client is this site? {key.name} does not say: add --client N"
+        )
     return int(found[0])
 
 
@@ -211,4 +298,6 @@ def register(app: Any) -> None:
         join: ("fedlens join 127.0.0.1:8000 --data scans --key site-0 --ca ca.crt",),
     }
     for command, text in examples.items():
-        app.command(epilog="[bold]Examples[/]\n\n" + "\n\n".join(f"  {line}" for line in text))(command)
+        app.command(epilog="[bold]Examples[/]\n\n" + "\n\n".join(f"  {line}" for line in text))(
+            command
+        )

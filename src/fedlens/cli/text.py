@@ -17,7 +17,13 @@ def console() -> Console:
 
 
 def number(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return (
+        f"{value:.4f}"
+        if abs(value) < 10
+        else f"{value:.2f}"
+        if abs(value) < 1000
+        else f"{value:,.0f}"
+    )
 
 
 def size(n: float) -> str:
@@ -54,4 +60,6 @@ def spark(values: Sequence[float], width: int = 16) -> str:
     """The last values as a line of text, from their lowest to their highest."""
     recent = list(values)[-width:]
     low, high = min(recent, default=0.0), max(recent, default=0.0)
-    return "".join(BLOCKS[1 + round(7 * (v - low) / (high - low))] if high > low else BLOCKS[1] for v in recent)
+    return "".join(
+        BLOCKS[1 + round(7 * (v - low) / (high - low))] if high > low else BLOCKS[1] for v in recent
+    )

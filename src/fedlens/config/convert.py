@@ -19,8 +19,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
-LIMITS = {"gt": "above {}", "ge": "of at least {}", "lt": "below {}", "le": "at most {}"}  # as annotated_types calls them
-NONE = ("none", "null")  # TOML has no such word, so these strings stand for it wherever an argument may be None
+LIMITS = {
+    "gt": "above {}",
+    "ge": "of at least {}",
+    "lt": "below {}",
+    "le": "at most {}",
+}  # as annotated_types calls them
+NONE = (
+    "none",
+    "null",
+)  # TOML has no such word, so these strings stand for it wherever an argument may be None
 
 
 class ConfigError(ValueError):
@@ -52,12 +60,22 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         try:
             return adapter.validate_json(json.dumps(guess, default=str), strict=True)
         except pydantic.ValidationError:
-            if isinstance(guess, str) and guess.lower() in NONE and type(None) in typing.get_args(hint):
+            if (
+                isinstance(guess, str)
+                and guess.lower() in NONE
+                and type(None) in typing.get_args(hint)
+            ):
                 return None
-        if inspect.isclass(hint) and not isinstance(guess, (str, int, float, list, dict)) and isinstance(guess, hint):
+        if (
+            inspect.isclass(hint)
+            and not isinstance(guess, (str, int, float, list, dict))
+            and isinstance(guess, hint)
+        ):
             return guess
     choices = [str(a) for a in typing.get_args(hint)] if typing.get_origin(hint) is Literal else []
-    raise ConfigError(f"{where} must be {wording(hint)}, not {toml(first)}{closest(str(first), choices)}")
+    raise ConfigError(
+        f"{where} must be {wording(hint)}, not {toml(first)}{closest(str(first), choices)}"
+    )
 
 
 @functools.cache
@@ -73,7 +91,14 @@ def _adapter(hint: Any) -> Any:
 
 
 def wording(hint: Any) -> str:
-    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none", Path: "a path"}
+    plain = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "a text",
+        type(None): "none",
+        Path: "a path",
+    }
     if hint in plain:
         return plain[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -84,7 +109,12 @@ def wording(hint: Any) -> str:
     if origin is tuple and arguments and arguments[-1] is not Ellipsis:
         return f"a list of {len(arguments)} ({', '.join(wording(a) for a in arguments)})"
     if origin is typing.Annotated:
-        limits = [words.format(getattr(m, key)) for m in arguments[1:] for key, words in LIMITS.items() if hasattr(m, key)]
+        limits = [
+            words.format(getattr(m, key))
+            for m in arguments[1:]
+            for key, words in LIMITS.items()
+            if hasattr(m, key)
+        ]
         return f"{wording(arguments[0])} {' and '.join(limits)}".rstrip()
     if origin is not None and issubclass(origin, Mapping):
         return "a table"
@@ -112,7 +142,11 @@ def section(header: str, table: Mapping[str, Any]) -> str:
 
 
 def _key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+    return (
+        key
+        if key.replace("_", "").replace("-", "").isalnum() and key.isascii()
+        else json.dumps(key)
+    )
 
 
 def toml(value: Any) -> str:
@@ -124,4 +158,8 @@ def toml(value: Any) -> str:
         return f"[{', '.join(toml(v) for v in value)}]"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(k)} = {toml(v)}" for k, v in value.items()) + "}"
-    return str(value) if isinstance(value, int) else json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    return (
+        str(value)
+        if isinstance(value, int)
+        else json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    )

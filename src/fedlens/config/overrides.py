@@ -86,15 +86,21 @@ def find_place(parts: Sequence[Part], key: str) -> Place:
         return found[0]
     if found:
         if len({p.text for p in found}) == 1:
-            raise ConfigError(f"{key} is ambiguous: {found[0].path[1]} stands in the stack {len(found)} times, so set it in a recipe file")
-        raise ConfigError(f"{key} could mean {' or '.join(p.text for p in found)}: write one of these")
+            raise ConfigError(
+                f"{key} is ambiguous: {found[0].path[1]} stands in the stack {len(found)} times, so set it in a recipe file"
+            )
+        raise ConfigError(
+            f"{key} could mean {' or '.join(p.text for p in found)}: write one of these"
+        )
     if why := _not_stacked(parts, everything, words):
         raise UnknownKey(why)
     choices = {p.path[-1] for p in everything} if len(words) == 1 else {p.text for p in everything}
     raise UnknownKey(f"nothing here is called {key!r}{nearest(key, choices)}")
 
 
-def _not_stacked(parts: Sequence[Part], everything: Sequence[Place], words: Sequence[str]) -> str | None:
+def _not_stacked(
+    parts: Sequence[Part], everything: Sequence[Place], words: Sequence[str]
+) -> str | None:
     """A sentence where a key is of a layer, or nearly, that is not in this stack; without it the nearest key would be some other part's."""
     full = words[0].lower() == "algorithm" and len(words) > 2
     name, here = words[int(full)], {w for p in everything for w in p.path[:-1]}
@@ -104,4 +110,6 @@ def _not_stacked(parts: Sequence[Part], everything: Sequence[Place], words: Sequ
     hint = closest(name, [*(stack if full else here), *known])
     if not full and hint == closest(name, here):
         return None
-    return f"{name} is not in the stack ({', '.join(stack)})" + ("" if name.lower() in map(str.lower, known) else hint)
+    return f"{name} is not in the stack ({', '.join(stack)})" + (
+        "" if name.lower() in map(str.lower, known) else hint
+    )

@@ -55,11 +55,20 @@ class Part:
         known = parameters(self.cls)
         for key in self.given:
             if key not in known:
-                raise ConfigError(f"{self.where} has no {key!r}{nearest(key, known, self.where + '.')}")
+                raise ConfigError(
+                    f"{self.where} has no {key!r}{nearest(key, known, self.where + '.')}"
+                )
         for p in known.values():
             if p.default is inspect.Parameter.empty and p.name not in self.given:
-                raise ConfigError(f"{self.where} ({self.name}) needs {p.name!r}: add {self.where}.{p.name}=...")
-        return replace(self, given={k: _checked(v, known[k].hint, f"{self.where}.{k}") for k, v in self.given.items()})
+                raise ConfigError(
+                    f"{self.where} ({self.name}) needs {p.name!r}: add {self.where}.{p.name}=..."
+                )
+        return replace(
+            self,
+            given={
+                k: _checked(v, known[k].hint, f"{self.where}.{k}") for k, v in self.given.items()
+            },
+        )
 
     def resolved(self) -> dict[str, Any]:
         """Every argument, given or by default."""
@@ -77,7 +86,13 @@ class Part:
             if isinstance(value, Part):
                 value = value.table()
             if _writable(value):
-                out[p.name] = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+                out[p.name] = (
+                    list(value)
+                    if isinstance(value, tuple)
+                    else str(value)
+                    if isinstance(value, Path)
+                    else value
+                )
         return out
 
     def put(self, route: tuple[str, ...], value: Any) -> Part:
@@ -87,14 +102,19 @@ class Part:
             return self.with_value(key, self.given[key].put(tuple(rest), value))
         inner = nested_class(parameters(self.cls)[key].hint)
         if inner is not None and isinstance(value, str) and value not in NONE:
-            value = make_part("any", {"name": str(value).strip("\"'")}, f"{self.where}.{key}", inner)
+            value = make_part(
+                "any", {"name": str(value).strip("\"'")}, f"{self.where}.{key}", inner
+            )
         return self.with_value(key, value)
 
     def build(self, **filled: Any) -> Any:
         arguments = {k: v.build() if isinstance(v, Part) else v for k, v in self.given.items()}
         accepted = inspect.signature(self.cls).parameters
         try:
-            return self.cls(**arguments, **{k: v for k, v in filled.items() if k in accepted and k not in arguments})
+            return self.cls(
+                **arguments,
+                **{k: v for k, v in filled.items() if k in accepted and k not in arguments},
+            )
         except (TypeError, ValueError) as e:
             if isinstance(e, ConfigError):
                 raise
@@ -134,7 +154,12 @@ def find_class(kind: str, name: str, where: str, wanted: type | None = None) -> 
     exported = names(kind)
     match = next((n for n in exported if n.lower() == name.lower()), None)
     if match is None:
-        noun = {"task": "task", "data": "data source", "algorithm": "algorithm or layer", "any": "part"}[kind]
+        noun = {
+            "task": "task",
+            "data": "data source",
+            "algorithm": "algorithm or layer",
+            "any": "part",
+        }[kind]
         raise ConfigError(f"there is no {noun} {name!r}{nearest(name, exported)}")
     try:
         cls = getattr(importlib.import_module(f"fedlens.{exported[match]}"), match)
@@ -180,8 +205,14 @@ def parameters(cls: type) -> dict[str, Parameter]:
     out = {}
     for p in inspect.signature(cls).parameters.values():
         hint = hints.get(p.name, Any)
-        filled = any(isinstance(h, type) and issubclass(h, Task) for h in (hint, *typing.get_args(hint)))
-        if not filled and not p.name.startswith("_") and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+        filled = any(
+            isinstance(h, type) and issubclass(h, Task) for h in (hint, *typing.get_args(hint))
+        )
+        if (
+            not filled
+            and not p.name.startswith("_")
+            and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ):
             out[p.name] = Parameter(p.name, hint, p.default)
     return out
 
@@ -198,19 +229,29 @@ def make_part(kind: str, table: Mapping[str, Any], where: str, wanted: type | No
         if key == "name" and "name" not in known:
             continue
         inner = nested_class(known[key].hint) if key in known else None
-        if inner is not None and isinstance(value, (str, Mapping)) and not (isinstance(value, str) and value in NONE):
-            value = make_part("any", {"name": value} if isinstance(value, str) else value, f"{where}.{key}", inner)
+        if (
+            inner is not None
+            and isinstance(value, (str, Mapping))
+            and not (isinstance(value, str) and value in NONE)
+        ):
+            value = make_part(
+                "any", {"name": value} if isinstance(value, str) else value, f"{where}.{key}", inner
+            )
         given[key] = value
     return Part(where, cls, given, name if ":" in name else "")
 
 
 def nested_class(hint: Any) -> type | None:
     """The class whose constructor a nested table calls, where the annotation is one."""
-    for h in typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,):
+    for h in (
+        typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+    ):
         if isinstance(h, type) and h.__module__.startswith("fedlens."):
             return h
     return None
 
 
 def _example(kind: str) -> str:
-    return {"task": '"Classification"', "data": '"Synthetic"', "algorithm": '"FedAvg"'}.get(kind, '"..."')
+    return {"task": '"Classification"', "data": '"Synthetic"', "algorithm": '"FedAvg"'}.get(
+        kind, '"..."'
+    )

@@ -47,16 +47,26 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "threads"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"federation.{name} is {getattr(self, name)}: at least 1 is needed")
+                raise ConfigError(
+                    f"federation.{name} is {getattr(self, name)}: at least 1 is needed"
+                )
         for name in ("seed", "workers", "evaluate_every", "checkpoint_every", "late"):
             if (getattr(self, name) or 0) < 0:
-                raise ConfigError(f"federation.{name} is {getattr(self, name)}: it cannot be negative")
+                raise ConfigError(
+                    f"federation.{name} is {getattr(self, name)}: it cannot be negative"
+                )
         if self.cohort is not None and self.cohort < 1:
-            raise ConfigError(f"federation.cohort is {self.cohort}: at least one client has to be asked")
+            raise ConfigError(
+                f"federation.cohort is {self.cohort}: at least one client has to be asked"
+            )
         if self.cohort is not None and self.cohort > self.clients:
-            raise ConfigError(f"federation.cohort is {self.cohort}, but there are only {self.clients} clients (federation.clients)")
+            raise ConfigError(
+                f"federation.cohort is {self.cohort}, but there are only {self.clients} clients (federation.clients)"
+            )
         if self.timeout is not None and self.timeout <= 0:
-            raise ConfigError(f"federation.timeout is {self.timeout:g}: it has to be more than 0 seconds")
+            raise ConfigError(
+                f"federation.timeout is {self.timeout:g}: it has to be more than 0 seconds"
+            )
 
 
 @dataclass(frozen=True)
@@ -117,14 +127,20 @@ class Config:
         mine, theirs = dict(_flat(self.tables())), dict(_flat(other))
         for key in dict.fromkeys([*mine, *theirs]):
             if key != "about" and key not in free and mine.get(key) != theirs.get(key):
-                return f"{key} was {theirs.get(key, 'not set')}, now it is {mine.get(key, 'not set')}"
+                return (
+                    f"{key} was {theirs.get(key, 'not set')}, now it is {mine.get(key, 'not set')}"
+                )
         return None
 
 
 # -- reading --------------------------------------------------------------------------------------------------------------------------
 
 
-def read(recipe: str | Path, overrides: Sequence[str] | Mapping[str, Any] = (), algorithm: str | None = None) -> Config:
+def read(
+    recipe: str | Path,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    algorithm: str | None = None,
+) -> Config:
     """A shipped recipe by name, a TOML file, or a run folder (its config.toml); then another algorithm, then the overrides."""
     path = find_recipe(recipe)
     try:
@@ -136,7 +152,10 @@ def read(recipe: str | Path, overrides: Sequence[str] | Mapping[str, Any] = (), 
 
 
 def from_tables(
-    tables: Mapping[str, Any], name: str = "recipe", overrides: Sequence[str] | Mapping[str, Any] = (), algorithm: str | None = None
+    tables: Mapping[str, Any],
+    name: str = "recipe",
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    algorithm: str | None = None,
 ) -> Config:
     known = ("about", "task", "data", "federation", "algorithm")
     for key in tables:
@@ -148,7 +167,11 @@ def from_tables(
     pairs = split(overrides)
     task, data = (_swap(k, tables[k], pairs) for k in ("task", "data"))
     own = tables.get("algorithm", [])
-    if not isinstance(own, list) or not all(isinstance(t, Mapping) for t in own) or not (own or algorithm):
+    if (
+        not isinstance(own, list)
+        or not all(isinstance(t, Mapping) for t in own)
+        or not (own or algorithm)
+    ):
         raise ConfigError(f"recipe {name} needs at least one [[algorithm]] table")
     stacked = carry_over(algorithm_tables(algorithm), own) if algorithm else own
     if not isinstance(tables.get("federation", {}), Mapping):
@@ -162,8 +185,13 @@ def from_tables(
         tuple(make_part("algorithm", t, f"algorithm.{t.get('name', '?')}") for t in stacked),
     )
     federation, task_part, data_part, *layers = (p.checked() for p in override(config.parts, pairs))
-    config = replace(config, federation=federation, task=task_part, data=data_part, algorithm=tuple(layers))
-    if "clients" not in config.federation.given and (usual := config.data.build().default_clients()) is not None:
+    config = replace(
+        config, federation=federation, task=task_part, data=data_part, algorithm=tuple(layers)
+    )
+    if (
+        "clients" not in config.federation.given
+        and (usual := config.data.build().default_clients()) is not None
+    ):
         config = replace(config, federation=config.federation.with_value("clients", usual))
     config.settings  # noqa: B018  refuses impossible numbers now
     return config
@@ -180,11 +208,16 @@ def find_recipe(recipe: str | Path) -> Path:
         return shipped[str(recipe)]
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise ConfigError(f"there is no recipe file {recipe}")
-    raise ConfigError(f"there is no recipe {str(recipe)!r}{nearest(str(recipe), shipped)}; `fedlens list recipes` shows them all")
+    raise ConfigError(
+        f"there is no recipe {str(recipe)!r}{nearest(str(recipe), shipped)}; `fedlens list recipes` shows them all"
+    )
 
 
 def shipped_recipes() -> dict[str, Path]:
-    return {p.relative_to(SHIPPED).with_suffix("").as_posix(): p for p in sorted(SHIPPED.rglob("*.toml"))}
+    return {
+        p.relative_to(SHIPPED).with_suffix("").as_posix(): p
+        for p in sorted(SHIPPED.rglob("*.toml"))
+    }
 
 
 # -- stacks ----------------------------------------------------------------------------------------------------------------------------
@@ -201,7 +234,9 @@ def algorithm_tables(name: str) -> list[dict[str, Any]]:
     exported = {n.lower(): n for n in names("algorithm")}
     for piece in pieces:
         if piece.lower() not in exported and ":" not in piece:
-            raise ConfigError(f"there is no algorithm {piece!r}{nearest(piece, [*NAMED, *exported.values()])}")
+            raise ConfigError(
+                f"there is no algorithm {piece!r}{nearest(piece, [*NAMED, *exported.values()])}"
+            )
     first = find_class("algorithm", pieces[0], "algorithm")
     pieces = ["FedAvg", *pieces] if issubclass(first, Layer) else pieces
     return [{"name": exported.get(p.lower(), p)} for p in pieces]
@@ -215,7 +250,9 @@ def carry_over(new: list[dict[str, Any]], old: Sequence[Mapping[str, Any]]) -> l
     for k, table in enumerate(new):
         source = before.get(table["name"].lower()) or (old[0] if k == 0 and old else {})
         known = parameters(find_class("algorithm", table["name"], "algorithm"))
-        out.append({**{key: v for key, v in source.items() if key in known}, **table})  # what a name stands for goes first
+        out.append(
+            {**{key: v for key, v in source.items() if key in known}, **table}
+        )  # what a name stands for goes first
     return out
 
 
@@ -225,7 +262,10 @@ def _swap(key: str, table: Mapping[str, Any], pairs: list[tuple[str, Any]]) -> M
         pairs.remove(pair)
         name = str(pair[1]).strip("\"'")
         cls = find_class(key, name, key)
-        table = {"name": name, **{k: v for k, v in table.items() if k != "name" and k in parameters(cls)}}
+        table = {
+            "name": name,
+            **{k: v for k, v in table.items() if k != "name" and k in parameters(cls)},
+        }
     return table
 
 
@@ -236,8 +276,14 @@ def _flat(tables: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in items:
         name = f"{prefix}{key}"
         if isinstance(tables, list) and isinstance(value, Mapping):
-            name = f"{prefix}{value.get('name', key)}" if sum(v.get("name") == value.get("name") for v in tables) == 1 else name
-        if isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(v, Mapping) for v in value)):
+            name = (
+                f"{prefix}{value.get('name', key)}"
+                if sum(v.get("name") == value.get("name") for v in tables) == 1
+                else name
+            )
+        if isinstance(value, Mapping) or (
+            isinstance(value, list) and any(isinstance(v, Mapping) for v in value)
+        ):
             yield from _flat(value, f"{name}.")
         else:
             yield name, toml(value)

@@ -25,9 +25,15 @@ class StackError(ValueError):
 class Algorithm(ABC):
     """Two functions at each end, and a few beside them. `state` lives on the server, `client.memory` on the clients."""
 
-    needs: Needs = "sums"  # does server_step look at single replies, or only at their weighted sums?
-    draws: ClassVar[bool] = True  # does client_step use random numbers, `client.rng` or hidden ones? Making them takes 100 us a client
-    trains: ClassVar[bool] = False  # does client_step run the training loop, so that terms can be added to its objective?
+    needs: Needs = (
+        "sums"  # does server_step look at single replies, or only at their weighted sums?
+    )
+    draws: ClassVar[bool] = (
+        True  # does client_step use random numbers, `client.rng` or hidden ones? Making them takes 100 us a client
+    )
+    trains: ClassVar[bool] = (
+        False  # does client_step run the training loop, so that terms can be added to its objective?
+    )
 
     @abstractmethod
     def init(self) -> Message:
@@ -62,7 +68,9 @@ class Algorithm(ABC):
         """What was learned or restored, as the task understands it: a network, an image."""
         return state
 
-    def pictures(self, state: Message, federation: Federation, memory: Callable[[int], Mapping[str, Tree]]) -> Sequence[Picture]:
+    def pictures(
+        self, state: Message, federation: Federation, memory: Callable[[int], Mapping[str, Tree]]
+    ) -> Sequence[Picture]:
         """What an algorithm itself has to show, beside the task's pictures. `memory` gives what a client keeps, where that is known:
         in a simulation, never at a real site."""
         return ()
@@ -86,27 +94,45 @@ class Layer(Algorithm):
 
     stage: ClassVar[Stage] = "learn"
     own_needs: ClassVar[Needs] = "sums"
-    hides_replies: ClassVar[bool] = False  # single replies are not visible further in (secure aggregation)
-    merges: ClassVar[bool] = False  # decides how single deltas become one: a stack can do that only once
-    of_mean: ClassVar[bool] = False  # changes the merged update, so whatever looks at single ones must come before it, further out
-    steers: ClassVar[bool] = False  # adds a pull, so that local steps are no longer plain gradients of the loss
-    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {}  # its one own parameter, and what `compare --tune` tries for it
+    hides_replies: ClassVar[bool] = (
+        False  # single replies are not visible further in (secure aggregation)
+    )
+    merges: ClassVar[bool] = (
+        False  # decides how single deltas become one: a stack can do that only once
+    )
+    of_mean: ClassVar[bool] = (
+        False  # changes the merged update, so whatever looks at single ones must come before it, further out
+    )
+    steers: ClassVar[bool] = (
+        False  # adds a pull, so that local steps are no longer plain gradients of the loss
+    )
+    tuned: ClassVar[
+        Mapping[str, tuple[float, ...]]
+    ] = {}  # its one own parameter, and what `compare --tune` tries for it
     inner: Algorithm
 
     def around(self, inner: Algorithm) -> Layer:
         """This layer around `inner`, or a StackError that says why not."""
         name = type(self).__name__
         if any(type(part) is type(self) for part in inner.parts()):
-            raise StackError(f"{name} is in this stack twice: both would write the same trees and the same memory")
+            raise StackError(
+                f"{name} is in this stack twice: both would write the same trees and the same memory"
+            )
         if self.stage == "learn" and not inner.trains:
-            raise StackError(f"{name} changes how clients train, but {type(inner.base).__name__} does not train")
+            raise StackError(
+                f"{name} changes how clients train, but {type(inner.base).__name__} does not train"
+            )
         for part in inner.parts():
             if isinstance(part, Layer) and part.stage == "wire" and self.stage != "wire":
                 raise StackError(
                     f"{name} stands outside {type(part).__name__}, which decides what goes on the wire: put {name} before it in the stack"
                 )
         if self.hides_replies and inner.needs == "replies":
-            who = next(type(p).__name__ for p in inner.parts() if getattr(p, "own_needs", p.needs) == "replies")
+            who = next(
+                type(p).__name__
+                for p in inner.parts()
+                if getattr(p, "own_needs", p.needs) == "replies"
+            )
             raise StackError(f"{name} hides single replies, but {who} needs them")
         self._check_merging(inner)
         layer = copy.copy(self)
@@ -125,9 +151,13 @@ class Layer(Algorithm):
                 continue
             other = type(part).__name__
             if self.merges and part.merges:
-                raise StackError(f"{name} and {other} both decide how replies become one: keep one of them")
+                raise StackError(
+                    f"{name} and {other} both decide how replies become one: keep one of them"
+                )
             if part.merges or (part.stage == "merge" and part.own_needs == "replies"):
-                raise StackError(f"{name} works on the merged update, {other} on single ones: put {name} before {other} in the stack")
+                raise StackError(
+                    f"{name} works on the merged update, {other} on single ones: put {name} before {other} in the stack"
+                )
 
     def check(self, inner: Algorithm) -> None:
         """Refuse an inner algorithm this layer cannot work on: raise a StackError."""
@@ -162,7 +192,9 @@ class Layer(Algorithm):
     def result(self, state: Message) -> Any:
         return self.inner.result(state)
 
-    def pictures(self, state: Message, federation: Federation, memory: Callable[[int], Mapping[str, Tree]]) -> Sequence[Picture]:
+    def pictures(
+        self, state: Message, federation: Federation, memory: Callable[[int], Mapping[str, Tree]]
+    ) -> Sequence[Picture]:
         return self.inner.pictures(state, federation, memory)
 
     @property
@@ -177,11 +209,15 @@ class Layer(Algorithm):
 def stack(base: Algorithm, *layers: Layer) -> Algorithm:
     """Base first, wire last: what is learned, what is shared, how replies are merged, what goes on the wire."""
     if isinstance(base, Layer):
-        raise StackError(f"{type(base).__name__} is a layer: a stack begins with a base such as FedAvg")
+        raise StackError(
+            f"{type(base).__name__} is a layer: a stack begins with a base such as FedAvg"
+        )
     algorithm = base
     for layer in layers:
         if not isinstance(layer, Layer):
-            raise StackError(f"{type(layer).__name__} is a base of its own: it cannot stand on {type(base).__name__}")
+            raise StackError(
+                f"{type(layer).__name__} is a base of its own: it cannot stand on {type(base).__name__}"
+            )
         algorithm = layer.around(algorithm)
     return algorithm
 

@@ -70,11 +70,15 @@ class Client:
 
 def generator(*words: int) -> Generator:
     """A stream of its own for every tuple of numbers: (seed, round, client), (seed, round, layer), ..."""
-    seed = int(np.random.SeedSequence([w & 0xFFFFFFFF for w in words]).generate_state(1, np.uint64)[0])
+    seed = int(
+        np.random.SeedSequence([w & 0xFFFFFFFF for w in words]).generate_state(1, np.uint64)[0]
+    )
     return Generator().manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
 
 
-_SCRATCH = np.random.MT19937(0)  # numpy's hidden stream while a client works: swapping a pointer is quicker than copying a state
+_SCRATCH = np.random.MT19937(
+    0
+)  # numpy's hidden stream while a client works: swapping a pointer is quicker than copying a state
 
 
 @contextmanager
@@ -82,7 +86,9 @@ def seeded(rng: Generator) -> Iterator[None]:
     """Hidden random state (dropout, a user's numpy call) follows the client's stream too, and is put back afterwards."""
     seed = int(torch.randint(2**31 - 1, (), generator=rng))
     before = torch.default_generator.get_state(), np.random.get_bit_generator(), random.getstate()  # type: ignore[attr-defined]
-    mine = _SCRATCH if before[1] is not _SCRATCH else np.random.MT19937(0)  # nested: the outer one is in use
+    mine = (
+        _SCRATCH if before[1] is not _SCRATCH else np.random.MT19937(0)
+    )  # nested: the outer one is in use
     np.random.set_bit_generator(mine)  # type: ignore[attr-defined]
     np.random.seed(seed)
     random.seed(seed)

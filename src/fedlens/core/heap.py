@@ -17,7 +17,18 @@ from typing import Any
 
 MUCH = 1 << 30
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD, _ARENA_MAX = -3, -1, -2, -8  # of mallopt
-NAMES = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+NAMES = (
+    "arena",
+    "ordblks",
+    "smblks",
+    "hblks",
+    "hblkhd",
+    "usmblks",
+    "fsmblks",
+    "uordblks",
+    "fordblks",
+    "keepcost",
+)
 
 
 class _Info(ctypes.Structure):
@@ -42,7 +53,11 @@ def keep() -> None:
     """Keep what training frees. By default glibc returns large blocks to the kernel at every step and faults them in again at the next:
     2,000 page faults and a tenth of the time of a step for 1.6 M parameters (docs/LOG.md)."""
     if _glibc():
-        for option, value in ((_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, (1 << 31) - 1), (_TOP_PAD, 1 << 26)):
+        for option, value in (
+            (_MMAP_THRESHOLD, 1 << 30),
+            (_TRIM_THRESHOLD, (1 << 31) - 1),
+            (_TOP_PAD, 1 << 26),
+        ):
             _glibc().mallopt(option, value)
 
 

@@ -35,12 +35,17 @@ class Record:
         return self.kept
 
     def to_message(self) -> Message:
-        trees = {f"kept:{n}": t for n, t in self.kept.items()} | {f"draft:{n}": t for n, t in self.draft.items()}
+        trees = {f"kept:{n}": t for n, t in self.kept.items()} | {
+            f"draft:{n}": t for n, t in self.draft.items()
+        }
         return Message(trees, {"round": self.round})
 
     @staticmethod
     def from_message(m: Message) -> Record:
-        part = {p: {n[len(p) :]: t for n, t in m.trees.items() if n.startswith(p)} for p in ("kept:", "draft:")}
+        part = {
+            p: {n[len(p) :]: t for n, t in m.trees.items() if n.startswith(p)}
+            for p in ("kept:", "draft:")
+        }
         return Record(part["kept:"], part["draft:"], int(m.scalars["round"]))
 
     def count_bytes(self) -> int:
@@ -73,7 +78,11 @@ class Draft(MutableMapping[str, Tree]):
         self.written[key] = {}
 
     def __iter__(self) -> Iterator[str]:
-        return (k for k in dict.fromkeys([*self.kept, *self.written]) if self.written.get(k, self.kept.get(k)))
+        return (
+            k
+            for k in dict.fromkeys([*self.kept, *self.written])
+            if self.written.get(k, self.kept.get(k))
+        )
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -86,7 +95,9 @@ class Memory:
     from a worker that died. Files go through the page cache, so this costs about one memory copy.
     """
 
-    def __init__(self, folder: Path | None = None, budget: int = 1 << 30, durable: bool = False) -> None:
+    def __init__(
+        self, folder: Path | None = None, budget: int = 1 << 30, durable: bool = False
+    ) -> None:
         self.folder, self.budget, self.durable = folder, budget, durable
         self.resident: OrderedDict[int, Record] = OrderedDict()
         self.changed: set[int] = set()
@@ -162,7 +173,9 @@ class Memory:
             part.write_bytes(record.to_message().to_bytes())
             os.replace(part, self.path(client))
         except OSError:
-            part.unlink(missing_ok=True)  # half a file on a full disk is in the way of those that would still fit
+            part.unlink(
+                missing_ok=True
+            )  # half a file on a full disk is in the way of those that would still fit
             raise
 
 

@@ -109,7 +109,11 @@ class Message:
             yield bytes(piece)
 
     def _layout(self) -> tuple[bytes, list[Tensor], int]:
-        named = [(f"{tree}/{name}", t) for tree, arrays in self.trees.items() for name, t in arrays.items()]
+        named = [
+            (f"{tree}/{name}", t)
+            for tree, arrays in self.trees.items()
+            for name, t in arrays.items()
+        ]
         # Widest types first, as safetensors does: every array then starts on a multiple of its own item size.
         named.sort(key=lambda item: (-item[1].element_size(), item[0]))
         meta = {
@@ -122,7 +126,11 @@ class Message:
         offset = 0
         for key, t in named:
             size = t.numel() * t.element_size()
-            header[key] = {"dtype": _NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [offset, offset + size]}
+            header[key] = {
+                "dtype": _NAMES[t.dtype],
+                "shape": list(t.shape),
+                "data_offsets": [offset, offset + size],
+            }
             offset += size
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
@@ -152,7 +160,10 @@ class Message:
             meta = json.loads(header.pop("__metadata__")["message"])
             start = 8 + length
             found = {key: _read(view, start, entry, copy) for key, entry in header.items()}
-            trees = {tree: {n: found[f"{tree}/{n}"] for n in names} for tree, names in meta["trees"].items()}
+            trees = {
+                tree: {n: found[f"{tree}/{n}"] for n in names}
+                for tree, names in meta["trees"].items()
+            }
             return Message(trees, meta["scalars"], meta["weights"], int(meta["sender"]))
         except BadMessage:
             raise
@@ -174,5 +185,9 @@ def _read(view: memoryview, start: int, entry: Mapping[str, Any], copy: bool) ->
     if not size:
         return torch.empty(shape, dtype=dtype)
     if copy:
-        return torch.frombuffer(bytearray(view[start + low : start + high]), dtype=dtype).reshape(shape)
-    return torch.frombuffer(view, dtype=dtype, count=math.prod(shape), offset=start + low).reshape(shape)
+        return torch.frombuffer(bytearray(view[start + low : start + high]), dtype=dtype).reshape(
+            shape
+        )
+    return torch.frombuffer(view, dtype=dtype, count=math.prod(shape), offset=start + low).reshape(
+        shape
+    )

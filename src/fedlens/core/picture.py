@@ -31,7 +31,11 @@ class Picture:
     def ranges(self) -> list[tuple[float, float]]:
         """What the ends of each map's colour scale mean."""
         own = [(float(x.min()), float(x.max())) for x in self.images]
-        return [(min(low for low, _ in own), max(high for _, high in own))] * len(own) if self.one_scale else own
+        return (
+            [(min(low for low, _ in own), max(high for _, high in own))] * len(own)
+            if self.one_scale
+            else own
+        )
 
 
 def save_pictures(pictures: Sequence[Picture], folder: Path) -> None:
@@ -54,7 +58,9 @@ def save_pictures(pictures: Sequence[Picture], folder: Path) -> None:
             "labels": list(picture.labels),
             "facts": dict(picture.facts),
         }
-        if picture.kind == "map":  # the files are stretched to 0..255: a colour bar needs to know from what
+        if (
+            picture.kind == "map"
+        ):  # the files are stretched to 0..255: a colour bar needs to know from what
             entry["ranges"] = ranges
         index.append(entry)
     part = folder / "index.json.part"
@@ -67,7 +73,9 @@ def add_picture(picture: Picture, folder: Path, name: str) -> None:
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)
-    index: list[dict[str, Any]] = json.loads((folder / "index.json").read_text()) if (folder / "index.json").is_file() else []
+    index: list[dict[str, Any]] = (
+        json.loads((folder / "index.json").read_text()) if (folder / "index.json").is_file() else []
+    )
     files = [f"{name}-{j:02d}.png" for j in range(len(picture.images))]
     for file, pixels in zip(files, picture.images, strict=True):
         Image.fromarray(to_uint8(pixels)).save(folder / file)

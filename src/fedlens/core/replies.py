@@ -24,7 +24,9 @@ from fedlens.core.message import MEAN, Message
 from fedlens.core.tree import Tree, is_finite, mismatch
 
 Needs = Literal["sums", "replies"]  # what a server's half looks at
-CHUNK = 1 << 17  # elements joined at a time: small enough for the cache, large enough that calling torch costs little beside it
+CHUNK = (
+    1 << 17
+)  # elements joined at a time: small enough for the cache, large enough that calling torch costs little beside it
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,12 @@ def _share(left: float, right: float) -> float:
 
 def _toward(left: Tensor, right: Tensor, share: float, space: Tensor | None) -> Tensor:
     left, right = counted(left), counted(right)
-    return torch.lerp(left, right, share, out=_apart(left) if space is None or space.dtype != left.dtype else space)
+    return torch.lerp(
+        left,
+        right,
+        share,
+        out=_apart(left) if space is None or space.dtype != left.dtype else space,
+    )
 
 
 def _apart(like: Tensor) -> Tensor:
@@ -125,7 +132,9 @@ def _counts_as(t: Tensor) -> torch.dtype:
 
 
 Key = tuple[str, str]  # (tree, weight name)
-Node = tuple[int, int]  # (level, index): covers the leaves index * 2**level ... (index + 1) * 2**level - 1
+Node = tuple[
+    int, int
+]  # (level, index): covers the leaves index * 2**level ... (index + 1) * 2**level - 1
 Nodes = dict[Node, dict[Key, "Sum"]]
 
 
@@ -161,7 +170,9 @@ class Fold:
 
     def join(self, left: dict[Key, Sum], right: dict[Key, Sum]) -> dict[Key, Sum]:
         for key, value in right.items():
-            left[key] = left[key].absorb(value, self.spare.setdefault(key, [])) if key in left else value
+            left[key] = (
+                left[key].absorb(value, self.spare.setdefault(key, [])) if key in left else value
+            )
         return left
 
     def total(self) -> dict[Key, Sum]:
@@ -204,7 +215,11 @@ class Replies:
         return [s[scalar] for s in self.scalars.values() if scalar in s]
 
     def trees(self) -> list[str]:
-        names = [t for t, _ in self.sums] + [t for m in self.singles.values() for t in m.trees] + list(self.means)
+        names = (
+            [t for t, _ in self.sums]
+            + [t for m in self.singles.values() for t in m.trees]
+            + list(self.means)
+        )
         return list(dict.fromkeys(names))
 
     def weight(self, tree: str, name: str = MEAN) -> float:
@@ -227,7 +242,9 @@ class Replies:
             return {n: counted(t).clone() for n, t in self.sums[tree, name].tree.items()}
         return self._folded(tree, [self._weights(tree, name)])
 
-    def blend(self, tree: str, first: str, second: str, share: float, needs: Needs = "sums") -> Tree:
+    def blend(
+        self, tree: str, first: str, second: str, share: float, needs: Needs = "sums"
+    ) -> Tree:
         """(1 - share) of one mean and share of another; single replies are read once for both, and an unused mean is not made.
 
         An algorithm that `needs` replies gets them from every engine, so one mean with blended weights will do: half the work of two
@@ -236,12 +253,22 @@ class Replies:
             return self.mean(tree, second if share else first)
         if (tree, first) in self.sums:
             right = self.mean(tree, second)
-            return {n: torch.lerp(left, right[n], share) for n, left in self.mean(tree, first).items()}
+            return {
+                n: torch.lerp(left, right[n], share) for n, left in self.mean(tree, first).items()
+            }
         a, b = self._weights(tree, first), self._weights(tree, second)
         if needs == "sums":
             return self._folded(tree, [a, b], share)
         whole = self.weight(tree, first), self.weight(tree, second)
-        return self._folded(tree, [[(1 - share) * x / whole[0] + share * y / whole[1] for x, y in zip(a, b, strict=True)]])
+        return self._folded(
+            tree,
+            [
+                [
+                    (1 - share) * x / whole[0] + share * y / whole[1]
+                    for x, y in zip(a, b, strict=True)
+                ]
+            ],
+        )
 
     def _positions(self, tree: str) -> list[int]:
         return [p for p in sorted(self.singles) if tree in self.singles[p].trees]
@@ -261,8 +288,15 @@ class Replies:
         out: Tree = {}
         for key, first in trees[0].items():
             total = torch.empty(first.numel(), dtype=counted(first).dtype)
-            chunks = zip(torch.split(total, CHUNK), *(torch.split(t[key].reshape(-1), CHUNK) for t in trees), strict=True)
-            spare = [torch.empty(min(CHUNK, len(total)), dtype=total.dtype) for _ in range(len(trees).bit_length() + 2)]
+            chunks = zip(
+                torch.split(total, CHUNK),
+                *(torch.split(t[key].reshape(-1), CHUNK) for t in trees),
+                strict=True,
+            )
+            spare = [
+                torch.empty(min(CHUNK, len(total)), dtype=total.dtype)
+                for _ in range(len(trees).bit_length() + 2)
+            ]
             for space, *parts in chunks:
                 _fold(parts, steps[0], space, spare[1:])
                 if len(steps) > 1:
@@ -287,7 +321,9 @@ def _steps(positions: Sequence[int], weights: list[float]) -> list[Step]:
     return steps
 
 
-def _fold(parts: Sequence[Tensor], steps: Sequence[Step], space: Tensor, spare: Sequence[Tensor]) -> Tensor:
+def _fold(
+    parts: Sequence[Tensor], steps: Sequence[Step], space: Tensor, spare: Sequence[Tensor]
+) -> Tensor:
     """One chunk of every reply into one mean, written to `space`; what the replies own is not touched. Partial means lie in `spare`."""
     parts, free = [counted(p) for p in parts], [s[: len(space)] for s in spare]
     if not steps:
@@ -311,7 +347,9 @@ def _plan(positions: Sequence[int]) -> list[tuple[int, int]]:
     def climb(leaves: Sequence[int], level: int) -> int:
         if len(leaves) == 1:
             return leaves[0]
-        cut = next((k for k, i in enumerate(leaves) if positions[i] >> (level - 1) & 1), len(leaves))
+        cut = next(
+            (k for k, i in enumerate(leaves) if positions[i] >> (level - 1) & 1), len(leaves)
+        )
         if cut in (0, len(leaves)):
             return climb(leaves, level - 1)
         left, right = climb(leaves[:cut], level - 1), climb(leaves[cut:], level - 1)
@@ -323,7 +361,9 @@ def _plan(positions: Sequence[int]) -> list[tuple[int, int]]:
     return steps
 
 
-def gather(arrived: Iterable[Message | Lost | Nodes], ids: Sequence[int]) -> tuple[Replies, list[Lost]]:
+def gather(
+    arrived: Iterable[Message | Lost | Nodes], ids: Sequence[int]
+) -> tuple[Replies, list[Lost]]:
     """Everything an engine yields in a round, in whatever order, into sorted replies and a list of who is missing and why."""
     place = {i: p for p, i in enumerate(sorted(ids))}
     came: list[Message] = []
@@ -342,4 +382,6 @@ def gather(arrived: Iterable[Message | Lost | Nodes], ids: Sequence[int]) -> tup
     late = [m.sender for m in came if m.sender not in place]
     place.update({sender: len(ids) + k for k, sender in enumerate(late)})
     singles = {place[m.sender]: m for m in came if m.trees}
-    return Replies({m.sender: m.scalars for m in came}, fold.total(), singles), sorted(lost, key=lambda x: x.sender)
+    return Replies({m.sender: m.scalars for m in came}, fold.total(), singles), sorted(
+        lost, key=lambda x: x.sender
+    )

@@ -27,7 +27,9 @@ class Engine(Protocol):
         """The clients that can be asked."""
         ...
 
-    def exchange(self, message: Message, ids: Sequence[int], heard: Mapping[int, int]) -> Iterable[Message | Lost | Nodes]:
+    def exchange(
+        self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
+    ) -> Iterable[Message | Lost | Nodes]:
         """Ask these clients; `heard` tells in which round the server last heard each. Yields replies, who got lost and why,
         and, for an algorithm that needs only sums, partial sums in place of the replies' trees."""
         ...
@@ -46,7 +48,14 @@ class Engine(Protocol):
 _UNUSED = torch.Generator()  # of a client half that draws no random numbers
 
 
-def answer(algorithm: Algorithm, message: Message, id: int, federation: Federation, memory: Memory, heard: int = NEVER) -> Message:
+def answer(
+    algorithm: Algorithm,
+    message: Message,
+    id: int,
+    federation: Federation,
+    memory: Memory,
+    heard: int = NEVER,
+) -> Message:
     """The client's end of every engine: settle the memory, work with seeded random numbers, leave a draft, reply."""
     record = memory.load(id)
     kept = record.settle(heard)
@@ -58,12 +67,24 @@ def answer(algorithm: Algorithm, message: Message, id: int, federation: Federati
     with seeded(rng) if draws else nullcontext():
         if evaluating:
             held_out = client.held_out
-            metrics = algorithm.evaluate(message, held_out, draft) if held_out is not None and len(held_out) else {}
-            return Message(scalars={**metrics, "examples": float(len(held_out) if held_out is not None else 0)}, sender=id)
+            metrics = (
+                algorithm.evaluate(message, held_out, draft)
+                if held_out is not None and len(held_out)
+                else {}
+            )
+            return Message(
+                scalars={
+                    **metrics,
+                    "examples": float(len(held_out) if held_out is not None else 0),
+                },
+                sender=id,
+            )
         reply = algorithm.client_step(message, client)
     memory.save(id, Record(kept, draft.written, message.round))
     # How much a client counts is worth knowing, and where trees are summed on the way nobody else could tell.
-    counts = {f"weight:{name}": float(w) for name, w in next(iter(reply.weights.values()), {}).items()}
+    counts = {
+        f"weight:{name}": float(w) for name, w in next(iter(reply.weights.values()), {}).items()
+    }
     known = {"round": message.round, "bytes_up": reply.count_bytes(), **counts}
     return replace(reply, scalars={**reply.scalars, **known}, sender=id)
 
@@ -90,7 +111,9 @@ class Round:
     bytes_up: int
     metrics: Mapping[str, float]
     state: Message = field(repr=False)  # whoever prints a round does not mean the model
-    unevaluated: Sequence[Lost] = ()  # their held-out parts are missing from the metrics: often just the clients that do worst
+    unevaluated: Sequence[
+        Lost
+    ] = ()  # their held-out parts are missing from the metrics: often just the clients that do worst
 
     @property
     def loss(self) -> float | None:
@@ -103,7 +126,9 @@ class Round:
 def sample(ids: Sequence[int], cohort: int | None, seed: int, number: int) -> list[int]:
     """Who is asked in a round: a pure function of seed and round, so that a resumed run asks the same clients."""
     if cohort is not None and not 1 <= cohort <= len(ids):
-        raise ValueError(f"a cohort is between 1 and the number of clients, {len(ids)}, not {cohort}")
+        raise ValueError(
+            f"a cohort is between 1 and the number of clients, {len(ids)}, not {cohort}"
+        )
     if cohort is None or cohort == len(ids):
         return sorted(ids)
     order = torch.randperm(len(ids), generator=generator(seed, number, 0xC0))
@@ -134,19 +159,30 @@ def run(
         asked = sample(ids, cohort, seed, number)
         state = here.state.note(round=number, rounds=rounds, seed=seed, population=len(ids))
         # What every client may know about the run travels in the message, because nothing else reaches it.
-        message = algorithm.broadcast(state).note(round=number, rounds=rounds, seed=seed, population=len(ids), cohort=len(asked))
-        arrived = (_in_time(item, number, late) for item in engine.exchange(message, asked, here.heard))
+        message = algorithm.broadcast(state).note(
+            round=number, rounds=rounds, seed=seed, population=len(ids), cohort=len(asked)
+        )
+        arrived = (
+            _in_time(item, number, late) for item in engine.exchange(message, asked, here.heard)
+        )
         replies, lost = gather(arrived, asked)
         try:
             state = algorithm.server_step(state, replies) if len(replies) else state
         except Weightless as e:  # nobody is left: the round is skipped, and nobody was heard
-            lost, replies = [*lost, *(Lost(i, str(e), refused=True) for i in replies.senders)], Replies()
+            lost, replies = (
+                [*lost, *(Lost(i, str(e), refused=True) for i in replies.senders)],
+                Replies(),
+            )
         # The round a reply answers is the round its client remembers: a late one confirms the draft of that earlier round.
         here.heard.update({i: int(s.get("round", number)) for i, s in replies.scalars.items()})
         here.state, here.done = state, number + 1
         stop = bool(state.scalars.get("stop"))
-        due = bool(evaluate_every) and (here.done % evaluate_every == 0 or here.done == rounds or stop)
-        metrics, unevaluated = evaluate(algorithm, engine, here, test, personal) if due else ({}, [])
+        due = bool(evaluate_every) and (
+            here.done % evaluate_every == 0 or here.done == rounds or stop
+        )
+        metrics, unevaluated = (
+            evaluate(algorithm, engine, here, test, personal) if due else ({}, [])
+        )
         up = int(sum(s.get("bytes_up", 0) for s in replies.scalars.values()))
         finished = Round(number, time.perf_counter() - began, replies.scalars, len(asked), lost,
                          message.count_bytes() * len(asked), up, metrics, state, unevaluated)  # fmt: skip
@@ -162,13 +198,17 @@ def evaluate(
     algorithm: Algorithm, engine: Engine, here: Progress, test: Any | None, personal: bool
 ) -> tuple[dict[str, float], list[Lost]]:  # fmt: skip
     """Metrics on the server's test set, and mean, spread and worst over the clients' held-out parts; who is missing from these, and why."""
-    message = algorithm.broadcast(here.state).note(**{k: here.state.scalars[k] for k in ("round", "seed")}, evaluate=1)
+    message = algorithm.broadcast(here.state).note(
+        **{k: here.state.scalars[k] for k in ("round", "seed")}, evaluate=1
+    )
     metrics = algorithm.evaluate(message, test, {}) if test is not None else {}
     if not personal:
         return metrics, []
     asked = engine.ids()
     replies, lost = gather(engine.exchange(message, asked, here.heard), asked)
-    names = dict.fromkeys(n for s in replies.scalars.values() for n in s if n not in ("examples", "round", "bytes_up"))
+    names = dict.fromkeys(
+        n for s in replies.scalars.values() for n in s if n not in ("examples", "round", "bytes_up")
+    )
     for name in names:
         values = replies.values(name)
         worst = max(values) if name.endswith("loss") else min(values)

@@ -76,7 +76,9 @@ class LearningTask(Task):
         head: Any = getattr(model, "head", None)
         if extract is None or head is None:
             if adapt is not None:
-                raise ValueError(f"{type(model).__name__} has no split into features and head, so nothing can stand between them")
+                raise ValueError(
+                    f"{type(model).__name__} has no split into features and head, so nothing can stand between them"
+                )
             return Output(model(batch["x"]))
         features: Tensor = extract(batch["x"])
         features = adapt(features, batch) if adapt else features
@@ -95,7 +97,12 @@ class LearningTask(Task):
 
     def lower(self, batch: Batch, size: tuple[int, int]) -> Batch:
         """The same batch as a camera of fewer pixels would have seen it. Labels stay as they are: nobody compares against them there."""
-        return {**batch, "x": F.interpolate(batch["x"], size=size, mode="bilinear", align_corners=False, antialias=True)}
+        return {
+            **batch,
+            "x": F.interpolate(
+                batch["x"], size=size, mode="bilinear", align_corners=False, antialias=True
+            ),
+        }
 
     def distance(self, prediction: Any, target: Any) -> Tensor:
         """How far one prediction is from another of the same shape, with the same reduction as `loss`, so that the two may be added."""
@@ -104,7 +111,10 @@ class LearningTask(Task):
     def save(self, state: Message, folder: Path) -> None:
         from safetensors.torch import save_file
 
-        save_file({n: t.contiguous() for n, t in state.trees["model"].items()}, folder / "model.safetensors")
+        save_file(
+            {n: t.contiguous() for n, t in state.trees["model"].items()},
+            folder / "model.safetensors",
+        )
 
 
 def in_batches(data: Data, size: int, device: torch.device | str = "cpu") -> Iterator[Batch]:

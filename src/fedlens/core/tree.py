@@ -18,7 +18,9 @@ def map_tree(f: Callable[[Tensor], Tensor], tree: Mapping[str, Tensor]) -> Tree:
     return {name: f(t) for name, t in tree.items()}
 
 
-def zip_trees(f: Callable[[Tensor, Tensor], Tensor], a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
+def zip_trees(
+    f: Callable[[Tensor, Tensor], Tensor], a: Mapping[str, Tensor], b: Mapping[str, Tensor]
+) -> Tree:
     if a.keys() != b.keys():
         raise ValueError(f"trees differ in their names: {sorted(a.keys() ^ b.keys())[:3]}")
     return {name: f(t, b[name]) for name, t in a.items()}
@@ -33,7 +35,9 @@ def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
 
 
 def scale(tree: Mapping[str, Tensor], factor: float) -> Tree:
-    return map_tree(lambda t: (t if t.is_floating_point() or t.is_complex() else t.double()) * factor, tree)
+    return map_tree(
+        lambda t: (t if t.is_floating_point() or t.is_complex() else t.double()) * factor, tree
+    )
 
 
 def zeros_like(tree: Mapping[str, Tensor]) -> Tree:
@@ -50,7 +54,9 @@ def cast(tree: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tree:
     def one(t: Tensor, target: Tensor) -> Tensor:
         if t.dtype == target.dtype:
             return t
-        return (t if target.dtype.is_floating_point or target.is_complex() else t.round()).to(target.dtype)
+        return (t if target.dtype.is_floating_point or target.is_complex() else t.round()).to(
+            target.dtype
+        )
 
     return {name: one(t, like[name]) for name, t in tree.items()}
 
@@ -74,7 +80,9 @@ def is_finite(tree: Mapping[str, Tensor]) -> bool:
     for t in tree.values():
         if t.is_floating_point() or t.is_complex():
             total = t.sum().item()
-            if total - total != 0 and not bool(torch.isfinite(t).all()):  # Inf - Inf and NaN - NaN are NaN
+            if total - total != 0 and not bool(
+                torch.isfinite(t).all()
+            ):  # Inf - Inf and NaN - NaN are NaN
                 return False
     return True
 

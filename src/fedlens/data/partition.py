@@ -28,7 +28,9 @@ def iid(n: int, clients: int, rng: Generator) -> Parts:
     return [np.sort(part) for part in np.array_split(rng.permutation(n), clients)]
 
 
-def dirichlet(labels: Array, clients: int, alpha: float, rng: Generator, least: int = 10, retries: int = 100) -> Parts:
+def dirichlet(
+    labels: Array, clients: int, alpha: float, rng: Generator, least: int = 10, retries: int = 100
+) -> Parts:
     """Label skew; the smaller alpha the stronger."""
     least = min(least, len(labels) // clients)
     best: Parts = []
@@ -75,9 +77,13 @@ def classes_per_client(labels: Array, clients: int, per_client: int, rng: Genera
     """Exactly `per_client` classes each, the least used ones first; a class is dealt evenly among those who have it."""
     names = np.unique(labels)
     if not 1 <= per_client <= len(names):
-        raise DataError(f"classes_per_client must lie between 1 and the number of classes ({len(names)}), not {per_client}")
+        raise DataError(
+            f"classes_per_client must lie between 1 and the number of classes ({len(names)}), not {per_client}"
+        )
     if clients * per_client < len(names):
-        raise DataError(f"{clients} clients with {per_client} classes each cannot cover {len(names)} classes")
+        raise DataError(
+            f"{clients} clients with {per_client} classes each cannot cover {len(names)} classes"
+        )
     used = np.zeros(len(names), dtype=int)
     owners: list[list[int]] = [[] for _ in names]
     for client in range(clients):
@@ -96,13 +102,19 @@ def one_group(groups: Array, clients: int, rng: Generator) -> Parts:
     """Every client holds samples of one group only; large groups are shared among several clients."""
     names, sizes = np.unique(groups, return_counts=True)
     if clients < len(names):
-        raise DataError(f"one group per client needs at least {len(names)} clients for {len(names)} groups, not {clients}")
+        raise DataError(
+            f"one group per client needs at least {len(names)} clients for {len(names)} groups, not {clients}"
+        )
     if clients > len(groups):
         raise DataError(f"{len(groups)} samples cannot serve {clients} clients")
     share = np.ones(len(names), dtype=int)
     for _ in range(clients - len(names)):
         share[np.argmax(sizes / share)] += 1
-    pieces = [p for name, k in zip(names, share, strict=True) for p in np.array_split(rng.permutation(np.flatnonzero(groups == name)), k)]
+    pieces = [
+        p
+        for name, k in zip(names, share, strict=True)
+        for p in np.array_split(rng.permutation(np.flatnonzero(groups == name)), k)
+    ]
     return [np.sort(p) for p in pieces]
 
 
@@ -119,12 +131,17 @@ def natural(groups: Array, clients: int, rng: Generator) -> Parts:
     return [np.flatnonzero(place == client) for client in range(clients)]
 
 
-def quantity(n: int, clients: int, alpha: float, rng: Generator, least: int = 10, retries: int = 100) -> Parts:
+def quantity(
+    n: int, clients: int, alpha: float, rng: Generator, least: int = 10, retries: int = 100
+) -> Parts:
     """Sizes from Dir(alpha), the same labels everywhere."""
     least = min(least, n // clients)
     best: Parts = []
     for _ in range(max(1, retries)):
-        parts = [np.sort(p) for p in np.split(rng.permutation(n), _cuts(rng.dirichlet(np.full(clients, alpha)), n))]
+        parts = [
+            np.sort(p)
+            for p in np.split(rng.permutation(n), _cuts(rng.dirichlet(np.full(clients, alpha)), n))
+        ]
         if not best or min(map(len, parts)) > min(map(len, best)):
             best = parts
         if min(map(len, best)) >= least:
@@ -139,7 +156,9 @@ def top_up(parts: Sequence[Array], least: int) -> tuple[Parts, list[str]]:
         short = least - len(part)
         if short <= 0:
             continue
-        notes.append(f"client {client} was dealt {len(part)} samples and was topped up to {least} from the largest")
+        notes.append(
+            f"client {client} was dealt {len(part)} samples and was topped up to {least} from the largest"
+        )
         for _ in range(short):
             giver = int(np.argmax([len(p) for p in out]))
             out[client] = np.append(out[client], out[giver][-1]).astype(int)
@@ -185,7 +204,9 @@ def split(
         return one_group(key, clients, rng), []
     if rule == "natural":
         return natural(key, clients, rng), []
-    raise DataError(f"unknown partition {rule!r}: choose one of iid, dirichlet, shards, classes, one_group, quantity, natural")
+    raise DataError(
+        f"unknown partition {rule!r}: choose one of iid, dirichlet, shards, classes, one_group, quantity, natural"
+    )
 
 
 def strengths(clients: int, strongest: float) -> list[float]:

@@ -57,7 +57,10 @@ class CenDeblur(FedDeblur):
             return {}
         empty = {n: torch.empty(shape, dtype=self.dtype) for n, shape in self._scenes.items()}
         masks = {n: x[:1] for n, x in empty.items()}
-        kernels = {n: torch.empty(h, w // 2 + 1, 2, dtype=self.dtype) for n, (_, h, w) in self._scenes.items()}
+        kernels = {
+            n: torch.empty(h, w // 2 + 1, 2, dtype=self.dtype)
+            for n, (_, h, w) in self._scenes.items()
+        }
         return {"y": empty, "m": masks, "h": kernels}
 
     def client_step(self, message: Message, client: Client) -> Message:
@@ -74,7 +77,9 @@ class CenDeblur(FedDeblur):
         images = {name: self._solve(state, name) for name in self._scenes}
         trees = {"image": images, "x": {n: spectrum.forward(x) for n, x in images.items()}}
         t = self._strength(state) / state.scalars["rho"]
-        trees["q"] = {n: self.regulariser.next_q(x, state.trees["q"][n], t) for n, x in images.items()}
+        trees["q"] = {
+            n: self.regulariser.next_q(x, state.trees["q"][n], t) for n, x in images.items()
+        }
         trees |= self._residuals(state, trees["x"])
         return self.watch(state, trees, replies, {})
 
@@ -88,7 +93,10 @@ class CenDeblur(FedDeblur):
         for s in self._scenes:
             total = torch.stack([m.trees["y"][s] for m in came]).sum(0)
             start[s] = total / torch.stack([m.trees["m"][s] for m in came]).sum(0).clamp_min(1)
-        state = Message({**state.trees, **self.begin(start).trees, "ids": {"ids": torch.tensor(ids)}}, state.scalars)
+        state = Message(
+            {**state.trees, **self.begin(start).trees, "ids": {"ids": torch.tensor(ids)}},
+            state.scalars,
+        )
         if "q" not in state.trees:
             t = state.scalars["eta"] / rho
             state = state.put(q={s: self.regulariser.prox(x.clone(), t) for s, x in start.items()})
@@ -98,13 +106,23 @@ class CenDeblur(FedDeblur):
             power[s] = torch.stack([h.abs().square() for h in hs]).sum(0)
             if not masked:
                 ys = [torch.fft.rfft2(m.trees["y"][s]) for m in came]
-                fixed[s] = torch.view_as_real(torch.stack([h.conj() * y for h, y in zip(hs, ys, strict=True)]).sum(0) * (2 / n))
-        state = state.put(power=power, **({} if masked else {"fixed": fixed})).note(collected=float(n))
+                fixed[s] = torch.view_as_real(
+                    torch.stack([h.conj() * y for h, y in zip(hs, ys, strict=True)]).sum(0)
+                    * (2 / n)
+                )
+        state = state.put(power=power, **({} if masked else {"fixed": fixed})).note(
+            collected=float(n)
+        )
         if masked:
             views = {f"{what}{m.sender}": m.trees[what] for m in came for what in ("y", "m", "h")}
             zeros = {f"b{i}": {s: torch.zeros_like(x) for s, x in start.items()} for i in ids}
             # r + y + beta / rho = h * x at the start: the misfit begins at that of the mean observation
-            blurred = {f"p{m.sender}": {s: self._blurred(state.trees["x"][s], m.trees["h"][s], s) for s in self._scenes} for m in came}
+            blurred = {
+                f"p{m.sender}": {
+                    s: self._blurred(state.trees["x"][s], m.trees["h"][s], s) for s in self._scenes
+                }
+                for m in came
+            }
             state = state.put(**views, **zeros, **blurred)
         return state
 
@@ -112,15 +130,23 @@ class CenDeblur(FedDeblur):
         """Lines 5 and 7 of Algorithms 2 and 3."""
         prior, rho, n = self.regulariser, state.scalars["rho"], state.scalars["collected"]
         _, height, width = self._scenes[s]
-        gram, prior_part = prior.gram(height, width, self.dtype), torch.fft.rfft2(prior.adjoint(state.trees["q"][s]))
+        gram, prior_part = (
+            prior.gram(height, width, self.dtype),
+            torch.fft.rfft2(prior.adjoint(state.trees["q"][s])),
+        )
         power = state.trees["power"][s]
         if "fixed" in state.trees:
-            top, below = complex_of(state.trees["fixed"][s]) + rho * prior_part, 2 / n * power + rho * gram
+            top, below = (
+                complex_of(state.trees["fixed"][s]) + rho * prior_part,
+                2 / n * power + rho * gram,
+            )
         else:
             ids = state.trees["ids"]["ids"].tolist()
             top = prior_part
             for i in ids:
-                top = top + complex_of(state.trees[f"h{i}"][s]).conj() * torch.fft.rfft2(state.trees[f"p{i}"][s])
+                top = top + complex_of(state.trees[f"h{i}"][s]).conj() * torch.fft.rfft2(
+                    state.trees[f"p{i}"][s]
+                )
             below = power + gram
         image: Tensor = torch.fft.irfft2(top / below, s=(height, width))
         return image
@@ -157,7 +183,10 @@ class LocDeblur(FedDeblur):
         return alone(self.prior, self.shared, facts)
 
     def broadcast(self, state: Message) -> Message:
-        return Message({"image": state.trees["image"]}, {"rho": state.scalars["rho"], "eta": self._strength(state), "measure": 0.0})
+        return Message(
+            {"image": state.trees["image"]},
+            {"rho": state.scalars["rho"], "eta": self._strength(state), "measure": 0.0},
+        )
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
         images = message.trees["image"]
@@ -169,13 +198,26 @@ class LocDeblur(FedDeblur):
         sent, masks = {}, {}
         for name, mean in message.trees["image"].items():
             seen: Observation = client.data[name]
-            fixed, inverse, mask = self._once(client, name, lambda seen: self._alone(seen, rho), rho)
+            fixed, inverse, mask = self._once(
+                client, name, lambda seen: self._alone(seen, rho), rho
+            )
             kept = client.memory.get(name)
-            x = mean if self.shared else kept["x"] if kept else seen.embed(seen.pixels.to(self.dtype))
+            x = (
+                mean
+                if self.shared
+                else kept["x"]
+                if kept
+                else seen.embed(seen.pixels.to(self.dtype))
+            )
             d = prior.transform(x)
             mu = kept["mu"] if kept else torch.zeros_like(d)  # mu / rho
             q = prior.prox(d.sub_(mu), t).add_(mu)
-            top = torch.view_as_real(torch.fft.rfft2(prior.adjoint(q))).mul(rho).add_(fixed).mul_(inverse)
+            top = (
+                torch.view_as_real(torch.fft.rfft2(prior.adjoint(q)))
+                .mul(rho)
+                .add_(fixed)
+                .mul_(inverse)
+            )
             new = spectrum.backward(top, seen.width)
             mu = q - prior.transform(new)
             client.memory[name] = {"mu": mu} if self.shared else {"mu": mu, "x": new}
@@ -198,7 +240,11 @@ class LocDeblur(FedDeblur):
         h = seen.otf(self.dtype)
         y = seen.embed(seen.pixels.to(self.dtype))
         below = h.abs().square() + rho * self.regulariser.gram(seen.height, seen.width, self.dtype)
-        return torch.view_as_real(h.conj() * torch.fft.rfft2(y)), spectrum.twice(1 / below), seen.mask(self.dtype)
+        return (
+            torch.view_as_real(h.conj() * torch.fft.rfft2(y)),
+            spectrum.twice(1 / below),
+            seen.mask(self.dtype),
+        )
 
 
 @dataclass
@@ -231,7 +277,11 @@ class FedGDDeblur(FedDeblur):
             else:
                 out[name] = torch.mul(power, x).sub_(fixed)
             misfit += seen.misfit(x) if message.scalars["measure"] else 0.0
-        return Message({"g": out}).note(loss=misfit) if message.scalars["measure"] else Message({"g": out})
+        return (
+            Message({"g": out}).note(loss=misfit)
+            if message.scalars["measure"]
+            else Message({"g": out})
+        )
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         images: Tree = {}
@@ -241,14 +291,22 @@ class FedGDDeblur(FedDeblur):
             if self.prior == "tv":
                 d = self.regulariser.transform(x)
                 d.div_((d.square().sum((0, 1)) + self.smooth**2).sqrt())
-                images[name] = x - self.step * (down + state.scalars["eta"] * self.regulariser.adjoint(d))
+                images[name] = x - self.step * (
+                    down + state.scalars["eta"] * self.regulariser.adjoint(d)
+                )
             else:
-                images[name] = self.regulariser.prox(x - self.step * down, self.step * self._strength(state))
+                images[name] = self.regulariser.prox(
+                    x - self.step * down, self.step * self._strength(state)
+                )
         trees = {"image": images, "x": {n: spectrum.forward(x) for n, x in images.items()}}
         return self.watch(state, trees, replies, {})
 
     def _gradient(self, seen: Observation) -> tuple[Tensor, Tensor]:
         """2 |H|^2 and 2 conj(H) F(y), each entry twice; or H itself for a partial view."""
         h = seen.otf(self.dtype)
-        fixed = torch.view_as_real(2 * h.conj() * torch.fft.rfft2(seen.embed(seen.pixels.to(self.dtype))))
-        return torch.view_as_real(h) if seen.partial else spectrum.twice(2 * h.abs().square()), fixed
+        fixed = torch.view_as_real(
+            2 * h.conj() * torch.fft.rfft2(seen.embed(seen.pixels.to(self.dtype)))
+        )
+        return torch.view_as_real(h) if seen.partial else spectrum.twice(
+            2 * h.abs().square()
+        ), fixed

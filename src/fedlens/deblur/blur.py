@@ -25,7 +25,17 @@ Blur = Literal["mixed", "motion", "synthesis"]
 MIXED = (("motion", 15, 45), ("gaussian", 9, 2), ("shake", 15, 0), ("motion", 20, 0), ("disk", 5, 0), ("motion", 15, 135),
          ("gaussian", 10, 3), ("disk", 10, 0), ("shake", 12, 0), ("motion", 20, 90))  # fmt: skip
 # Table 4: the partial setting, clients 1 to 9; length and angle.
-MOTION = ((10, 0), (11, 22), (13, 45), (15, 67), (17, 90), (19, 112), (21, 135), (23, 157), (25, 180))
+MOTION = (
+    (10, 0),
+    (11, 22),
+    (13, 45),
+    (15, 67),
+    (17, 90),
+    (19, 112),
+    (21, 135),
+    (23, 157),
+    (25, 180),
+)
 
 
 def client_kernel(blur: Blur, k: int, family: Family, seed: int, size: int = 15) -> Tensor:
@@ -73,7 +83,9 @@ def disk(radius: float, family: Family = "fspecial") -> Tensor:
     axis = np.arange(-reach, reach + 1)
     if family == "authors":
         return normalised((np.hypot(*np.meshgrid(axis, axis)) <= radius).astype(float))
-    fine = np.abs(axis[:, None] + (np.arange(256) + 0.5) / 256 - 0.5)  # sample columns inside each pixel, area in closed form along rows
+    fine = np.abs(
+        axis[:, None] + (np.arange(256) + 0.5) / 256 - 0.5
+    )  # sample columns inside each pixel, area in closed form along rows
     edge = np.sqrt(np.maximum(0.0, radius**2 - fine**2))
     covered = np.clip(edge[None] - (np.abs(axis)[:, None, None] - 0.5), 0, 1)
     covered[reach] = np.minimum(1, 2 * edge)  # the middle row is cut from above and below
@@ -130,7 +142,9 @@ def _trace(path: np.ndarray, cells: int, family: Family) -> np.ndarray:
         np.add.at(kernel, tuple(place), 1.0)
     soft = gaussian(3, 1).numpy()
     padded = np.pad(kernel, 1)
-    smooth = sum(soft[i, j] * padded[i : i + cells, j : j + cells] for i in range(3) for j in range(3))
+    smooth = sum(
+        soft[i, j] * padded[i : i + cells, j : j + cells] for i in range(3) for j in range(3)
+    )
     return np.asarray(smooth / smooth.sum())
 
 
@@ -141,7 +155,9 @@ def normalised(kernel: np.ndarray) -> Tensor:
 def check_kernel(kernel: Tensor, whose: str, size: Sequence[int] | None = None) -> None:
     """Refuses what blurs nothing or cannot; `size`: of the image that it is to fit into."""
     if kernel.dim() != 2:
-        raise DataError(f"the kernel of {whose} is not a matrix: its shape is {tuple(kernel.shape)}")
+        raise DataError(
+            f"the kernel of {whose} is not a matrix: its shape is {tuple(kernel.shape)}"
+        )
     if not bool(torch.isfinite(kernel).all()):
         raise DataError(f"the kernel of {whose} holds NaN or infinite values")
     if float(kernel.min()) < 0:
@@ -149,4 +165,6 @@ def check_kernel(kernel: Tensor, whose: str, size: Sequence[int] | None = None) 
     if float(kernel.sum()) <= 0:
         raise DataError(f"the kernel of {whose} sums to zero")
     if size is not None and (kernel.shape[0] > size[0] or kernel.shape[1] > size[1]):
-        raise DataError(f"the kernel of {whose} ({kernel.shape[0]} x {kernel.shape[1]}) is larger than the image ({size[0]} x {size[1]})")
+        raise DataError(
+            f"the kernel of {whose} ({kernel.shape[0]} x {kernel.shape[1]}) is larger than the image ({size[0]} x {size[1]})"
+        )

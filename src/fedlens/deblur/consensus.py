@@ -42,7 +42,9 @@ def mean_of_last(state: Message, replies: Replies) -> tuple[Message, Tree]:
 def in_view(w: Tree, views: Mapping[str, Observation]) -> Message:
     """w where the client looked, and where that was, which is then no secret any more."""
     seen = {n: views[n].mask(x.dtype) for n, x in w.items()}
-    cut = {n: spectrum.forward(spectrum.backward(x, views[n].width) * seen[n]) for n, x in w.items()}
+    cut = {
+        n: spectrum.forward(spectrum.backward(x, views[n].width) * seen[n]) for n, x in w.items()
+    }
     return Message({"w": cut, "seen": seen})
 
 
@@ -54,4 +56,6 @@ def mean_in_view(state: Message, replies: Replies) -> Tree:
 
 def by_pixel(images: Tree, seen: Tree, old: Tree) -> Tree:
     """Means of masked images and of their masks: each pixel over those who saw it, as it was where nobody did."""
-    return {n: torch.where(seen[n] > 0, x / seen[n].clamp_min(1e-9), old[n]) for n, x in images.items()}
+    return {
+        n: torch.where(seen[n] > 0, x / seen[n].clamp_min(1e-9), old[n]) for n, x in images.items()
+    }

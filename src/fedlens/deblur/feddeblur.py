@@ -53,7 +53,9 @@ from fedlens.deblur.observation import Observation, inside
 from fedlens.deblur.priors import DenoiserName, Prior, PriorName, make_prior
 from fedlens.deblur.settings import published
 
-CHUNK = 1 << 17  # numbers worked on at a time: five arrays of this size fit into a second-level cache or nearly
+CHUNK = (
+    1 << 17
+)  # numbers worked on at a time: five arrays of this size fit into a second-level cache or nearly
 
 
 class Half(Protocol):
@@ -77,7 +79,11 @@ class Complete:
         v, u = torch.empty_like(x), torch.empty_like(x)
         whole = (x, old, self.a, self.c, v, u)
         # A large scene goes through the cache once, piece by piece, instead of three times.
-        pieces = [whole] if x.numel() <= CHUNK else zip(*(torch.split(t.view(-1), CHUNK) for t in whole), strict=True)
+        pieces = (
+            [whole]
+            if x.numel() <= CHUNK
+            else zip(*(torch.split(t.view(-1), CHUNK) for t in whole), strict=True)
+        )
         for x_, old_, a_, c_, v_, u_ in pieces:
             torch.sub(x_, old_, out=v_)
             torch.addcmul(a_, c_, v_, out=u_)
@@ -93,7 +99,9 @@ class Partial:
         self.h = seen.otf(dtype)
         self.inverse = spectrum.twice(1 / (1 + self.h.abs().square()))
         self.share = 1 - rho / (2 / n + rho)
-        self.canvas = torch.zeros(*seen.pixels.shape[:-2], seen.height, seen.width, dtype=dtype)  # zero outside the view, for ever
+        self.canvas = torch.zeros(
+            *seen.pixels.shape[:-2], seen.height, seen.width, dtype=dtype
+        )  # zero outside the view, for ever
 
     def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]:
         if kept is None:
@@ -145,34 +153,52 @@ class FedDeblur(Algorithm):
         default_factory=dict, init=False, repr=False, compare=False
     )
     _prior: Prior | None = field(default=None, init=False, repr=False, compare=False)
-    _gram: dict[tuple[int, int, float], Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _gram: dict[tuple[int, int, float], Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     draws: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if isinstance(self.task, LearningTask):
-            raise ValueError(f"it restores images and trains nothing, but the task {type(self.task).__name__} is to learn a network")
+            raise ValueError(
+                f"it restores images and trains nothing, but the task {type(self.task).__name__} is to learn a network"
+            )
         for name in ("eta", "rho", "sigma"):
             value = getattr(self, name)
             if value is not None and not (0 < value < math.inf or (value == 0 and name == "eta")):
-                raise ValueError(f"{name} is {value}: it must be {'zero or more' if name == 'eta' else 'greater than zero'}")
+                raise ValueError(
+                    f"{name} is {value}: it must be {'zero or more' if name == 'eta' else 'greater than zero'}"
+                )
         if self.sigma is not None and (self.prior != "pnp" or self.eta is not None):
-            raise ValueError("sigma is the noise level of a denoiser: it needs prior=pnp, and stands in for eta")
+            raise ValueError(
+                "sigma is the noise level of a denoiser: it needs prior=pnp, and stands in for eta"
+            )
         if not 0 < self.decay <= 1:
-            raise ValueError(f"decay is {self.decay}: sigma is multiplied by it every round, so it must be above 0 and at most 1")
+            raise ValueError(
+                f"decay is {self.decay}: sigma is multiplied by it every round, so it must be above 0 and at most 1"
+            )
         if self.decay < 1 and self.prior != "pnp":
-            raise ValueError("decay lets the noise level of a denoiser fall from round to round: it needs prior=pnp")
+            raise ValueError(
+                "decay lets the noise level of a denoiser fall from round to round: it needs prior=pnp"
+            )
         if self.masks and self.recall:
-            raise ValueError("masks=true averages over those who answered: it does not go with recall=true")
+            raise ValueError(
+                "masks=true averages over those who answered: it does not go with recall=true"
+            )
 
     # -- what is known before the first round --------------------------------------------------------------------------------------
 
     def given(self, facts: Mapping[str, Any]) -> FedDeblur:
         """The scenes' sizes, and the published eta and rho where none were chosen."""
         if "scenes" not in facts:
-            raise StackError(f"{type(self).__name__} restores scenes from blurred views, but this data has none: use data.name=Scene")
+            raise StackError(
+                f"{type(self).__name__} restores scenes from blurred views, but this data has none: use data.name=Scene"
+            )
         told = replace(self)
-        told._scenes = {name: (int(c), int(h), int(w)) for name, (c, h, w) in facts["scenes"].items()}
+        told._scenes = {
+            name: (int(c), int(h), int(w)) for name, (c, h, w) in facts["scenes"].items()
+        }
         told._pad = int(facts.get("pad", 0))
         n = int(facts["clients"])
         if self.split is None:
@@ -190,17 +216,23 @@ class FedDeblur(Algorithm):
         """(eta, rho) for this federation."""
         colour = any(c > 1 for c, _, _ in self._scenes.values() or facts["scenes"].values())
         views = str(facts.get("blur", "mixed")) if facts.get("observe") == "partial" else "complete"
-        return published(self.prior, views, colour, n, facts.get("noise"), self.rho, bool(self.split))
+        return published(
+            self.prior, views, colour, n, facts.get("noise"), self.rho, bool(self.split)
+        )
 
     # -- both ends ---------------------------------------------------------------------------------------------------------------------
 
     def init(self) -> Message:
         if not self._scenes or self.eta is None or self.rho is None:
-            raise ValueError(f"{type(self).__name__} does not know its scene yet: use algorithm.given(federation.facts)")
+            raise ValueError(
+                f"{type(self).__name__} does not know its scene yet: use algorithm.given(federation.facts)"
+            )
         images: Tree = {}
         for name, shape in self._scenes.items():
             if self.start == "random":
-                images[name] = torch.rand(shape, generator=generator(0, *name.encode())).to(self.dtype) * 255
+                images[name] = (
+                    torch.rand(shape, generator=generator(0, *name.encode())).to(self.dtype) * 255
+                )
             else:
                 images[name] = torch.full(shape, 127.5, dtype=self.dtype)
         return self.begin(images)
@@ -211,16 +243,30 @@ class FedDeblur(Algorithm):
         state = state.note(eta=self.eta, rho=self.rho, pad=self._pad)
         prior = self.regulariser
         if prior.split:
-            state = state.put(q={n: prior.prox(prior.transform(x), self.eta / self.rho) for n, x in images.items()})
+            state = state.put(
+                q={
+                    n: prior.prox(prior.transform(x), self.eta / self.rho)
+                    for n, x in images.items()
+                }
+            )
         return state
 
     def broadcast(self, state: Message) -> Message:
-        return Message({"x": state.trees["x"]}, {"rho": state.scalars["rho"], "measure": float(self._measures(state.round))})
+        return Message(
+            {"x": state.trees["x"]},
+            {"rho": state.scalars["rho"], "measure": float(self._measures(state.round))},
+        )
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
         x = message.trees["x"]
         if self.masks:
-            return {"w": x, "seen": {n: torch.empty(1, h, w, dtype=self.dtype) for n, (_, h, w) in self._scenes.items()}}
+            return {
+                "w": x,
+                "seen": {
+                    n: torch.empty(1, h, w, dtype=self.dtype)
+                    for n, (_, h, w) in self._scenes.items()
+                },
+            }
         return {"dw" if self._recalls(message) else "w": x}
 
     def client_step(self, message: Message, client: Client) -> Message:
@@ -247,7 +293,11 @@ class FedDeblur(Algorithm):
         if self.masks:
             return False
         s = message.scalars
-        return bool(s.get("cohort", s["population"]) < s["population"]) if self.recall is None else self.recall
+        return (
+            bool(s.get("cohort", s["population"]) < s["population"])
+            if self.recall is None
+            else self.recall
+        )
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         n, rho, eta = state.scalars["population"], state.scalars["rho"], self._strength(state)
@@ -261,7 +311,11 @@ class FedDeblur(Algorithm):
             width = old.shape[-1]
             if prior.split:
                 q = state.trees["q"][name]
-                s = spectrum.forward(prior.adjoint(q)).add_(w, alpha=n).mul_(self._inverse(prior, n, old.shape[-2:]))
+                s = (
+                    spectrum.forward(prior.adjoint(q))
+                    .add_(w, alpha=n)
+                    .mul_(self._inverse(prior, n, old.shape[-2:]))
+                )
                 x = spectrum.backward(s, width)
                 ready[name] = prior.next_q(x, q, eta / rho)
             else:
@@ -274,11 +328,17 @@ class FedDeblur(Algorithm):
     def _mean(self, state: Message, replies: Replies) -> tuple[Message, Tree]:
         if "seen" in replies.trees():
             return state, consensus.mean_in_view(state, replies)
-        return consensus.mean_of_last(state, replies) if "dw" in replies.trees() else (state, replies.mean("w"))
+        return (
+            consensus.mean_of_last(state, replies)
+            if "dw" in replies.trees()
+            else (state, replies.mean("w"))
+        )
 
     # -- the server's other duties ---------------------------------------------------------------------------------------------------
 
-    def watch(self, state: Message, trees: dict[str, Tree], replies: Replies, mean: Tree) -> Message:
+    def watch(
+        self, state: Message, trees: dict[str, Tree], replies: Replies, mean: Tree
+    ) -> Message:
         """The new state with what is known about the step: its relative change, whether to stop, the measurements of this round."""
         change = max(relative_change(x, state.trees["image"][n]) for n, x in trees["image"].items())
         notes = {"change_x": change}
@@ -287,20 +347,32 @@ class FedDeblur(Algorithm):
         if mean:  # w itself is kept, to see how far the next one is from it
             trees["w"] = mean
             if "w" in state.trees and self._measures(state.round):
-                notes["change_w"] = max(relative_change(w, state.trees["w"][n]) for n, w in mean.items())
+                notes["change_w"] = max(
+                    relative_change(w, state.trees["w"][n]) for n, w in mean.items()
+                )
         if gaps := replies.values("gap"):
             notes["consensus"] = math.sqrt(sum(g * g for g in gaps) / len(gaps))
         if fits := replies.values("loss"):
-            values = [self.regulariser.value(x) for x in state.trees["image"].values()]  # the image the clients measured
+            values = [
+                self.regulariser.value(x) for x in state.trees["image"].values()
+            ]  # the image the clients measured
             if None not in values:
-                notes["objective"] = sum(fits) / len(fits) + state.scalars["eta"] * sum(v for v in values if v is not None)
-        old = {k: v for k, v in state.scalars.items() if k not in ("change_w", "consensus", "objective")}  # of an earlier measurement
+                notes["objective"] = sum(fits) / len(fits) + state.scalars["eta"] * sum(
+                    v for v in values if v is not None
+                )
+        old = {
+            k: v
+            for k, v in state.scalars.items()
+            if k not in ("change_w", "consensus", "objective")
+        }  # of an earlier measurement
         return Message({**state.trees, **trees}, {**old, **notes})
 
     def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
         if self.task is None:
             return {}
-        return self.task.evaluate({n: inside(x, self._pad) for n, x in self.images(message).items()}, data)
+        return self.task.evaluate(
+            {n: inside(x, self._pad) for n, x in self.images(message).items()}, data
+        )
 
     def images(self, message: Message) -> Tree:
         """What was broadcast, as images."""
@@ -328,10 +400,18 @@ class FedDeblur(Algorithm):
         return bool(self.measure_every) and number % self.measure_every == 0
 
     def _half(self, client: Client, scene: str, n: float, rho: float) -> Half:
-        half: Half = self._once(client, scene, lambda seen: (Partial if seen.partial else Complete)(seen, n, rho, self.dtype), n, rho)
+        half: Half = self._once(
+            client,
+            scene,
+            lambda seen: (Partial if seen.partial else Complete)(seen, n, rho, self.dtype),
+            n,
+            rho,
+        )
         return half
 
-    def _once(self, client: Client, scene: str, make: Callable[[Observation], Any], *settings: float) -> Any:
+    def _once(
+        self, client: Client, scene: str, make: Callable[[Observation], Any], *settings: float
+    ) -> Any:
         """What follows from a client's data and `settings` alone, made once per process. It is as private as the data: never sent, never
         pickled."""
         seen: Observation = client.data[scene]

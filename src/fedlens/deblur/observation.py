@@ -37,7 +37,11 @@ class Observation:
     def cut(self, image: Tensor) -> Tensor:
         if self.top is None or self.left is None:
             return image
-        return image[..., self.top : self.top + self.pixels.shape[-2], self.left : self.left + self.pixels.shape[-1]]
+        return image[
+            ...,
+            self.top : self.top + self.pixels.shape[-2],
+            self.left : self.left + self.pixels.shape[-1],
+        ]
 
     def mask(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """(1, H, W): one where the client looked, which for a complete view is everywhere."""

@@ -87,7 +87,9 @@ class TotalVariation(Prior):
     def gram(self, height: int, width: int, dtype: torch.dtype) -> Tensor:
         """|1 - exp(-i w)|^2 = 2 - 2 cos w, for both axes."""
         rows = 2 - 2 * torch.cos(2 * torch.pi * torch.arange(height, dtype=torch.float64) / height)
-        columns = 2 - 2 * torch.cos(2 * torch.pi * torch.arange(width // 2 + 1, dtype=torch.float64) / width)
+        columns = 2 - 2 * torch.cos(
+            2 * torch.pi * torch.arange(width // 2 + 1, dtype=torch.float64) / width
+        )
         return (rows[:, None] + columns[None, :]).to(dtype)
 
     def prox(self, a: Tensor, t: float) -> Tensor:
@@ -206,7 +208,12 @@ class PlugAndPlay(Prior):
         return {**self.__dict__, "_model": {}}
 
 
-def make_prior(name: PriorName, denoiser: DenoiserName = "auto", weights: str | None = None, split: bool = False) -> Prior:
+def make_prior(
+    name: PriorName,
+    denoiser: DenoiserName = "auto",
+    weights: str | None = None,
+    split: bool = False,
+) -> Prior:
     plain = {"tv": TotalVariation, "wavelet": Wavelet, "ridge": Ridge, "box": Box}
     return PlugAndPlay(denoiser, weights, split) if name == "pnp" else plain[name]()
 
@@ -251,32 +258,46 @@ def load_denoiser(name: DenoiserName, weights: str | None, channels: int) -> Any
         path = ffdnet_weights(weights, channels)
         net = FFDNet(torch.load(path, map_location="cpu", weights_only=True))
         if net.channels != channels:
-            raise ValueError(f"{path.name} denoises images of {net.channels} channel(s), this scene has {channels}")
+            raise ValueError(
+                f"{path.name} denoises images of {net.channels} channel(s), this scene has {channels}"
+            )
         return net
     try:
         from deepinv import models
     except ImportError as e:
-        raise ValueError(f'denoiser={name} comes from deepinv: pip install "fedlens[deblur]"') from e
+        raise ValueError(
+            f'denoiser={name} comes from deepinv: pip install "fedlens[deblur]"'
+        ) from e
     if name == "tv":
         return models.TVDenoiser(n_it_max=100)
     if name == "bm3d":
         return models.BM3D()
     kind = models.DRUNet if name == "drunet" else models.DnCNN
     try:
-        return kind(in_channels=channels, out_channels=channels, pretrained=weights or "download").eval()
+        return kind(
+            in_channels=channels, out_channels=channels, pretrained=weights or "download"
+        ).eval()
     except OSError as e:
-        raise ValueError(f"the weights of {kind.__name__} could not be had ({e}): give weights=PATH, or denoiser=tv") from e
+        raise ValueError(
+            f"the weights of {kind.__name__} could not be had ({e}): give weights=PATH, or denoiser=tv"
+        ) from e
 
 
 def ffdnet_weights(weights: str | None, channels: int) -> Path:
     path = Path(weights) if weights else find_ffdnet(channels)
     if path is None or not path.is_file():
-        raise ValueError(f"FFDNet's weights are not here: give weights=PATH to ffdnet_ipol_net_{'gray' if channels == 1 else 'rgb'}.pth")
+        raise ValueError(
+            f"FFDNet's weights are not here: give weights=PATH to ffdnet_ipol_net_{'gray' if channels == 1 else 'rgb'}.pth"
+        )
     return path
 
 
 def find_ffdnet(channels: int) -> Path | None:
     """In $FEDLENS_DATA/weights/denoise or, without that variable, in the data pack beside the project."""
-    pack = Path(os.environ.get("FEDLENS_DATA", Path(__file__).resolve().parents[4] / "shared" / "data"))
-    path = pack / "weights" / "denoise" / f"ffdnet_ipol_net_{'gray' if channels == 1 else 'rgb'}.pth"
+    pack = Path(
+        os.environ.get("FEDLENS_DATA", Path(__file__).resolve().parents[4] / "shared" / "data")
+    )
+    path = (
+        pack / "weights" / "denoise" / f"ffdnet_ipol_net_{'gray' if channels == 1 else 'rgb'}.pth"
+    )
     return path if path.is_file() else None

@@ -57,7 +57,9 @@ def read_scene(folder: Path, colour: str, align: bool, kernel_size: int) -> OwnS
     if sharp is not None:
         views = [_with_kernel(v, sharp, kernel_size) for v in views]
     if len({v.pixels.shape[0] for v in views}) > 1:
-        raise DataError(f"{folder} mixes grey and colour observations: set colour=grey or colour=rgb")
+        raise DataError(
+            f"{folder} mixes grey and colour observations: set colour=grey or colour=rgb"
+        )
     for v in views:
         check_kernel(v.kernel, v.name, v.pixels.shape[-2:])
         check_place(v, size)
@@ -70,7 +72,11 @@ def read_scene(folder: Path, colour: str, align: bool, kernel_size: int) -> OwnS
 def client_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
-    found = sorted(p for p in folder.iterdir() if p.is_dir() and any((p / f"observation{s}").is_file() for s in (".png", ".npy")))
+    found = sorted(
+        p
+        for p in folder.iterdir()
+        if p.is_dir() and any((p / f"observation{s}").is_file() for s in (".png", ".npy"))
+    )
     if not found:
         raise DataError(f"{folder} has no sub-folder with an observation.png or observation.npy")
     return found
@@ -88,14 +94,18 @@ def read_view(folder: Path, colour: str, estimated: bool = False) -> OwnView:
         except (ValueError, KeyError, TypeError) as e:
             raise DataError(f'{spot} should read {{"top": .., "left": ..}}') from e
     missing = estimated and not any((folder / f"kernel{s}").is_file() for s in KERNELS)
-    return OwnView(folder.name, pixels, torch.empty(0, 0) if missing else read_kernel(folder), place)
+    return OwnView(
+        folder.name, pixels, torch.empty(0, 0) if missing else read_kernel(folder), place
+    )
 
 
 def read_kernel(folder: Path) -> Tensor:
     """kernel.npy, kernel.png or kernel.mat, scaled to sum 1."""
     found = [folder / f"kernel{s}" for s in KERNELS if (folder / f"kernel{s}").is_file()]
     if not found:
-        raise DataError(f"{folder} has no kernel.npy, kernel.png or kernel.mat, and there is no sharp reference.png to estimate it from")
+        raise DataError(
+            f"{folder} has no kernel.npy, kernel.png or kernel.mat, and there is no sharp reference.png to estimate it from"
+        )
     path = found[0]
     if path.suffix == ".mat":
         kernel = _read_mat(path)
@@ -120,10 +130,14 @@ def _read_mat(path: Path) -> Tensor:
         try:
             import h5py
         except ImportError as e:
-            raise DataError(f'{path} is a MATLAB 7.3 file: pip install "fedlens[deblur]" reads it') from e
+            raise DataError(
+                f'{path} is a MATLAB 7.3 file: pip install "fedlens[deblur]" reads it'
+            ) from e
         with h5py.File(path) as f:
             arrays = [np.asarray(v).T for v in f.values() if getattr(v, "ndim", 0) == 2]
-    matrices = [a for a in arrays if getattr(a, "ndim", 0) == 2 and np.issubdtype(a.dtype, np.number)]
+    matrices = [
+        a for a in arrays if getattr(a, "ndim", 0) == 2 and np.issubdtype(a.dtype, np.number)
+    ]
     if not matrices:
         raise DataError(f"{path} holds no matrix")
     return torch.from_numpy(np.ascontiguousarray(matrices[0], dtype=np.float64))
@@ -140,11 +154,15 @@ def read_size(folder: Path, views: Sequence[OwnView]) -> tuple[int, int]:
         except (ValueError, KeyError, TypeError) as e:
             raise DataError(f'{told} should read {{"height": .., "width": ..}}') from e
     if any(v.place for v in views):
-        raise DataError(f"{folder} has views with a position but no scene.json with the scene's height and width")
+        raise DataError(
+            f"{folder} has views with a position but no scene.json with the scene's height and width"
+        )
     first = views[0]
     for v in views[1:]:
         if v.pixels.shape[-2:] != first.pixels.shape[-2:]:
-            raise DataError(f"the observations differ in size: {first.name} is {_by(first.pixels)}, {v.name} is {_by(v.pixels)}")
+            raise DataError(
+                f"the observations differ in size: {first.name} is {_by(first.pixels)}, {v.name} is {_by(v.pixels)}"
+            )
     return int(first.pixels.shape[-2]), int(first.pixels.shape[-1])
 
 
@@ -169,21 +187,39 @@ def _check_size(image: Tensor | None, size: tuple[int, int], name: str) -> None:
 def check_place(v: OwnView, size: tuple[int, int]) -> None:
     if v.place is None:
         if tuple(v.pixels.shape[-2:]) != size:
-            raise DataError(f"{v.name} has no position.json, so it should be {size[0]} x {size[1]} like the scene, not {_by(v.pixels)}")
+            raise DataError(
+                f"{v.name} has no position.json, so it should be {size[0]} x {size[1]} like the scene, not {_by(v.pixels)}"
+            )
         return
     top, left = v.place
-    if top < 0 or left < 0 or top + v.pixels.shape[-2] > size[0] or left + v.pixels.shape[-1] > size[1]:
-        raise DataError(f"the view of {v.name} ({_by(v.pixels)} at {top}, {left}) reaches outside the scene of {size[0]} x {size[1]}")
+    if (
+        top < 0
+        or left < 0
+        or top + v.pixels.shape[-2] > size[0]
+        or left + v.pixels.shape[-1] > size[1]
+    ):
+        raise DataError(
+            f"the view of {v.name} ({_by(v.pixels)} at {top}, {left}) reaches outside the scene of {size[0]} x {size[1]}"
+        )
 
 
 def check_overlap(views: Sequence[OwnView]) -> None:
     """A view that meets no other one has nothing to agree on."""
-    boxes = [(*v.place, v.place[0] + v.pixels.shape[-2], v.place[1] + v.pixels.shape[-1]) for v in views if v.place]
+    boxes = [
+        (*v.place, v.place[0] + v.pixels.shape[-2], v.place[1] + v.pixels.shape[-1])
+        for v in views
+        if v.place
+    ]
     if len(boxes) < len(views) or len(views) < 2:
         return  # a complete view meets them all
     for v, a in zip(views, boxes, strict=True):
-        if not any(b is not a and a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3] for b in boxes):
-            raise DataError(f"the view of {v.name} overlaps no other view, so there is nothing to agree on")
+        if not any(
+            b is not a and a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+            for b in boxes
+        ):
+            raise DataError(
+                f"the view of {v.name} overlaps no other view, so there is nothing to agree on"
+            )
 
 
 def _by(x: Tensor) -> str:

@@ -64,9 +64,13 @@ class Scene(Source):
         if self.size is not None and self.size != 0 and self.size < 16:
             raise DataError(f"size is {self.size}: a scene needs at least 16 pixels a side")
         if self.kernel_size < 3:
-            raise DataError(f"kernel_size is {self.kernel_size}: camera shake needs at least 3 pixels")
+            raise DataError(
+                f"kernel_size is {self.kernel_size}: camera shake needs at least 3 pixels"
+            )
         if self.scene is not None and self.boundary == "circular":
-            raise DataError("boundary=circular is for simulated views: a real photo does not continue on its far side")
+            raise DataError(
+                "boundary=circular is for simulated views: a real photo does not continue on its far side"
+            )
 
     def default_clients(self) -> int:
         """How many clients there are when nobody says: one per folder, nine fields of view, or ten cameras."""
@@ -82,7 +86,9 @@ class Scene(Source):
     def _simulated(self, clients: int, seed: int) -> Federation:
         images = self.images()
         what = self.blur or ("motion" if self.observe == "partial" else "mixed")
-        kernels = [client_kernel(what, k, self.kernels, seed, self.kernel_size) for k in range(clients)]
+        kernels = [
+            client_kernel(what, k, self.kernels, seed, self.kernel_size) for k in range(clients)
+        ]
         boundary = self.boundary or "circular"
         pad = 0 if boundary == "circular" else max(max(k.shape) // 2 for k in kernels)
         holdings: list[dict[str, Observation]] = [{} for _ in range(clients)]
@@ -91,20 +97,33 @@ class Scene(Source):
                 check_kernel(kernel, f"client {k}", sharp.shape[-2:])
                 rng = torch.Generator().manual_seed((seed * 1009 + k) * 10007 + s)
                 noise = self.noise * torch.randn(sharp.shape, generator=rng, dtype=torch.float64)
-                holdings[k][name] = self._view(circular_blur(sharp, kernel) + noise, kernel, k, clients, pad, boundary)
+                holdings[k][name] = self._view(
+                    circular_blur(sharp, kernel) + noise, kernel, k, clients, pad, boundary
+                )
         scored = {name: inside(x, pad) for name, x in images.items()}
-        beyond = pad if boundary == "unknown" else 0  # the scene is solved for beyond what is scored
+        beyond = (
+            pad if boundary == "unknown" else 0
+        )  # the scene is solved for beyond what is scored
         return _federation(holdings, scored, beyond, self.observe, what, self.noise)
 
-    def _view(self, blurred: Tensor, kernel: Tensor, k: int, clients: int, pad: int, boundary: str) -> Observation:
+    def _view(
+        self, blurred: Tensor, kernel: Tensor, k: int, clients: int, pad: int, boundary: str
+    ) -> Observation:
         height, width = blurred.shape[-2:]
         box = [pad, pad, height - 2 * pad, width - 2 * pad]
         if self.observe == "partial":
             top, left, rows, columns = field_of_view(box[2], box[3], k, clients, self.patch)
             box = [pad + top, pad + left, rows, columns]
-        pixels = blurred[..., box[0] : box[0] + box[2], box[1] : box[1] + box[3]].float().contiguous()
+        pixels = (
+            blurred[..., box[0] : box[0] + box[2], box[1] : box[1] + box[3]].float().contiguous()
+        )
         if boundary in ("taper", "ignore"):
-            height, width, box[0], box[1] = height - 2 * pad, width - 2 * pad, box[0] - pad, box[1] - pad
+            height, width, box[0], box[1] = (
+                height - 2 * pad,
+                width - 2 * pad,
+                box[0] - pad,
+                box[1] - pad,
+            )
         if self.observe == "complete" and boundary != "unknown":
             pixels = taper(pixels, kernel) if boundary == "taper" else pixels
             return Observation(pixels, kernel, height, width)
@@ -142,37 +161,63 @@ class Scene(Source):
         observe = "partial" if any(v.place for v in own.views) else "complete"
         truth = {} if own.truth is None else {"scene": own.truth}
         # The strengths were published for the kinds of blur of the paper; what a user's kernels are is unknown.
-        return _federation(holdings, truth, pad, observe, "motion" if observe == "partial" else "mixed", self.noise)
+        return _federation(
+            holdings, truth, pad, observe, "motion" if observe == "partial" else "mixed", self.noise
+        )
 
 
 def _place(v: OwnView, size: tuple[int, int], pad: int, boundary: str) -> Observation:
     if v.place is None and boundary != "unknown":
-        return Observation(taper(v.pixels, v.kernel) if boundary == "taper" else v.pixels, v.kernel, *size)
+        return Observation(
+            taper(v.pixels, v.kernel) if boundary == "taper" else v.pixels, v.kernel, *size
+        )
     top, left = v.place or (0, 0)
-    return Observation(v.pixels, v.kernel, size[0] + 2 * pad, size[1] + 2 * pad, top + pad, left + pad)
+    return Observation(
+        v.pixels, v.kernel, size[0] + 2 * pad, size[1] + 2 * pad, top + pad, left + pad
+    )
 
 
 def _federation(
-    holdings: Sequence[dict[str, Observation]], truth: Mapping[str, Tensor], pad: int, observe: str, blur: str, noise: float
+    holdings: Sequence[dict[str, Observation]],
+    truth: Mapping[str, Tensor],
+    pad: int,
+    observe: str,
+    blur: str,
+    noise: float,
 ) -> Federation:
-    scenes = {name: (seen.pixels.shape[0], seen.height, seen.width) for name, seen in holdings[0].items()}
-    facts = {"scenes": scenes, "clients": len(holdings), "observe": observe, "blur": blur, "noise": noise, "pad": pad}
+    scenes = {
+        name: (seen.pixels.shape[0], seen.height, seen.width) for name, seen in holdings[0].items()
+    }
+    facts = {
+        "scenes": scenes,
+        "clients": len(holdings),
+        "observe": observe,
+        "blur": blur,
+        "noise": noise,
+        "pad": pad,
+    }
     return Federation(holdings, test=dict(truth) or None, facts=facts)
 
 
 # -- geometry ------------------------------------------------------------------------------------------------------------------------
 
 
-def field_of_view(height: int, width: int, k: int, clients: int, patch: tuple[int, int] | None = None) -> tuple[int, int, int, int]:
+def field_of_view(
+    height: int, width: int, k: int, clients: int, patch: tuple[int, int] | None = None
+) -> tuple[int, int, int, int]:
     """(top, left, height, width) of field k of a grid as square as `clients` allows. Fields overlap by about a fifth: 3 x 3 fields of 100
     pixels on 256 begin at 0, 78 and 156, as in the paper."""
     rows = max(r for r in range(1, math.isqrt(clients) + 1) if clients % r == 0)
     columns = clients // rows
     tall, wide = patch or (_span(height, rows), _span(width, columns))
     if tall > height or wide > width:
-        raise DataError(f"a view of {tall} x {wide} pixels does not fit into a scene of {height} x {width}")
+        raise DataError(
+            f"a view of {tall} x {wide} pixels does not fit into a scene of {height} x {width}"
+        )
     if (rows > 1 and tall * rows < height) or (columns > 1 and wide * columns < width):
-        raise DataError(f"{rows} x {columns} views of {tall} x {wide} pixels do not overlap on a scene of {height} x {width}")
+        raise DataError(
+            f"{rows} x {columns} views of {tall} x {wide} pixels do not overlap on a scene of {height} x {width}"
+        )
     row, column = divmod(k, columns)
     return _start(height, tall, row, rows), _start(width, wide, column, columns), tall, wide
 

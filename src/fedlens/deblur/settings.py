@@ -13,12 +13,19 @@ from typing import Any
 GREY = {1: (0.1, 1e-4), 2: (0.05, 1e-4), 3: (0.05, 0.01), 4: (0.05, 0.03), 5: (0.035, 0.005), 6: (0.03, 0.003), 7: (0.03, 0.005),
         8: (0.025, 0.003), 9: (0.025, 0.0025), 10: (0.025, 5e-4)}  # fmt: skip
 COLOUR = {3: (0.075, 0.02), 5: (0.05, 0.005), 10: (0.035, 0.001)}
-PARTIAL = {"motion": ((0.015, 0.005), (0.02, 0.005)), "synthesis": ((0.01, 0.002), (0.01, 5e-4))}  # grey, colour
+PARTIAL = {
+    "motion": ((0.015, 0.005), (0.02, 0.005)),
+    "synthesis": ((0.01, 0.002), (0.01, 5e-4)),
+}  # grey, colour
 # How eta follows the noise, from the published values at n = 10: noise -> eta / eta(noise 1).
 NOISE = ((0.0, 0.002), (0.5, 0.3), (1.0, 1.0), (2.0, 3.0), (3.0, 4.0))
 # (sigma, rho) for a denoiser: published for DRUNet and Eq. 5; and our own for partial views and z = x, found with FFDNet on images that
 # are in no table (experiments/feddeblur/README.md).
-DENOISE = {"complete": {3: (5.0, 0.0075), 5: (10.0, 0.001), 10: (5.0, 0.001)}, "motion": {9: (25.0, 0.02)}, "synthesis": {9: (30.0, 0.015)}}
+DENOISE = {
+    "complete": {3: (5.0, 0.0075), 5: (10.0, 0.001), 10: (5.0, 0.001)},
+    "motion": {9: (25.0, 0.02)},
+    "synthesis": {9: (30.0, 0.015)},
+}
 SPLIT = {"motion": (7.0, 0.005), "synthesis": (7.0, 0.005)}
 # (eta, rho) of LocDeblur and FedAvgDeblur, |.|^2 / 2 form, grey, noise 1, as published for n = 10 and for partial motion.
 ALONE = {"complete": (0.01, 0.0015), "partial": (2.0, 8.0)}
@@ -26,7 +33,13 @@ SHARED = {"complete": (0.01, 0.015), "partial": (3.0, 0.01)}
 
 
 def published(
-    prior: str, views: str, colour: bool, n: int, noise: float | None, rho: float | None = None, split: bool = False
+    prior: str,
+    views: str,
+    colour: bool,
+    n: int,
+    noise: float | None,
+    rho: float | None = None,
+    split: bool = False,
 ) -> tuple[float, float]:
     """(eta, rho). For a denoiser the table has (sigma, rho), which is eta = n rho sigma^2, or rho sigma^2 where it is split off."""
     kind = views if views == "complete" or views in PARTIAL else "motion"
@@ -40,7 +53,9 @@ def published(
     if kind != "complete":
         eta, preset = PARTIAL[kind][1 if colour else 0]
     elif colour:
-        eta, preset = COLOUR[n] if n in COLOUR else (1.4 * _nearest(GREY, n)[0], _nearest(GREY, n)[1])
+        eta, preset = (
+            COLOUR[n] if n in COLOUR else (1.4 * _nearest(GREY, n)[0], _nearest(GREY, n)[1])
+        )
     else:
         eta, preset = _nearest(GREY, n)
     return eta * _between(NOISE, level), preset
@@ -48,7 +63,9 @@ def published(
 
 def alone(prior: str, shared: bool, facts: Mapping[str, Any]) -> tuple[float, float]:
     """(eta, rho) of LocDeblur or, with `shared`, of FedAvgDeblur."""
-    eta, rho = (SHARED if shared else ALONE)["partial" if facts.get("observe") == "partial" else "complete"]
+    eta, rho = (SHARED if shared else ALONE)[
+        "partial" if facts.get("observe") == "partial" else "complete"
+    ]
     if prior == "pnp":
         rho = 0.01
         return rho * 5.0**2, rho

@@ -39,7 +39,9 @@ def twice(x: Tensor, *before: int) -> Tensor:
 def blur(x: Tensor, kernel: Tensor) -> Tensor:
     """Circular convolution, in float64."""
     height, width = x.shape[-2:]
-    out: Tensor = torch.fft.irfft2(torch.fft.rfft2(x.double()) * otf(kernel, height, width, torch.float64), s=(height, width))
+    out: Tensor = torch.fft.irfft2(
+        torch.fft.rfft2(x.double()) * otf(kernel, height, width, torch.float64), s=(height, width)
+    )
     return out
 
 

@@ -27,10 +27,16 @@ class Deblurring(Task):
 
     shown: Natural = 3
 
-    def evaluate(self, result: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> dict[str, float]:
+    def evaluate(
+        self, result: Mapping[str, Tensor], data: Mapping[str, Tensor]
+    ) -> dict[str, float]:
         """`data` holds the sharp scenes, by name."""
         scores = [score(result[name], truth) for name, truth in data.items()]
-        return {metric: sum(s[metric] for s in scores) / len(scores) for metric in ("psnr", "ssim")} if scores else {}
+        return (
+            {metric: sum(s[metric] for s in scores) / len(scores) for metric in ("psnr", "ssim")}
+            if scores
+            else {}
+        )
 
     def save(self, state: Message, folder: Path) -> None:
         """restored.png and the unrounded restored.npy; restored/NAME.* where there are several scenes."""
@@ -56,24 +62,45 @@ class Deblurring(Task):
             pictures.append(Picture(title, [fields_of_view(views, pad, result[name])]))
         side = max(max(v.kernel.shape) for v in views)
         kernels = [enlarge(framed(v.kernel.float() / v.kernel.max().float(), side)) for v in views]
-        pictures.append(Picture("Blur kernels. They stay with the clients.", kernels, clients, "sheet"))
+        pictures.append(
+            Picture("Blur kernels. They stay with the clients.", kernels, clients, "sheet")
+        )
         title = "Observations. They stay with the clients; the server sees w, at first a rough likeness of them."
-        pictures.append(Picture(title, [v.pixels.clamp(0, 255) / 255 for v in views], clients, "sheet"))
+        pictures.append(
+            Picture(title, [v.pixels.clamp(0, 255) / 255 for v in views], clients, "sheet")
+        )
         for name in list(result)[: self.shown]:
-            pictures += self._scene(name, result[name], [held[name] for held in federation.holdings], truth.get(name), pad)
+            pictures += self._scene(
+                name,
+                result[name],
+                [held[name] for held in federation.holdings],
+                truth.get(name),
+                pad,
+            )
         return pictures
 
-    def _scene(self, name: str, image: Tensor, views: Sequence[Observation], truth: Tensor | None, pad: int) -> list[Picture]:
+    def _scene(
+        self, name: str, image: Tensor, views: Sequence[Observation], truth: Tensor | None, pad: int
+    ) -> list[Picture]:
         image, seen = image.clamp(0, 255).float(), inside(mosaic(views), pad).clamp(0, 255)
         shown, labels, facts = [seen, image], ["mean of the observations", "restored"], {}
         if truth is not None:
             shown.append(truth)
             labels.append("truth")
             facts = {"observed": score(seen, truth), "restored": score(image, truth)}
-        out = [Picture(f"{name}: before and after", [x / 255 for x in shown], labels, "compare", facts)]
+        out = [
+            Picture(f"{name}: before and after", [x / 255 for x in shown], labels, "compare", facts)
+        ]
         if truth is not None:
             residual = (image - truth).abs().mean(0, keepdim=True)
-            out.append(Picture(f"{name}: what is left, |restored - truth| in grey levels", [residual], ["residual"], "map"))
+            out.append(
+                Picture(
+                    f"{name}: what is left, |restored - truth| in grey levels",
+                    [residual],
+                    ["residual"],
+                    "map",
+                )
+            )
         return out
 
 
@@ -91,14 +118,20 @@ def mosaic(views: Sequence[Observation]) -> Tensor:
 
 def fields_of_view(views: Sequence[Observation], pad: int, scene: Tensor) -> Tensor:
     """The scene in grey, washed out, each view tinted and framed in a hue of its own."""
-    out = (0.45 + 0.5 * scene.clamp(0, 255).float().mean(0, keepdim=True) / 255).expand(3, -1, -1).clone()
+    out = (
+        (0.45 + 0.5 * scene.clamp(0, 255).float().mean(0, keepdim=True) / 255)
+        .expand(3, -1, -1)
+        .clone()
+    )
     thick = max(1, min(out.shape[-2:]) // 100)
     frames = []
     for k, v in enumerate(views):
         mask = inside(v.mask(), pad)
         hue = torch.tensor(colorsys.hsv_to_rgb(k / len(views), 0.85, 0.85))[:, None, None]
         out = torch.where(mask > 0, 0.82 * out + 0.18 * hue, out)
-        inner = -torch.nn.functional.max_pool2d(-torch.nn.functional.pad(mask, [thick] * 4)[None], 2 * thick + 1, 1)[0]
+        inner = -torch.nn.functional.max_pool2d(
+            -torch.nn.functional.pad(mask, [thick] * 4)[None], 2 * thick + 1, 1
+        )[0]
         frames.append(((mask - inner) > 0, hue))
     for frame, hue in frames:
         out = torch.where(frame, hue, out)

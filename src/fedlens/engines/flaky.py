@@ -18,10 +18,26 @@ class Flaky:
     has already changed. delay: share whose reply arrives `by` rounds late; nobody is asked again while a reply is on its way. What is
     on its way is nowhere on disk, so a run with delays cannot be checkpointed: it is refused at the first attempt."""
 
-    def __init__(self, engine: Any, *, before: float = 0.0, after: float = 0.0, delay: float = 0.0, by: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        *,
+        before: float = 0.0,
+        after: float = 0.0,
+        delay: float = 0.0,
+        by: int = 1,
+        seed: int = 0,
+    ) -> None:
         if not all(0 <= p <= 1 for p in (before, after, delay)):
             raise ValueError("before, after and delay are shares between 0 and 1")
-        self.engine, self.before, self.after, self.delay, self.by, self.seed = engine, before, after, delay, by, seed
+        self.engine, self.before, self.after, self.delay, self.by, self.seed = (
+            engine,
+            before,
+            after,
+            delay,
+            by,
+            seed,
+        )
         self.travelling: dict[int, tuple[int, Message]] = {}  # sender -> (arrives in round, reply)
         if after or delay:
             engine.keep_singles = True  # a reply that was already summed cannot get lost any more
@@ -30,17 +46,23 @@ class Flaky:
         ids: Sequence[int] = self.engine.ids()
         return ids
 
-    def exchange(self, message: Message, ids: Sequence[int], heard: Mapping[int, int]) -> Iterator[Message | Lost | Nodes]:
+    def exchange(
+        self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
+    ) -> Iterator[Message | Lost | Nodes]:
         if message.scalars.get("evaluate"):
             yield from self.engine.exchange(message, ids, heard)
             return
         arriving = sorted(s for s, (when, _) in self.travelling.items() if when <= message.round)
         late = [self.travelling.pop(s)[1] for s in arriving]
-        luck = {i: torch.rand(3, generator=generator(self.seed, message.round, i, 0xF1)) for i in ids}
+        luck = {
+            i: torch.rand(3, generator=generator(self.seed, message.round, i, 0xF1)) for i in ids
+        }
         unreachable = [i for i in ids if luck[i][0] < self.before]
         busy = [i for i in ids if i in self.travelling or i in arriving]
         yield from (Lost(i, "unreachable") for i in unreachable)
-        yield from (Lost(i, "still busy with an earlier round") for i in busy if i not in unreachable)
+        yield from (
+            Lost(i, "still busy with an earlier round") for i in busy if i not in unreachable
+        )
         asked = [i for i in ids if i not in unreachable and i not in busy]
         for item in self.engine.exchange(message, asked, heard):
             if isinstance(item, Message) and luck[item.sender][1] < self.after:
@@ -54,7 +76,9 @@ class Flaky:
 
     def snapshot(self) -> Mapping[int, Path]:
         if self.delay:
-            raise ValueError("a run with delayed replies cannot be checkpointed: those on their way would be lost (set delay to 0)")
+            raise ValueError(
+                "a run with delayed replies cannot be checkpointed: those on their way would be lost (set delay to 0)"
+            )
         records: Mapping[int, Path] = self.engine.snapshot()
         return records
 

@@ -16,7 +16,14 @@ from fedlens.engines.worker import Worker, threads
 class Loopback:
     """`traffic` keeps the bytes of the last round, down first: what an observer of the network would have seen."""
 
-    def __init__(self, algorithm: Algorithm, federation: Federation, *, threads: int = 1, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        *,
+        threads: int = 1,
+        folder: Path | None = None,
+    ) -> None:
         self.worker = Worker(algorithm, federation, Memory(folder))
         self.threads = threads
         self.traffic: list[bytes] = []
@@ -24,7 +31,9 @@ class Loopback:
     def ids(self) -> Sequence[int]:
         return range(len(self.worker.federation))
 
-    def exchange(self, message: Message, ids: Sequence[int], heard: Mapping[int, int]) -> Iterator[Message | Lost | Nodes]:
+    def exchange(
+        self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
+    ) -> Iterator[Message | Lost | Nodes]:
         down = bytes(message.to_bytes())
         self.traffic = [down]
         for position, id in enumerate(sorted(ids)):

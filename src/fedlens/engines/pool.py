@@ -24,7 +24,9 @@ from fedlens.core.replies import Lost, Nodes
 from fedlens.engines.worker import Log, Worker, pack, unpack
 
 IDLE = -1.0
-Job = tuple[int, int, int, bool]  # position in the sorted cohort, client, round last heard, is its memory from another worker?
+Job = tuple[
+    int, int, int, bool
+]  # position in the sorted cohort, client, round last heard, is its memory from another worker?
 
 
 class Gone(Exception):
@@ -72,7 +74,9 @@ H = TypeVar("H", bound=Hand)
 class Crew(ABC, Generic[H]):
     """An engine with workers. `home`: which of them last held a client's memory."""
 
-    def __init__(self, algorithm: Algorithm, federation: Federation, timeout: float | None, log: Log | None) -> None:
+    def __init__(
+        self, algorithm: Algorithm, federation: Federation, timeout: float | None, log: Log | None
+    ) -> None:
         self.algorithm, self.federation, self.timeout = algorithm, federation, timeout
         self.log = log or (lambda text: None)
         self.keep_singles = False
@@ -95,14 +99,18 @@ class Crew(ABC, Generic[H]):
     def ids(self) -> Sequence[int]:
         return range(len(self.federation))
 
-    def exchange(self, message: Message, ids: Sequence[int], heard: Mapping[int, int]) -> Iterator[Message | Lost | Nodes]:
+    def exchange(
+        self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
+    ) -> Iterator[Message | Lost | Nodes]:
         order = sorted(ids)
         if not message.scalars.get("evaluate"):
             self.touched.update(order)
         sums = self.algorithm.needs == "sums" and not self.keep_singles
         yield from self.carry(message, order, heard, sums)
 
-    def carry(self, message: Message, order: list[int], heard: Mapping[int, int], sums: bool) -> Iterator[Message | Lost | Nodes]:
+    def carry(
+        self, message: Message, order: list[int], heard: Mapping[int, int], sums: bool
+    ) -> Iterator[Message | Lost | Nodes]:
         yield from _Exchange(self, message, order, heard, sums).outcomes()
 
     def snapshot(self) -> Mapping[int, Path]:
@@ -129,7 +137,14 @@ class Crew(ABC, Generic[H]):
 class _Exchange:
     """One exchange: hands out work, collects outcomes, replaces workers that die. Workers go by their number."""
 
-    def __init__(self, owner: Crew[Any], message: Message, order: list[int], heard: Mapping[int, int], sums: bool) -> None:
+    def __init__(
+        self,
+        owner: Crew[Any],
+        message: Message,
+        order: list[int],
+        heard: Mapping[int, int],
+        sums: bool,
+    ) -> None:
         self.owner, self.order, self.heard, self.sums = owner, order, heard, sums
         self.parcel = owner.post(message)
         n = len(owner.crew)
@@ -137,10 +152,16 @@ class _Exchange:
         grain = max(1, 1 << (len(order) // n).bit_length() >> 4)
         cuts = [round(len(order) * k / n / grain) * grain for k in range(n)] + [len(order)]
         self.waiting = {k: deque(range(cuts[k], cuts[k + 1])) for k in range(n)}
-        self.suspects: set[int] = set()  # positions that are asked alone, because a worker died on them or on a neighbour
+        self.suspects: set[int] = (
+            set()
+        )  # positions that are asked alone, because a worker died on them or on a neighbour
         self.begun: set[int] = set()
-        self.open: dict[int, list[int]] = {k: [] for k in range(n)}  # handed out and not yet returned as sums
-        self.busy: dict[int, list[int]] = {}  # worker -> what it has in hand; nothing: it is handing in
+        self.open: dict[int, list[int]] = {
+            k: [] for k in range(n)
+        }  # handed out and not yet returned as sums
+        self.busy: dict[
+            int, list[int]
+        ] = {}  # worker -> what it has in hand; nothing: it is handing in
         self.results: dict[int, Message | Lost] = {}
         self.deaths = 0
 
@@ -162,7 +183,11 @@ class _Exchange:
                 mine.appendleft(longest.pop())
         if mine:
             piece = [mine.popleft()]
-            while piece[0] not in self.suspects and len(piece) < len(mine) and mine[0] not in self.suspects:
+            while (
+                piece[0] not in self.suspects
+                and len(piece) < len(mine)
+                and mine[0] not in self.suspects
+            ):
                 piece.append(mine.popleft())
             if k not in self.begun:
                 hand.begin(self.parcel, self.sums)
@@ -215,9 +240,16 @@ class _Exchange:
         piece, hand = self.busy.pop(k), self.owner.crew[k]
         hand.kill()
         culprit = hand.culprit(piece)
-        again = [p for p in self.open[k] if p != culprit and not (isinstance(old := self.results.get(p), Lost) and not old.refused)]
+        again = [
+            p
+            for p in self.open[k]
+            if p != culprit
+            and not (isinstance(old := self.results.get(p), Lost) and not old.refused)
+        ]
         whose = f"worker {k}" if culprit is None else f"client {self.order[culprit]}"
-        self.owner.log(f"{whose}: {why}; worker {k} is replaced and {len(again)} clients are asked again")
+        self.owner.log(
+            f"{whose}: {why}; worker {k} is replaced and {len(again)} clients are asked again"
+        )
         self.deaths += 1
         if self.deaths > 2 * (len(self.owner.crew) + len(self.order)):
             raise RuntimeError(f"workers keep dying: {why}")
@@ -227,7 +259,9 @@ class _Exchange:
             self.results[culprit] = Lost(self.order[culprit], why)
         for p in again:
             self.results.pop(p, None)
-            self.owner.home[self.order[p]] = NEVER  # the file holds what is committed, whoever reads it
+            self.owner.home[self.order[p]] = (
+                NEVER  # the file holds what is committed, whoever reads it
+            )
         self.owner.crew[k] = self.owner.hire(k)
         self.begun.discard(k)
         self.waiting[k] = deque(sorted([*again, *self.waiting[k]]))

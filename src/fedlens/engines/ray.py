@@ -35,8 +35,12 @@ if TYPE_CHECKING:
     from fedlens.config.recipe import Settings
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's workers would give way to everything else on the machine
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # workers without a GPU share keep what the machine shows them
+os.environ.setdefault(
+    "RAY_worker_niceness", "0"
+)  # Ray's workers would give way to everything else on the machine
+os.environ.setdefault(
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+)  # workers without a GPU share keep what the machine shows them
 try:
     import ray
 except ImportError as e:
@@ -72,16 +76,36 @@ class Ray(Crew["_Hand"]):
         elif self.mine:
             start(max(os.cpu_count() or 1, (workers or 1) * threads))
         if folder is None and len([n for n in ray.nodes() if n["Alive"]]) > 1:
-            raise ValueError("this Ray cluster has several machines: client memory needs a folder on a disk that all of them see")
-        self.scratch = Path(tempfile.mkdtemp(prefix="fedlens-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+            raise ValueError(
+                "this Ray cluster has several machines: client memory needs a folder on a disk that all of them see"
+            )
+        self.scratch = Path(
+            tempfile.mkdtemp(
+                prefix="fedlens-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+            )
+        )
         self.folder = (folder or self.scratch / "memory").absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         holdings = [ray.put(h) for h in federation.holdings]
         held_out = [ray.put(h) for h in federation.held_out]
-        self.setup = ray.put((algorithm, _Holdings(holdings), _Holdings(held_out), self.folder, budget, threads))
-        wanted = min(workers or max(1, int(ray.cluster_resources().get("CPU", 1) // threads)), len(federation))
-        share = min(1.0, int(1e4 * ray.cluster_resources().get("GPU", 0) / wanted) / 1e4) if gpus is None else gpus
-        self.options: dict[str, Any] = {"num_cpus": threads, "num_gpus": share, "max_restarts": 0, "max_task_retries": 0}
+        self.setup = ray.put(
+            (algorithm, _Holdings(holdings), _Holdings(held_out), self.folder, budget, threads)
+        )
+        wanted = min(
+            workers or max(1, int(ray.cluster_resources().get("CPU", 1) // threads)),
+            len(federation),
+        )
+        share = (
+            min(1.0, int(1e4 * ray.cluster_resources().get("GPU", 0) / wanted) / 1e4)
+            if gpus is None
+            else gpus
+        )
+        self.options: dict[str, Any] = {
+            "num_cpus": threads,
+            "num_gpus": share,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+        }
         self.crew = [self.hire(k) for k in range(wanted)]
         self.await_crew()
 
@@ -96,21 +120,26 @@ class Ray(Crew["_Hand"]):
         return [futures[f] for f in ray.wait(list(futures), num_returns=1, timeout=seconds)[0]]
 
     def await_crew(self, seconds: float = 300) -> None:
-        wanted = {"CPU": len(self.crew) * self.options["num_cpus"], "GPU": len(self.crew) * self.options["num_gpus"]}
+        wanted = {
+            "CPU": len(self.crew) * self.options["num_cpus"],
+            "GPU": len(self.crew) * self.options["num_gpus"],
+        }
         have = {k: ray.cluster_resources().get(k, 0.0) for k in wanted}
-        why = (
-            f"Ray has {have['CPU']:g} cores and {have['GPU']:g} GPUs; {len(self.crew)} workers want {wanted['CPU']:g} and {wanted['GPU']:g}"
-        )
+        why = f"Ray has {have['CPU']:g} cores and {have['GPU']:g} GPUs; {len(self.crew)} workers want {wanted['CPU']:g} and {wanted['GPU']:g}"
         try:
             if any(wanted[k] > have[k] for k in wanted):
                 raise ValueError(why)
             ray.get([hand.actor.ready.remote() for hand in self.crew], timeout=seconds)
         except ray.exceptions.GetTimeoutError as e:
             self.close()
-            raise ValueError(f"the workers did not start within {seconds:g} s, perhaps the cluster is busy: {why}") from e
+            raise ValueError(
+                f"the workers did not start within {seconds:g} s, perhaps the cluster is busy: {why}"
+            ) from e
         except ray.exceptions.RayError as e:
             self.close()
-            raise ValueError(f"a Ray worker did not start: {str(e).strip().splitlines()[-1]}") from e
+            raise ValueError(
+                f"a Ray worker did not start: {str(e).strip().splitlines()[-1]}"
+            ) from e
         except ValueError:
             self.close()
             raise
@@ -145,7 +174,9 @@ class _Hand(Hand):
 
     def harvest(self, sums: bool) -> tuple[Message, dict[str, Any]]:
         index, data = self.report()
-        return Message.from_bytes(memoryview(data), copy=True), index  # the object store is read-only
+        return Message.from_bytes(
+            memoryview(data), copy=True
+        ), index  # the object store is read-only
 
     def culprit(self, piece: Sequence[int]) -> int | None:
         return piece[0] if len(piece) == 1 else None
@@ -159,7 +190,9 @@ class _Hand(Hand):
         ray.kill(self.actor)
 
 
-def make(algorithm: Algorithm, federation: Federation, *, settings: Settings, folder: Path, log: Log) -> Ray:
+def make(
+    algorithm: Algorithm, federation: Federation, *, settings: Settings, folder: Path, log: Log
+) -> Ray:
     """As `fedlens run --engine ray` wants it; the cluster is the one RAY_ADDRESS names, as everywhere with Ray, or a local one."""
     return Ray(algorithm, federation, workers=settings.workers, threads=settings.threads, address=os.environ.get("RAY_ADDRESS"),
                timeout=settings.timeout, folder=folder, log=log)  # fmt: skip
@@ -210,8 +243,12 @@ class _Actor:
         torch.set_num_threads(n)
         heap.keep()
         if algorithm.trains:
-            importlib.import_module("torch._dynamo")  # the first optimiser would load it, at the cost of a client's time
-        self.desk = Desk(Worker(algorithm, Federation(holdings, held_out), Memory(folder, budget, durable=True)))
+            importlib.import_module(
+                "torch._dynamo"
+            )  # the first optimiser would load it, at the cost of a client's time
+        self.desk = Desk(
+            Worker(algorithm, Federation(holdings, held_out), Memory(folder, budget, durable=True))
+        )
 
     def ready(self) -> bool:
         return True

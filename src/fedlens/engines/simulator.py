@@ -39,7 +39,9 @@ from fedlens.engines.pool import IDLE, Crew, Desk, Gone, Hand, Job
 from fedlens.engines.worker import Log, Worker, threads
 
 MEMORY = Path("/dev/shm")
-SCRATCH = "fedlens-scratch-"  # nothing else may be called so: what lies there without an owner is deleted
+SCRATCH = (
+    "fedlens-scratch-"  # nothing else may be called so: what lies there without an owner is deleted
+)
 
 
 class Simulator(Crew["_Process"]):
@@ -69,7 +71,9 @@ class Simulator(Crew["_Process"]):
         self.overflow, self.other_lock = make_scratch(disk)
         self.folder = folder or self.scratch / "memory"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.inline = Worker(algorithm, federation, Memory(self.folder, budget)) if wanted == 0 else None
+        self.inline = (
+            Worker(algorithm, federation, Memory(self.folder, budget)) if wanted == 0 else None
+        )
         self.inbox = Shared(self.scratch / "inbox", self.overflow)
         if algorithm.trains and wanted:
             # The first optimiser loads another thousand modules. Before the fork that happens once, and workers share the memory.
@@ -86,7 +90,9 @@ class Simulator(Crew["_Process"]):
         heard = wait([self.crew[k].pipe for k in busy], timeout=seconds)
         return [k for k in busy if self.crew[k].pipe in heard]
 
-    def carry(self, message: Message, order: list[int], heard: Mapping[int, int], sums: bool) -> Iterator[Message | Lost | Nodes]:
+    def carry(
+        self, message: Message, order: list[int], heard: Mapping[int, int], sums: bool
+    ) -> Iterator[Message | Lost | Nodes]:
         if not self.inline:
             yield from super().carry(message, order, heard, sums)
             return
@@ -191,14 +197,32 @@ class _Process(Hand):
         fork = "fork" in mp.get_all_start_methods() and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         context: Any = mp.get_context("fork" if fork else "spawn")
         self.number = number
-        self.outbox = Shared(owner.scratch / f"outbox-{number}-{time.monotonic_ns()}", owner.overflow)
+        self.outbox = Shared(
+            owner.scratch / f"outbox-{number}-{time.monotonic_ns()}", owner.overflow
+        )
         clock = owner.scratch / f"clock-{number}"
         clock.write_bytes(struct.pack("dd", IDLE, 0.0))
         self.clock = map_clock(clock)
         self.pipe, theirs = context.Pipe()
-        setup = (owner.threads, owner.algorithm, owner.federation, owner.folder, owner.budget, owner.inbox, self.outbox, clock)
-        lasting = threading.current_thread() is threading.main_thread()  # the kernel counts the end of this thread as the parent's death
-        self.process = context.Process(target=_serve, args=(theirs, os.getpid(), lasting, *setup), daemon=True, name=f"fedlens-{number}")
+        setup = (
+            owner.threads,
+            owner.algorithm,
+            owner.federation,
+            owner.folder,
+            owner.budget,
+            owner.inbox,
+            self.outbox,
+            clock,
+        )
+        lasting = (
+            threading.current_thread() is threading.main_thread()
+        )  # the kernel counts the end of this thread as the parent's death
+        self.process = context.Process(
+            target=_serve,
+            args=(theirs, os.getpid(), lasting, *setup),
+            daemon=True,
+            name=f"fedlens-{number}",
+        )
         self.process.start()
         theirs.close()
 
@@ -278,7 +302,9 @@ def _listen(
 ) -> None:  # fmt: skip
     torch.set_num_threads(threads)
     inbox.close()  # a fork finds the parent's mapping here; its own may grow at another time
-    desk = Desk(Worker(algorithm, federation, Memory(folder, budget, durable=True)), map_clock(clock))
+    desk = Desk(
+        Worker(algorithm, federation, Memory(folder, budget, durable=True)), map_clock(clock)
+    )
     while True:
         told = json.loads(pipe.recv_bytes())
         if told["do"] == "stop":

@@ -34,13 +34,19 @@ class Worker:
         """One client. Whatever it does wrong costs its own reply only."""
         try:
             reply = answer(self.algorithm, self.message, id, self.federation, self.memory, heard)
-        except Exception as e:  # a client is somebody else's code and data: anything may come out of it
+        except (
+            Exception
+        ) as e:  # a client is somebody else's code and data: anything may come out of it
             return Lost(id, f"{type(e).__name__}: {e}".strip().splitlines()[0][:300])
         return self.admit(position, reply)
 
     def admit(self, position: int, reply: Message, own: bool = False) -> Message | Lost:
         """Check a reply and fold it. own: it came over a wire, so its arrays are nobody else's."""
-        expected = {} if self.evaluating else self.message.derived("expects", lambda: self.algorithm.expects(self.message))
+        expected = (
+            {}
+            if self.evaluating
+            else self.message.derived("expects", lambda: self.algorithm.expects(self.message))
+        )
         try:
             why = refuse(reply, expected)
         except Exception as e:  # not even what a reply is made of
@@ -68,19 +74,28 @@ def pack(worker: Worker, singles: Sequence[tuple[int, Message]]) -> tuple[Messag
             index.append([level, place, tree, name, total.weight, total.borrowed])
     for position, reply in singles:
         trees |= {f"{position}:{n}": t for n, t in reply.trees.items()}
-    told = [[position, {t: dict(w) for t, w in reply.weights.items()}, list(reply.trees)] for position, reply in singles]
+    told = [
+        [position, {t: dict(w) for t, w in reply.weights.items()}, list(reply.trees)]
+        for position, reply in singles
+    ]
     return Message(trees), {"nodes": index, "singles": told}
 
 
-def unpack(payload: Message, told: Mapping[str, Any], results: MutableMapping[int, Message | Lost]) -> Nodes:
+def unpack(
+    payload: Message, told: Mapping[str, Any], results: MutableMapping[int, Message | Lost]
+) -> Nodes:
     """The partial sums of `pack`; single replies get their trees in `results`."""
     nodes: Nodes = {}
     for k, (level, index, tree, name, weight, borrowed) in enumerate(told["nodes"]):
-        nodes.setdefault((level, index), {})[tree, name] = Sum(payload.trees[str(k)], weight, borrowed)
+        nodes.setdefault((level, index), {})[tree, name] = Sum(
+            payload.trees[str(k)], weight, borrowed
+        )
     for position, weights, names in told["singles"]:
         old = results[position]
         assert isinstance(old, Message)
-        results[position] = replace(old, trees={n: payload.trees[f"{position}:{n}"] for n in names}, weights=weights)
+        results[position] = replace(
+            old, trees={n: payload.trees[f"{position}:{n}"] for n in names}, weights=weights
+        )
     return nodes
 
 

@@ -30,7 +30,9 @@ class Gaussians(ImageGenerator):
     components: int = 64
     gray: bool = False
     _folders: tuple[Path, ...] = field(default=(), repr=False)
-    _fits: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _fits: dict[int, tuple[Tensor, Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if self.components < 1:
@@ -39,21 +41,37 @@ class Gaussians(ImageGenerator):
     def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         folders = folders_of(self.root, classes, "Gaussians")
         size = self.size or (shape[1] if len(shape) == 3 and shape[1] == shape[2] else None)
-        bound = replace(self, _folders=folders, size=size, gray=self.gray or (len(shape) == 3 and shape[0] == 1))
-        if size and len(shape) == 3 and (own := (1 if bound.gray else 3, size, size)) != tuple(shape):
-            raise DataError(f"Gaussians makes images of {describe(own)}, but the clients' are {describe(shape)}")
+        bound = replace(
+            self, _folders=folders, size=size, gray=self.gray or (len(shape) == 3 and shape[0] == 1)
+        )
+        if (
+            size
+            and len(shape) == 3
+            and (own := (1 if bound.gray else 3, size, size)) != tuple(shape)
+        ):
+            raise DataError(
+                f"Gaussians makes images of {describe(own)}, but the clients' are {describe(shape)}"
+            )
         return bound
 
     def generate(self, label: int, n: int, rng: Generator) -> Tensor:
         folders = self._folders or folders_of(self.root, (), "Gaussians")
         check_label(label, len(folders), "Gaussians")
         if label not in self._fits:
-            images = Reader(self.size, "L" if self.gray else "RGB").read([(p, label) for p in images_in(folders[label])]).images
+            images = (
+                Reader(self.size, "L" if self.gray else "RGB")
+                .read([(p, label) for p in images_in(folders[label])])
+                .images
+            )
             self._fits[label] = fit(images.float() / 255, self.components)
         return draw(*self._fits[label], n, rng)
 
     def sources(self) -> Iterable[str]:
-        return [line for folder in self._folders or folders_of(self.root, (), "Gaussians") for line in fingerprint(images_in(folder))]
+        return [
+            line
+            for folder in self._folders or folders_of(self.root, (), "Gaussians")
+            for line in fingerprint(images_in(folder))
+        ]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_fits": {}}
@@ -81,7 +99,11 @@ def folders_of(root: str, classes: Sequence[str], what: str) -> tuple[Path, ...]
     there = class_folders(find(root, f"folder of images for {what}", "generator.root"))
     if not there:
         raise DataError(f"{what} found no class folders in {root}")
-    chosen = tuple(there[k] for k in match(classes, [p.name for p in there], f"{what} ({root})")) if classes else tuple(there)
+    chosen = (
+        tuple(there[k] for k in match(classes, [p.name for p in there], f"{what} ({root})"))
+        if classes
+        else tuple(there)
+    )
     if empty := [p.name for p in chosen if not images_in(p)]:
         raise DataError(f"{what} ({root}) has no image for class {empty[0]!r}")
     return chosen

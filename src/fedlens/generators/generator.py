@@ -44,8 +44,13 @@ class ImageGenerator(ABC):
     def _identify(self) -> str:
         assert is_dataclass(self)
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-        words = [f"{k}={v.identity() if isinstance(v, ImageGenerator) else v!r}" for k, v in given.items()]
-        return hashlib.sha256("\n".join([type(self).__name__, *words, *self.sources()]).encode()).hexdigest()[:16]
+        words = [
+            f"{k}={v.identity() if isinstance(v, ImageGenerator) else v!r}"
+            for k, v in given.items()
+        ]
+        return hashlib.sha256(
+            "\n".join([type(self).__name__, *words, *self.sources()]).encode()
+        ).hexdigest()[:16]
 
     def sources(self) -> Iterable[str]:
         """Lines that change when the files behind this generator do."""
@@ -64,7 +69,9 @@ def match(classes: Sequence[str], known: Sequence[str], what: str) -> list[int]:
             raise DataError(f"{what} knows {len(known)} classes, but {len(classes)} are asked for")
         return list(range(len(classes)))
     if missing := [c for c in classes if c not in known]:
-        raise DataError(f"{what} has nothing for class {missing[0]!r} ({len(known)} of {len(classes)} classes are there)")
+        raise DataError(
+            f"{what} has nothing for class {missing[0]!r} ({len(known)} of {len(classes)} classes are there)"
+        )
     return [list(known).index(c) for c in classes]
 
 
@@ -73,18 +80,26 @@ def check_label(label: int, classes: int, what: str) -> None:
         raise DataError(f"{what} knows {classes} classes, so it cannot make class {label}")
 
 
-def check_images(made: Tensor, n: int, shape: Sequence[int], generator: ImageGenerator, label: int) -> Tensor:
+def check_images(
+    made: Tensor, n: int, shape: Sequence[int], generator: ImageGenerator, label: int
+) -> Tensor:
     """What a generator gave, or a sentence about what is wrong with it."""
     name = type(generator).__name__
     if len(made) != n:
         raise DataError(f"{name} made {len(made)} images of class {label} where {n} were asked for")
     if tuple(made.shape[1:]) != tuple(shape):
-        raise DataError(f"{name} makes images of {describe(made.shape[1:])}, but the clients' are {describe(shape)}")
+        raise DataError(
+            f"{name} makes images of {describe(made.shape[1:])}, but the clients' are {describe(shape)}"
+        )
     return made
 
 
 def describe(shape: Sequence[int]) -> str:
-    return f"{shape[2]}x{shape[1]} with {shape[0]} channels" if len(shape) == 3 else f"shape {tuple(shape)}"
+    return (
+        f"{shape[2]}x{shape[1]} with {shape[0]} channels"
+        if len(shape) == 3
+        else f"shape {tuple(shape)}"
+    )
 
 
 @dataclass(frozen=True)
@@ -94,7 +109,12 @@ class Store:
     folder: Path | None
 
     def images(
-        self, generator: ImageGenerator, wanted: Mapping[int, int], shape: Sequence[int], seed: int, client: int
+        self,
+        generator: ImageGenerator,
+        wanted: Mapping[int, int],
+        shape: Sequence[int],
+        seed: int,
+        client: int,
     ) -> tuple[dict[int, Tensor], int]:
         """`wanted[label]` images of every class, and how many had to be made just now."""
         wanted = {label: n for label, n in sorted(wanted.items()) if n > 0}
@@ -113,11 +133,18 @@ class Store:
             _write(path, made)
         return made, sum(wanted.values())
 
-    def _path(self, generator: ImageGenerator, wanted: Mapping[int, int], seed: int, client: int) -> Path | None:
+    def _path(
+        self, generator: ImageGenerator, wanted: Mapping[int, int], seed: int, client: int
+    ) -> Path | None:
         if self.folder is None:
             return None
         plan = hashlib.sha256(repr(sorted(wanted.items())).encode()).hexdigest()[:12]
-        return self.folder / generator.identity() / f"seed-{seed}" / f"client-{client}-{plan}.safetensors"
+        return (
+            self.folder
+            / generator.identity()
+            / f"seed-{seed}"
+            / f"client-{client}-{plan}.safetensors"
+        )
 
 
 def store(cache: str) -> Store:
@@ -149,5 +176,7 @@ def _read(path: Path, wanted: Mapping[int, int], shape: Sequence[int]) -> dict[i
 def _write(path: Path, made: Mapping[int, Tensor]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".part{os.getpid()}")
-    part.write_bytes(Message({"made": {str(label): t.contiguous() for label, t in made.items()}}).to_bytes())
+    part.write_bytes(
+        Message({"made": {str(label): t.contiguous() for label, t in made.items()}}).to_bytes()
+    )
     os.replace(part, path)

@@ -29,9 +29,17 @@ class ReadyImages(ImageGenerator):
     def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         folders = folders_of(self.root, classes, "ReadyImages")
         size = self.size or (shape[1] if len(shape) == 3 and shape[1] == shape[2] else None)
-        bound = replace(self, _folders=folders, size=size, gray=self.gray or (len(shape) == 3 and shape[0] == 1))
-        if size and len(shape) == 3 and (own := (1 if bound.gray else 3, size, size)) != tuple(shape):
-            raise DataError(f"ReadyImages gives images of {describe(own)}, but the clients' are {describe(shape)}")
+        bound = replace(
+            self, _folders=folders, size=size, gray=self.gray or (len(shape) == 3 and shape[0] == 1)
+        )
+        if (
+            size
+            and len(shape) == 3
+            and (own := (1 if bound.gray else 3, size, size)) != tuple(shape)
+        ):
+            raise DataError(
+                f"ReadyImages gives images of {describe(own)}, but the clients' are {describe(shape)}"
+            )
         return bound
 
     def generate(self, label: int, n: int, rng: Generator) -> Tensor:
@@ -47,4 +55,8 @@ class ReadyImages(ImageGenerator):
         return images
 
     def sources(self) -> Iterable[str]:
-        return [line for folder in self._folders or folders_of(self.root, (), "ReadyImages") for line in fingerprint(images_in(folder))]
+        return [
+            line
+            for folder in self._folders or folders_of(self.root, (), "ReadyImages")
+            for line in fingerprint(images_in(folder))
+        ]

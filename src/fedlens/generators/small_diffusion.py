@@ -38,16 +38,22 @@ class SmallDiffusion(ImageGenerator):
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch < 1 or not 0 < self.strength <= 1:
-            raise DataError("SmallDiffusion needs steps and batch of at least 1 and a strength above 0 and up to 1")
+            raise DataError(
+                "SmallDiffusion needs steps and batch of at least 1 and a strength above 0 and up to 1"
+            )
 
     def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         task = self._task()
         own = (task.channels, task.size, task.size)
         if shape and tuple(shape) != own:
-            raise DataError(f"SmallDiffusion ({self.folder}) makes images of {describe(own)}, but the clients' are {describe(shape)}")
+            raise DataError(
+                f"SmallDiffusion ({self.folder}) makes images of {describe(own)}, but the clients' are {describe(shape)}"
+            )
         known = self._names() or [str(k) for k in range(task.classes)]
         places = tuple(match(classes, known, f"SmallDiffusion ({self.folder})"))
-        return replace(self, _places=places, start=self.start.told(classes, own) if self.start else None)
+        return replace(
+            self, _places=places, start=self.start.told(classes, own) if self.start else None
+        )
 
     def generate(self, label: int, n: int, rng: Generator) -> Tensor:
         model = self._loaded()
@@ -60,7 +66,11 @@ class SmallDiffusion(ImageGenerator):
         for low in range(0, n, self.batch):
             some = min(self.batch, n - low)
             begin = first[low : low + some] if first is not None else None
-            parts.append(model.sample(torch.full((some,), place), rng, self.steps, self.guidance, begin, self.strength))
+            parts.append(
+                model.sample(
+                    torch.full((some,), place), rng, self.steps, self.guidance, begin, self.strength
+                )
+            )
         return torch.cat(parts)
 
     def sources(self) -> Iterable[str]:
@@ -79,8 +89,14 @@ class SmallDiffusion(ImageGenerator):
         from fedlens.data.images.labelled import find
 
         folder = find(self.folder, "run of the recipe generator") if self.folder else None
-        if folder is None or not (folder / "model.safetensors").is_file() or not (folder / "config.toml").is_file():
-            raise DataError(f"SmallDiffusion needs the folder of a finished run of the recipe generator, and {self.folder!r} is none")
+        if (
+            folder is None
+            or not (folder / "model.safetensors").is_file()
+            or not (folder / "config.toml").is_file()
+        ):
+            raise DataError(
+                f"SmallDiffusion needs the folder of a finished run of the recipe generator, and {self.folder!r} is none"
+            )
         return folder
 
     def _task(self) -> Any:
@@ -89,12 +105,16 @@ class SmallDiffusion(ImageGenerator):
 
         table = tomllib.loads((self._folder() / "config.toml").read_text())["task"]
         if table.get("name") != "Generation":
-            raise DataError(f"{self.folder} is a run of the task {table.get('name')}, not of a generator")
+            raise DataError(
+                f"{self.folder} is a run of the task {table.get('name')}, not of a generator"
+            )
         return make_part("task", table, "task", Generation).checked().build()
 
     def _names(self) -> list[str]:
         try:
-            return list(json.loads((self._folder() / "federation.json").read_text())["facts"]["classes"])
+            return list(
+                json.loads((self._folder() / "federation.json").read_text())["facts"]["classes"]
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return []
 

@@ -51,14 +51,20 @@ class StableDiffusion(ImageGenerator):
 
     def __post_init__(self) -> None:
         if "{}" not in self.template and not self.prompts:
-            raise DataError(f"the template {self.template!r} has no {{}} for the class, so all classes would get the same images")
+            raise DataError(
+                f"the template {self.template!r} has no {{}} for the class, so all classes would get the same images"
+            )
 
     def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         if shape and (len(shape) != 3 or shape[1] != shape[2]):
-            raise DataError(f"StableDiffusion makes square images, but the clients' are {describe(shape)}")
+            raise DataError(
+                f"StableDiffusion makes square images, but the clients' are {describe(shape)}"
+            )
         size = self.size or (shape[1] if shape else None)
         if shape and size != shape[1]:
-            raise DataError(f"StableDiffusion was told to make images of {size}x{size}, but the clients' are {describe(shape)}")
+            raise DataError(
+                f"StableDiffusion was told to make images of {size}x{size}, but the clients' are {describe(shape)}"
+            )
         told = replace(self, classes=tuple(classes), size=size, _channels=shape[0] if shape else 3)
         told.texts()
         told._find()
@@ -79,7 +85,9 @@ class StableDiffusion(ImageGenerator):
         pipeline, parts = self._loaded(), []
         for low in range(0, n, self.batch):
             some = min(self.batch, n - low)
-            asked: dict[str, Any] = {"height": self.resolution, "width": self.resolution} if self.resolution else {}
+            asked: dict[str, Any] = (
+                {"height": self.resolution, "width": self.resolution} if self.resolution else {}
+            )
             made = pipeline(
                 [texts[label]] * some, negative_prompt=[self.negative] * some, num_inference_steps=self.steps,
                 guidance_scale=self.guidance, generator=rng, output_type="pt", **asked,
@@ -87,7 +95,9 @@ class StableDiffusion(ImageGenerator):
             parts.append(made.float().cpu())
         images = torch.cat(parts)
         if self.size and images.shape[-1] != self.size:
-            images = F.interpolate(images, size=(self.size, self.size), mode="bilinear", antialias=True)
+            images = F.interpolate(
+                images, size=(self.size, self.size), mode="bilinear", antialias=True
+            )
         return images.mean(1, keepdim=True) if self._channels == 1 else images
 
     def sources(self) -> Iterable[str]:
@@ -105,7 +115,10 @@ class StableDiffusion(ImageGenerator):
         load_diffusers()
         from huggingface_hub import model_info, try_to_load_from_cache
 
-        folder, needs = Path(self.model).expanduser(), "StableDiffusion needs a saved pipeline of diffusers"
+        folder, needs = (
+            Path(self.model).expanduser(),
+            "StableDiffusion needs a saved pipeline of diffusers",
+        )
         if folder.is_dir():
             if not (folder / INDEX).is_file():
                 raise DataError(f"{needs}, and the folder {self.model} has no {INDEX}")
@@ -115,14 +128,18 @@ class StableDiffusion(ImageGenerator):
                 model_info(self.model, timeout=10)
         except Exception as e:  # no such name, no network, no permission: the hub's library has a kind for each, of three families
             why = (str(e).strip().splitlines() or [type(e).__name__])[0]
-            raise DataError(f"{needs}, and {self.model} is neither a folder here nor found on the hub: {why}") from None
+            raise DataError(
+                f"{needs}, and {self.model} is neither a folder here nor found on the hub: {why}"
+            ) from None
 
     def _load(self) -> Any:
         diffusers = load_diffusers()
         kind = torch.float16 if self.bits == 16 else torch.float32
         try:
             with quiet():
-                pipeline = diffusers.DiffusionPipeline.from_pretrained(str(Path(self.model).expanduser()), torch_dtype=kind)
+                pipeline = diffusers.DiffusionPipeline.from_pretrained(
+                    str(Path(self.model).expanduser()), torch_dtype=kind
+                )
         except (OSError, ValueError) as e:
             why = str(e).strip().splitlines()[0]
             raise DataError(f"the pipeline {self.model} could not be loaded: {why}") from None
@@ -131,9 +148,13 @@ class StableDiffusion(ImageGenerator):
                 if isinstance(module := getattr(pipeline, part, None), nn.Module):
                     quantise(module)
         if hasattr(pipeline, "safety_checker"):
-            pipeline.safety_checker = None  # it blackens images at random and is of no use for class names
+            pipeline.safety_checker = (
+                None  # it blackens images at random and is of no use for class names
+            )
         pipeline.set_progress_bar_config(disable=True)
-        place = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        place = (
+            self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        )
         return pipeline.to(place)
 
     def __getstate__(self) -> dict[str, Any]:

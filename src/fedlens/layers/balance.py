@@ -75,17 +75,25 @@ class Balance(TrainingLayer):
     def __post_init__(self) -> None:
         for name in ("replay", "drop", "unconstrained", "weak"):
             if not 0 <= getattr(self, name) <= 1:
-                raise StackError(f"Balance: {name} is a share between 0 and 1, not {getattr(self, name)}")
+                raise StackError(
+                    f"Balance: {name} is a share between 0 and 1, not {getattr(self, name)}"
+                )
         if self.unconstrained + self.weak > 1:
-            raise StackError(f"Balance: unconstrained ({self.unconstrained}) and weak ({self.weak}) clients together are more than all")
+            raise StackError(
+                f"Balance: unconstrained ({self.unconstrained}) and weak ({self.weak}) clients together are more than all"
+            )
         if self.pace <= 0:
-            raise StackError(f"Balance: pace has to be above 0, not {self.pace}; align=false leaves the shifts out")
+            raise StackError(
+                f"Balance: pace has to be above 0, not {self.pace}; align=false leaves the shifts out"
+            )
         if self.period < 0:
             raise StackError(f"Balance: period is a number of rounds, not {self.period}")
 
     def check(self, inner: Algorithm) -> None:
         model = self.under(inner).resident
-        if not hasattr(model, "features") or not isinstance(getattr(model, "head", None), nn.Linear):
+        if not hasattr(model, "features") or not isinstance(
+            getattr(model, "head", None), nn.Linear
+        ):
             raise StackError(
                 f"Balance shifts features in front of the head, but {type(model).__name__} has no split into features and a linear head"
             )
@@ -104,9 +112,15 @@ class Balance(TrainingLayer):
         if not names or nobody:
             return told
         if len(names) < (wanted := self.head.out_features):
-            raise StackError(f"Balance fills {wanted} classes, but the data has {len(names)}: set task.classes={len(names)}")
+            raise StackError(
+                f"Balance fills {wanted} classes, but the data has {len(names)}: set task.classes={len(names)}"
+            )
         told.generator = self.generator.told(names, facts.get("shape", ()))
-        if small := [(i, sum(held)) for i, held in enumerate(facts.get("labels", ())) if 0 < sum(held) < len(held)]:
+        if small := [
+            (i, sum(held))
+            for i, held in enumerate(facts.get("labels", ()))
+            if 0 < sum(held) < len(held)
+        ]:
             warnings.warn(
                 f"clients with fewer images than there are classes: {len(small)} (client {small[0][0]}: {small[0][1]} for {len(names)}); "
                 "their balance point would be 0, so it is 1, and they fill only as many classes as they have images",
@@ -119,7 +133,9 @@ class Balance(TrainingLayer):
             raise ValueError(f"client {client.id} holds no images: there is nothing to balance")
         role = self.role(message, client.id)
         if role == "no":
-            return self.inner.client_step(message, client).note(made=0.0, generated=0.0, generating=0.0)
+            return self.inner.client_step(message, client).note(
+                made=0.0, generated=0.0, generating=0.0
+            )
         plan, kept = self._balance(message, client, role)
         began = time.perf_counter()
         made, fresh = self._fill(message, client.id, client.data, plan)
@@ -129,14 +145,18 @@ class Balance(TrainingLayer):
         if self.align and made:
             inside = inside.adapt(ALIGN, self._shifts(message, client))
         reply = self.inner.client_step(message, inside)
-        return reply.note(made=float(sum(len(t) for t in made.values())), generated=float(fresh), generating=spent)
+        return reply.note(
+            made=float(sum(len(t) for t in made.values())), generated=float(fresh), generating=spent
+        )
 
     def role(self, message: Message, client: int) -> Role:
         """What a client decides to be."""
         if self._role is not None:
             return self._role
         everyone = max(int(message.scalars.get("population", 1)), client + 1)
-        order = torch.randperm(everyone, generator=generator(int(message.scalars.get("seed", 0)), 0xFB1))
+        order = torch.randperm(
+            everyone, generator=generator(int(message.scalars.get("seed", 0)), 0xFB1)
+        )
         place = int(order[client])
         if place < round(self.unconstrained * everyone):
             return "unconstrained"
@@ -156,14 +176,28 @@ class Balance(TrainingLayer):
         client.memory["balance"] = {"labels": labels, "kept": kept, "cycle": torch.tensor(cycle)}
         return plan, kept
 
-    def _plan(self, message: Message, client: int, labels: Tensor, role: Role) -> tuple[Plan, Generator]:
+    def _plan(
+        self, message: Message, client: int, labels: Tensor, role: Role
+    ) -> tuple[Plan, Generator]:
         rng = generator(int(message.scalars.get("seed", 0)), client, self._cycle(message), 0xFB2)
-        return balance(torch.bincount(labels, minlength=self.head.out_features).tolist(), role == "unconstrained", rng), rng
+        return balance(
+            torch.bincount(labels, minlength=self.head.out_features).tolist(),
+            role == "unconstrained",
+            rng,
+        ), rng
 
     def _cycle(self, message: Message) -> int:
         return message.round // self.period if self.period else 0
 
-    def _choose(self, message: Message, client: Client, plan: Plan, labels: Tensor, before: Tensor | None, rng: Generator) -> Tensor:
+    def _choose(
+        self,
+        message: Message,
+        client: Client,
+        plan: Plan,
+        labels: Tensor,
+        before: Tensor | None,
+        rng: Generator,
+    ) -> Tensor:
         excess = torch.tensor([n > plan.point for n in plan.held])[labels]
         index = excess.nonzero()[:, 0]
         scores = torch.zeros(len(labels))
@@ -188,15 +222,25 @@ class Balance(TrainingLayer):
         with torch.no_grad():
             for some in index.split(LOOK):
                 batch = {k: v.to(base.place) for k, v in data.batch(some).items()}
-                found.append(F.cross_entropy(base.task.forward(model, batch).prediction.float(), batch["y"], reduction="none").cpu())
+                found.append(
+                    F.cross_entropy(
+                        base.task.forward(model, batch).prediction.float(),
+                        batch["y"],
+                        reduction="none",
+                    ).cpu()
+                )
         return torch.cat(found)
 
-    def _fill(self, message: Message, client: int, data: Data, plan: Plan) -> tuple[dict[int, Tensor], int]:
+    def _fill(
+        self, message: Message, client: int, data: Data, plan: Plan
+    ) -> tuple[dict[int, Tensor], int]:
         """What a client lacks, and how many of these images had to be made just now. A dry run takes gray ones and leaves no trace."""
         shape = data.batch(torch.arange(1))["x"].shape[1:]
         if message.scalars.get("rehearsal"):
             return {label: torch.full((n, *shape), 0.5) for label, n in plan.wanted.items()}, 0
-        return store(self.cache).images(self.generator, plan.wanted, shape, int(message.scalars.get("seed", 0)), client)
+        return store(self.cache).images(
+            self.generator, plan.wanted, shape, int(message.scalars.get("seed", 0)), client
+        )
 
     def _shifts(self, message: Message, client: Client) -> Shifts:
         rng = generator(int(message.scalars.get("seed", 0)), message.round, client.id, 0xFB3)
@@ -204,11 +248,16 @@ class Balance(TrainingLayer):
 
     # -- what there is to see -----------------------------------------------------------------------------------------------------
 
-    def pictures(self, state: Message, federation: Federation, memory: Callable[[int], Mapping[str, Tree]]) -> Sequence[Picture]:
+    def pictures(
+        self, state: Message, federation: Federation, memory: Callable[[int], Mapping[str, Tree]]
+    ) -> Sequence[Picture]:
         """Real beside generated images, and where their features lie with and without the shifts of one client."""
         from fedlens.layers.balance_pictures import show
 
-        return [*self.inner.pictures(state, federation, memory), *show(self, state, federation, memory)]
+        return [
+            *self.inner.pictures(state, federation, memory),
+            *show(self, state, federation, memory),
+        ]
 
     def filled(self, state: Message, client: int, data: Data) -> dict[int, Tensor]:
         """What this client generates (or has generated) for its own classes; nothing if it is too weak."""
@@ -244,7 +293,9 @@ def balance(held: Sequence[int], unconstrained: bool, rng: Generator) -> Plan:
     if unconstrained:
         return Plan(held, point, made)
     room = total - sum(min(n, point) for n in held)
-    if sum(made) > room:  # fewer samples than classes, and B = 1: some of the missing classes have to stay missing
+    if (
+        sum(made) > room
+    ):  # fewer samples than classes, and B = 1: some of the missing classes have to stay missing
         lacking = [label for label, n in enumerate(made) if n]
         lucky = {lacking[k] for k in torch.randperm(len(lacking), generator=rng)[:room].tolist()}
         made = [n if label in lucky else 0 for label, n in enumerate(made)]
@@ -266,7 +317,9 @@ class Shifts(nn.Module):
     """P = sqrt(pace) shift: one vector per class, added to the features of generated samples but those that are dropped (Eqs. 4 and 5). All
     parameters have one optimiser; written like this, a gradient step moves P by `pace` times its learning rate."""
 
-    def __init__(self, classes: int, width: int, drop: float, rng: Generator, pace: float = 1.0) -> None:
+    def __init__(
+        self, classes: int, width: int, drop: float, rng: Generator, pace: float = 1.0
+    ) -> None:
         super().__init__()
         self.shift = nn.Parameter(torch.zeros(classes, width))
         self.drop, self.rng, self.unit = drop, rng, pace**0.5
@@ -276,7 +329,9 @@ class Shifts(nn.Module):
         dropped = int(self.drop * len(features) + 0.5)
         if dropped:
             made = made[torch.randperm(len(made), generator=self.rng)[dropped:].to(made.device)]
-        return features.index_add(0, made, (self.unit * self.shift[batch["y"][made]]).to(features.dtype))
+        return features.index_add(
+            0, made, (self.unit * self.shift[batch["y"][made]]).to(features.dtype)
+        )
 
 
 @dataclass(frozen=True)
@@ -292,7 +347,12 @@ class Balanced:
     def of(real: Data, kept: Tensor, made: Mapping[int, Tensor]) -> Balanced:
         labels = [torch.full((len(t),), label) for label, t in made.items()]
         none = torch.zeros(0, dtype=torch.long)
-        return Balanced(real, kept, torch.cat(list(made.values())) if made else none, torch.cat(labels) if labels else none)
+        return Balanced(
+            real,
+            kept,
+            torch.cat(list(made.values())) if made else none,
+            torch.cat(labels) if labels else none,
+        )
 
     def __len__(self) -> int:
         return len(self.kept) + len(self.labels)
@@ -307,7 +367,9 @@ class Balanced:
             which = index[made] - len(self.kept)
             x = self.images[which]
             parts.append((x.float() / 255 if x.dtype == torch.uint8 else x, self.labels[which]))
-        place = torch.cat([(~made).nonzero()[:, 0], made.nonzero()[:, 0]]).argsort()  # back to the order that was asked for
+        place = torch.cat(
+            [(~made).nonzero()[:, 0], made.nonzero()[:, 0]]
+        ).argsort()  # back to the order that was asked for
         x, y = (torch.cat([p[k].to(parts[0][k].dtype) for p in parts])[place] for k in (0, 1))
         return {"x": x, "y": y, "made": made}
 
@@ -315,7 +377,11 @@ class Balanced:
 def labels_of(data: Data, classes: int) -> Tensor:
     found = torch.cat([data.batch(index)["y"] for index in torch.arange(len(data)).split(1000)])
     if found.dim() != 1 or found.is_floating_point():
-        raise ValueError("Balance counts classes: it needs one whole number as label of every sample")
+        raise ValueError(
+            "Balance counts classes: it needs one whole number as label of every sample"
+        )
     if len(found) and int(found.max()) >= classes:
-        raise ValueError(f"a sample is of class {int(found.max())}, but the head knows {classes} classes")
+        raise ValueError(
+            f"a sample is of class {int(found.max())}, but the head knows {classes} classes"
+        )
     return found

@@ -22,14 +22,23 @@ POINTS = 60  # images of each kind and class in the projection
 COLOURS = 10  # classes in the projection
 
 
-def show(layer: Balance, state: Message, federation: Federation, memory: Callable[[int], Mapping[str, Tree]]) -> Sequence[Picture]:
+def show(
+    layer: Balance,
+    state: Message,
+    federation: Federation,
+    memory: Callable[[int], Mapping[str, Tree]],
+) -> Sequence[Picture]:
     """Of the client that holds most, and so has the highest balance point, among those that remember shifts; among all where none does."""
     from fedlens.layers.balance import ALIGN
 
     reference = federation.test
     if reference is None or not len(reference):
         return ()
-    clients = [i for i, held in enumerate(federation.holdings) if held is not None and layer.role(state, i) != "no"]
+    clients = [
+        i
+        for i, held in enumerate(federation.holdings)
+        if held is not None and layer.role(state, i) != "no"
+    ]
     if not clients:
         return ()
     aligned = [i for i in clients if ALIGN in memory(i)]
@@ -40,7 +49,10 @@ def show(layer: Balance, state: Message, federation: Federation, memory: Callabl
     names = layer._classes or [str(k) for k in range(layer.head.out_features)]
     real = by_class(reference, sorted(made), POINTS)
     shift = layer.pace**0.5 * memory(chosen)[ALIGN]["shift"] if chosen in aligned else None
-    return [sheet(real, made, names, chosen), projection(layer.result(state), real, made, shift, names, chosen)]
+    return [
+        sheet(real, made, names, chosen),
+        projection(layer.result(state), real, made, shift, names, chosen),
+    ]
 
 
 def by_class(data: Data, labels: Sequence[int], n: int) -> dict[int, Tensor]:
@@ -53,19 +65,25 @@ def by_class(data: Data, labels: Sequence[int], n: int) -> dict[int, Tensor]:
     return {label: torch.stack(kept) for label, kept in found.items() if kept}
 
 
-def sheet(real: Mapping[int, Tensor], made: Mapping[int, Tensor], names: Sequence[str], client: int) -> Picture:
+def sheet(
+    real: Mapping[int, Tensor], made: Mapping[int, Tensor], names: Sequence[str], client: int
+) -> Picture:
     tiles, labels = [], []
     for label in list(real)[:20]:
         tiles.append(tile(real[label], as_floats(made[label])))
         labels.append(names[label])
     caption = f"Real images (above) and what client {client} generated (below)"
-    return Picture(caption, tiles, labels, "sheet", {"generated": sum(len(t) for t in made.values())})
+    return Picture(
+        caption, tiles, labels, "sheet", {"generated": sum(len(t) for t in made.values())}
+    )
 
 
 def tile(real: Tensor, made: Tensor) -> Tensor:
     """One picture of both: two rows of real images, two of generated ones."""
     top, bottom = rows(real), rows(made)
-    return torch.cat([top, torch.ones(top.shape[0], max(2, real.shape[2] // 8), top.shape[2]), bottom], 1)
+    return torch.cat(
+        [top, torch.ones(top.shape[0], max(2, real.shape[2] // 8), top.shape[2]), bottom], 1
+    )
 
 
 def rows(images: Tensor) -> Tensor:
@@ -83,14 +101,22 @@ def projection(model: Any, real: Mapping[int, Tensor], made: Mapping[int, Tensor
     place = next(model.parameters()).device
     with torch.no_grad():
         look = {label: model.features(x.to(place)).flatten(1).cpu() for label, x in real.items()}
-        seen = {label: model.features(as_floats(made[label][:POINTS]).to(place)).flatten(1).cpu() for label in real}
+        seen = {
+            label: model.features(as_floats(made[label][:POINTS]).to(place)).flatten(1).cpu()
+            for label in real
+        }
     moved = {label: z + shift[label] for label, z in seen.items()} if shift is not None else {}
-    facts = {"gap before": round(gap(look, seen), 3)} | ({"gap after": round(gap(look, moved), 3)} if moved else {})
-    panels = [("generated", seen)] + ([("generated and aligned", moved)] if moved else [])
-    caption = f"Features of real images (dots) and of client {client}'s generated ones (crosses), " + (
-        "without and with its learned shifts" if moved else "no shifts were remembered"
+    facts = {"gap before": round(gap(look, seen), 3)} | (
+        {"gap after": round(gap(look, moved), 3)} if moved else {}
     )
-    return Picture(caption, draw(look, panels, names), [title for title, _ in panels], "image", facts)
+    panels = [("generated", seen)] + ([("generated and aligned", moved)] if moved else [])
+    caption = (
+        f"Features of real images (dots) and of client {client}'s generated ones (crosses), "
+        + ("without and with its learned shifts" if moved else "no shifts were remembered")
+    )
+    return Picture(
+        caption, draw(look, panels, names), [title for title, _ in panels], "image", facts
+    )
 
 
 def gap(real: Mapping[int, Tensor], made: Mapping[int, Tensor]) -> float:
@@ -100,7 +126,11 @@ def gap(real: Mapping[int, Tensor], made: Mapping[int, Tensor]) -> float:
     return sum(f / max(s, 1e-12) for f, s in zip(far, spread, strict=True)) / max(1, len(far))
 
 
-def draw(real: Mapping[int, Tensor], panels: Sequence[tuple[str, Mapping[int, Tensor]]], names: Sequence[str]) -> list[Tensor]:
+def draw(
+    real: Mapping[int, Tensor],
+    panels: Sequence[tuple[str, Mapping[int, Tensor]]],
+    names: Sequence[str],
+) -> list[Tensor]:
     """One picture a panel, all with the same axes. Large marks are the means of the classes."""
     import matplotlib
 
@@ -116,15 +146,30 @@ def draw(real: Mapping[int, Tensor], panels: Sequence[tuple[str, Mapping[int, Te
 
     all_points = torch.cat([everything, *(z for _, made in panels for z in made.values())])
     x, y = flat(all_points)
-    edge = [(v.min() - 0.04 * (v.max() - v.min()), v.max() + 0.04 * (v.max() - v.min())) for v in (x, y)]
+    edge = [
+        (v.min() - 0.04 * (v.max() - v.min()), v.max() + 0.04 * (v.max() - v.min())) for v in (x, y)
+    ]
     pictures = []
     for _, made in panels:
         figure, ax = plt.subplots(figsize=(5.4, 4.2), layout="constrained")
         for k, label in enumerate(list(real)[:COLOURS]):
             ax.plot(*flat(real[label]), ".", color=f"C{k}", alpha=0.25, markersize=4)
             ax.plot(*flat(made[label]), "x", color=f"C{k}", alpha=0.6, markersize=4)
-            ax.plot(*flat(real[label].mean(0, keepdim=True)), "o", color=f"C{k}", markersize=9, markeredgecolor="black", label=names[label])
-            ax.plot(*flat(made[label].mean(0, keepdim=True)), "X", color=f"C{k}", markersize=9, markeredgecolor="black")
+            ax.plot(
+                *flat(real[label].mean(0, keepdim=True)),
+                "o",
+                color=f"C{k}",
+                markersize=9,
+                markeredgecolor="black",
+                label=names[label],
+            )
+            ax.plot(
+                *flat(made[label].mean(0, keepdim=True)),
+                "X",
+                color=f"C{k}",
+                markersize=9,
+                markeredgecolor="black",
+            )
         ax.set(xticks=[], yticks=[], xlim=edge[0], ylim=edge[1])
         ax.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
         figure.canvas.draw()

@@ -24,18 +24,29 @@ class Distances(Layer):
 
     def check(self, inner: Algorithm) -> None:
         if any(isinstance(p, Layer) and p.stage != "learn" for p in inner.parts()):
-            raise StackError("Distances looks at what training changed: put it right after the base, before what is kept back or merged")
+            raise StackError(
+                "Distances looks at what training changed: put it right after the base, before what is kept back or merged"
+            )
 
     def client_step(self, message: Message, client: Client) -> Message:
         reply = self.inner.client_step(message, client)
-        moved = {n: t for n, t in reply.trees["delta"].items() if t.is_floating_point() and ".running_" not in n}
+        moved = {
+            n: t
+            for n, t in reply.trees["delta"].items()
+            if t.is_floating_point() and ".running_" not in n
+        }
         parts = {"backbone": {n: t for n, t in moved.items() if n.split(".")[0] == self.backbone}}
         parts["head"] = {n: t for n, t in moved.items() if n not in parts["backbone"]}
-        return reply.note(**{f"distance_{name}": tree.norm(part) for name, part in parts.items() if part})
+        return reply.note(
+            **{f"distance_{name}": tree.norm(part) for name, part in parts.items() if part}
+        )
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         noted: dict[str, float] = {}
         for name in ("distance_backbone", "distance_head"):
             if values := replies.values(name):
-                noted |= {name: statistics.fmean(values), f"{name}_spread": statistics.pstdev(values)}
+                noted |= {
+                    name: statistics.fmean(values),
+                    f"{name}_spread": statistics.pstdev(values),
+                }
         return self.inner.server_step(state.note(**noted), replies)

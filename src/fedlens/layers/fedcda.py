@@ -45,11 +45,15 @@ class FedCDA(TrainingLayer):
 
     def __post_init__(self) -> None:
         if self.keep < 1 or self.group < 1:
-            raise StackError(f"FedCDA needs keep >= 1 and group >= 1, not {self.keep} and {self.group}")
+            raise StackError(
+                f"FedCDA needs keep >= 1 and group >= 1, not {self.keep} and {self.group}"
+            )
 
     def check(self, inner: Algorithm) -> None:
         if self.under(inner).server_lr != 1:
-            raise StackError("FedCDA replaces the model by a mean of local ones: it needs FedAvg with server_lr = 1")
+            raise StackError(
+                "FedCDA replaces the model by a mean of local ones: it needs FedAvg with server_lr = 1"
+            )
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         model = state.trees["model"]
@@ -67,12 +71,23 @@ class FedCDA(TrainingLayer):
             return self.inner.server_step(state, replies).put(**kept).note(**_choices(chosen))
         everyone = sorted(pools)
         picked = self._select(model, pools, weights, chosen, heard)
-        mean = weighted_mean([pools[i][picked[i]] for i in everyone], [weights[i] for i in everyone])
+        mean = weighted_mean(
+            [pools[i][picked[i]] for i in everyone], [weights[i] for i in everyone]
+        )
         delta = {n: mean[n] - t for n, t in model.items()}
-        return self.inner.server_step(state, replies.put(delta=delta)).put(**kept).note(**_choices(picked))
+        return (
+            self.inner.server_step(state, replies.put(delta=delta))
+            .put(**kept)
+            .note(**_choices(picked))
+        )
 
     def _select(
-        self, model: Tree, pools: dict[int, list[Tree]], weights: dict[int, float], chosen: dict[int, int], heard: list[int]
+        self,
+        model: Tree,
+        pools: dict[int, list[Tree]],
+        weights: dict[int, float],
+        chosen: dict[int, int],
+        heard: list[int],
     ) -> dict[int, int]:
         """The fixed clients enter only through their weighted sum. Everything is measured from the current model: less cancellation."""
         origin = flatten(model)
@@ -85,7 +100,9 @@ class FedCDA(TrainingLayer):
         return {**chosen, **dict(zip(heard, found, strict=True))}
 
 
-def choose(options: Sequence[Sequence[Tensor]], p: Sequence[float], fixed: Tensor, group: int, exact: int) -> list[int]:
+def choose(
+    options: Sequence[Sequence[Tensor]], p: Sequence[float], fixed: Tensor, group: int, exact: int
+) -> list[int]:
     """One option each, minimising sum p_n |w_n|^2 - |fixed + sum p_n w_n|^2. Works on the Gram matrix of all options."""
     rows = torch.stack([*(v for pool in options for v in pool), fixed])
     gram: list[list[float]] = (rows @ rows.T).tolist()
@@ -102,12 +119,19 @@ def choose(options: Sequence[Sequence[Tensor]], p: Sequence[float], fixed: Tenso
     every = 1
     for s in sizes:
         every *= s
-    blocks = [range(len(options))] if every <= exact else [range(k, min(k + group, len(options))) for k in range(0, len(options), group)]
+    blocks = (
+        [range(len(options))]
+        if every <= exact
+        else [range(k, min(k + group, len(options))) for k in range(0, len(options), group)]
+    )
     changed = True
     while changed:
         changed = False
         for block in blocks:
-            trial = [_with(best, block, ks) for ks in itertools.product(*(range(sizes[n]) for n in block))]
+            trial = [
+                _with(best, block, ks)
+                for ks in itertools.product(*(range(sizes[n]) for n in block))
+            ]
             winner = min(trial, key=cost)
             if winner != best and cost(winner) < cost(best):
                 best, changed = winner, len(blocks) > 1

@@ -43,23 +43,33 @@ class FedDyn(TrainingLayer):
     def check(self, inner: Algorithm) -> None:
         base = self.under(inner)
         if any(isinstance(p, FedNova) for p in inner.parts()):
-            raise StackError("FedDyn's memory needs the updates as they are, FedNova rescales them: keep one of them")
+            raise StackError(
+                "FedDyn's memory needs the updates as they are, FedNova rescales them: keep one of them"
+            )
         if base.server_lr != 1:
-            raise StackError("FedDyn replaces the model by the mean of the local ones: server_lr must be 1")
+            raise StackError(
+                "FedDyn replaces the model by the mean of the local ones: server_lr must be 1"
+            )
 
     def init(self) -> Message:
         state = self.inner.init()
         names = self.fedavg.parameter_names
-        return state.put(h={n: torch.zeros_like(t) for n, t in state.trees["model"].items() if n in names})
+        return state.put(
+            h={n: torch.zeros_like(t) for n, t in state.trees["model"].items() if n in names}
+        )
 
     def client_step(self, message: Message, client: Client) -> Message:
         received = message.trees["model"]
         names = self.fedavg.parameter_names & received.keys()
         g = client.memory.get("feddyn") or {n: torch.zeros_like(received[n]) for n in sorted(names)}
         minus = tree.scale(g, -1)
-        pulled = client.pull(lambda model: linear(model, minus) + self.alpha / 2 * squared_distance(model, received))
+        pulled = client.pull(
+            lambda model: linear(model, minus) + self.alpha / 2 * squared_distance(model, received)
+        )
         reply = self.inner.client_step(message, pulled)
-        client.memory["feddyn"] = {n: t - self.alpha * reply.trees["delta"][n] for n, t in g.items()}
+        client.memory["feddyn"] = {
+            n: t - self.alpha * reply.trees["delta"][n] for n, t in g.items()
+        }
         return reply.weigh("delta", 1.0)
 
     def server_step(self, state: Message, replies: Replies) -> Message:
@@ -68,4 +78,6 @@ class FedDyn(TrainingLayer):
         h = {n: t - self.alpha * share * mean[n] for n, t in state.trees["h"].items()}
         new = self.inner.server_step(state, replies)
         model = new.trees["model"]
-        return new.put(h=h, model={n: t - h[n] / self.alpha if n in h else t for n, t in model.items()})
+        return new.put(
+            h=h, model={n: t - h[n] / self.alpha if n in h else t for n, t in model.items()}
+        )

@@ -68,17 +68,24 @@ class FedGen(TrainingLayer):
 
     def check(self, inner: Algorithm) -> None:
         if not isinstance(getattr(self.under(inner).resident, "head", None), nn.Linear):
-            raise StackError("FedGen generates what the head reads: the model needs a `head` that is one linear layer")
+            raise StackError(
+                "FedGen generates what the head reads: the model needs a `head` that is one linear layer"
+            )
         if self.batch < 2:
             raise StackError("FedGen's generator has BatchNorm: its batch must be at least 2")
 
     def init(self) -> Message:
         with seeded(generator(self.fedavg.seed, 0x6E)):
             made = tree.clone(self._network().state_dict())
-        return self.inner.init().put(generator=made, seen={"counts": torch.zeros(self.head.out_features, dtype=torch.float64)})
+        return self.inner.init().put(
+            generator=made,
+            seen={"counts": torch.zeros(self.head.out_features, dtype=torch.float64)},
+        )
 
     def broadcast(self, state: Message) -> Message:
-        return self.inner.broadcast(state).put(generator=state.trees["generator"], seen=state.trees["seen"])
+        return self.inner.broadcast(state).put(
+            generator=state.trees["generator"], seen=state.trees["seen"]
+        )
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
         model = message.trees["model"]
@@ -105,7 +112,12 @@ class FedGen(TrainingLayer):
 
     def _learn(self, state: Message, heads: list[Tree], counts: Tensor) -> Tree:
         weights = torch.stack([h["head.weight"] for h in heads])
-        biases = torch.stack([h["head.bias"] if "head.bias" in h else torch.zeros(len(h["head.weight"])) for h in heads])
+        biases = torch.stack(
+            [
+                h["head.bias"] if "head.bias" in h else torch.zeros(len(h["head.weight"]))
+                for h in heads
+            ]
+        )
         shares = (counts / counts.sum(0).clamp_min(1)).to(weights.dtype)
         rng = server_rng(state, "FedGen")
         network = self._network(state.trees["generator"]).train()
@@ -113,49 +125,71 @@ class FedGen(TrainingLayer):
 
         def draws() -> Iterator[Batch]:
             for _ in range(self.steps):
-                y = torch.multinomial((counts.sum(0) > 0).double(), self.batch, replacement=True, generator=rng)
+                y = torch.multinomial(
+                    (counts.sum(0) > 0).double(), self.batch, replacement=True, generator=rng
+                )
                 yield {"y": y, "noise": torch.randn(self.batch, self.noise, generator=rng)}
 
         def objective(batch: Batch) -> tuple[Tensor, None]:
             z = network(batch["y"], batch["noise"])
-            return ensemble_loss(z, batch["y"], weights, biases, shares) + self.eta * diversity(batch["noise"], z), None
+            return ensemble_loss(z, batch["y"], weights, biases, shares) + self.eta * diversity(
+                batch["noise"], z
+            ), None
 
         train(parameters, draws(), objective, torch.optim.Adam(parameters, lr=self.lr))
         return tree.clone(network.state_dict())
 
     def _term(self, message: Message, client: Client, open_: Tensor) -> Term:
-        network = self._network(message.trees["generator"]).eval().requires_grad_(False).to(self.fedavg.place)
+        network = (
+            self._network(message.trees["generator"])
+            .eval()
+            .requires_grad_(False)
+            .to(self.fedavg.place)
+        )
         fade = self.decay**message.round
 
         def term(model: nn.Module, batch: Batch, output: Output) -> Tensor:
             y, head = batch["y"], model.head
             assert isinstance(head, nn.Linear)
-            drawn = torch.multinomial(open_, len(y), replacement=True, generator=client.rng).to(y.device)
+            drawn = torch.multinomial(open_, len(y), replacement=True, generator=client.rng).to(
+                y.device
+            )
             noise = torch.randn(2, len(y), self.noise, generator=client.rng).to(y.device)
             made = F.cross_entropy(head(network(drawn, noise[0])), drawn)
             with torch.no_grad():
                 target = head(network(y, noise[1])).log_softmax(1)
-            agree = F.kl_div(output.prediction.log_softmax(1), target, reduction="batchmean", log_target=True)
+            agree = F.kl_div(
+                output.prediction.log_softmax(1), target, reduction="batchmean", log_target=True
+            )
             return fade * (self.alpha * made + self.beta * agree)
 
         return term
 
     def _network(self, weights: Mapping[str, Tensor] | None = None) -> FeatureGenerator:
-        network = FeatureGenerator(self.head.out_features, self.noise, self.hidden, self.head.in_features)
+        network = FeatureGenerator(
+            self.head.out_features, self.noise, self.hidden, self.head.in_features
+        )
         if weights is not None:
             network.load_state_dict(dict(weights))
         return network
 
 
 def label_counts(data: Data, classes: int) -> Tensor:
-    labels = torch.cat([data.batch(torch.arange(low, min(low + 1000, len(data))))["y"] for low in range(0, len(data), 1000)])
+    labels = torch.cat(
+        [
+            data.batch(torch.arange(low, min(low + 1000, len(data))))["y"]
+            for low in range(0, len(data), 1000)
+        ]
+    )
     return torch.bincount(labels, minlength=classes).double()
 
 
 def ensemble_loss(z: Tensor, y: Tensor, weights: Tensor, biases: Tensor, shares: Tensor) -> Tensor:
     """mean over the batch of sum_k share_k(y) CE(W_k z + b_k, y); weights are (clients, classes, features), shares (clients, classes)."""
     logits = torch.einsum("kcf,nf->knc", weights, z) + biases[:, None]
-    each = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(weights)), reduction="none").view(len(weights), len(y))
+    each = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(weights)), reduction="none").view(
+        len(weights), len(y)
+    )
     return (shares[:, y] * each).sum(0).mean()
 
 

@@ -28,25 +28,45 @@ class FedNova(TrainingLayer):
 
     def check(self, inner: Algorithm) -> None:
         base = self.under(inner)
-        if odd := next((type(p).__name__ for p in inner.parts() if isinstance(p, Layer) and p.steers and not isinstance(p, FedProx)), None):
-            raise StackError(f"FedNova rescales the updates that {odd}'s memory is made of: keep one of them")
+        if odd := next(
+            (
+                type(p).__name__
+                for p in inner.parts()
+                if isinstance(p, Layer) and p.steers and not isinstance(p, FedProx)
+            ),
+            None,
+        ):
+            raise StackError(
+                f"FedNova rescales the updates that {odd}'s memory is made of: keep one of them"
+            )
         if base.optimizer != "sgd":
-            raise StackError(f"FedNova holds for SGD (with or without momentum), not for {base.optimizer}")
+            raise StackError(
+                f"FedNova holds for SGD (with or without momentum), not for {base.optimizer}"
+            )
 
     def client_step(self, message: Message, client: Client) -> Message:
         reply = self.inner.client_step(message, client)
         base = self.fedavg
         mu = sum(p.mu for p in self.inner.parts() if isinstance(p, FedProx)) + base.weight_decay
         size = response(int(reply.scalars["steps"]), base.lr_at(message), base.momentum, mu)
-        delta = {n: t / size if n in base.parameter_names else t for n, t in reply.trees["delta"].items()}
+        delta = {
+            n: t / size if n in base.parameter_names else t for n, t in reply.trees["delta"].items()
+        }
         return reply.put(delta=delta).note(local_size=size)
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         base = self.fedavg
         weights = replies.values("examples") if base.weights == "examples" else [1.0] * len(replies)
-        effective = sum(w * a for w, a in zip(weights, replies.values("local_size"), strict=True)) / sum(weights)
-        delta = {n: t * effective if n in base.parameter_names else t for n, t in replies.mean("delta").items()}
-        return self.inner.server_step(state.note(effective_steps=effective), replies.put(delta=delta))
+        effective = sum(
+            w * a for w, a in zip(weights, replies.values("local_size"), strict=True)
+        ) / sum(weights)
+        delta = {
+            n: t * effective if n in base.parameter_names else t
+            for n, t in replies.mean("delta").items()
+        }
+        return self.inner.server_step(
+            state.note(effective_steps=effective), replies.put(delta=delta)
+        )
 
 
 def response(steps: int, lr: float, momentum: float, mu: float) -> float:

@@ -36,7 +36,9 @@ class FedNTD(TrainingLayer):
 
         def term(model: object, batch: Batch, output: Output) -> Tensor:
             if "y" not in batch or output.prediction.dim() != 2:
-                raise ValueError("FedNTD needs class scores and labels: it works for classification only")
+                raise ValueError(
+                    "FedNTD needs class scores and labels: it works for classification only"
+                )
             with torch.no_grad():
                 known = self.fedavg.task.forward(teacher, batch).prediction
             return self.beta * not_true(output.prediction, known, batch["y"], self.tau)
@@ -48,4 +50,6 @@ def not_true(local: Tensor, known: Tensor, y: Tensor, tau: float) -> Tensor:
     """tau^2 KL(known || local) over all classes but the true one, mean over the batch."""
     others = F.one_hot(y, local.shape[1]) == 0
     a, b = (t[others].view(len(y), -1) / tau for t in (local, known))
-    return tau**2 * F.kl_div(a.log_softmax(1), b.log_softmax(1), reduction="batchmean", log_target=True)
+    return tau**2 * F.kl_div(
+        a.log_softmax(1), b.log_softmax(1), reduction="batchmean", log_target=True
+    )

@@ -30,15 +30,23 @@ class FedProx(Layer):
         from fedlens.layers.fednova import FedNova
 
         if any(isinstance(part, FedNova) for part in inner.parts()):
-            raise StackError("FedNova must know how FedProx bends the local steps: put FedProx before FedNova in the stack")
+            raise StackError(
+                "FedNova must know how FedProx bends the local steps: put FedProx before FedNova in the stack"
+            )
 
     def client_step(self, message: Message, client: Client) -> Message:
         received = message.trees["model"]
-        return self.inner.client_step(message, client.pull(lambda model: self.mu / 2 * squared_distance(model, received)))
+        return self.inner.client_step(
+            message, client.pull(lambda model: self.mu / 2 * squared_distance(model, received))
+        )
 
 
 def squared_distance(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
     """||w - anchor||^2 over the parameters that the anchor names."""
-    pairs = [(p, anchor[n].to(p.device)) for n, p in model.named_parameters() if n in anchor and p.requires_grad]
+    pairs = [
+        (p, anchor[n].to(p.device))
+        for n, p in model.named_parameters()
+        if n in anchor and p.requires_grad
+    ]
     gaps = torch._foreach_sub([p for p, _ in pairs], [a for _, a in pairs])
     return torch.stack([g.square().sum() for g in gaps]).sum()

@@ -46,7 +46,9 @@ class FedSR(TrainingLayer):
         names = [n for n, _ in model.named_modules() if n]
         if self.layer not in names:
             some = ", ".join(n for n in names if "." not in n)
-            raise StackError(f"FedSR looks at the layer {self.layer!r}, which {type(model).__name__} does not have (it has {some})")
+            raise StackError(
+                f"FedSR looks at the layer {self.layer!r}, which {type(model).__name__} does not have (it has {some})"
+            )
 
     def client_step(self, message: Message, client: Client) -> Message:
         model = self.fedavg.load(message.trees["model"])
@@ -54,14 +56,19 @@ class FedSR(TrainingLayer):
         with features_of(model.get_submodule(self.layer)) as seen:
 
             def term(_: nn.Module, batch: Batch, output: Output) -> Tensor:
-                anchor = shallow(lambda: self.fedavg.task.forward(frozen, batch), frozen.get_submodule(self.layer))
+                anchor = shallow(
+                    lambda: self.fedavg.task.forward(frozen, batch),
+                    frozen.get_submodule(self.layer),
+                )
                 return self.weight * info_nce(pooled(seen[-1]), pooled(anchor), self.tau)
 
             return self.inner.client_step(message, client.plus(term))
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         deltas = [r.trees["delta"] for r in replies]
-        return self.inner.server_step(state, replies.put(delta=layer_wise(deltas, state.trees["model"])))
+        return self.inner.server_step(
+            state, replies.put(delta=layer_wise(deltas, state.trees["model"]))
+        )
 
 
 @contextmanager

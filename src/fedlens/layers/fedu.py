@@ -36,8 +36,12 @@ class FedU(TrainingLayer):
 
     def check(self, inner: Algorithm) -> None:
         self.under(inner)
-        if other := next((p for p in inner.parts() if isinstance(p, Layer) and p.stage == "share"), None):
-            raise StackError(f"FedU chooses between the global and a local head, but with {type(other).__name__} there is no global one")
+        if other := next(
+            (p for p in inner.parts() if isinstance(p, Layer) and p.stage == "share"), None
+        ):
+            raise StackError(
+                f"FedU chooses between the global and a local head, but with {type(other).__name__} there is no global one"
+            )
 
     def init(self) -> Message:
         state = self.inner.init()
@@ -59,7 +63,9 @@ class FedU(TrainingLayer):
         used: Tree = own if drifted and own is not None else head
         reply = self.inner.client_step(message.put(model={**received, **used}), client)
         delta = reply.trees["delta"]
-        client.memory["fedu"] = {"distance": torch.tensor(self.distance(delta), dtype=torch.float64)}
+        client.memory["fedu"] = {
+            "distance": torch.tensor(self.distance(delta), dtype=torch.float64)
+        }
         client.memory["fedu_head"] = {n: t + delta[n] for n, t in used.items()}
         if drifted:
             delta = {**delta, **tree.subtract(client.memory["fedu_head"], head)}
@@ -68,5 +74,7 @@ class FedU(TrainingLayer):
     def distance(self, delta: Mapping[str, torch.Tensor]) -> float:
         """Convolutions are what has three dimensions or more; a backbone without any is measured over its matrices."""
         moved = {n: t for n, t in delta.items() if not self.is_head(n)}
-        weights = [t for t in moved.values() if t.dim() > 2] or [t for t in moved.values() if t.dim() > 1]
+        weights = [t for t in moved.values() if t.dim() > 2] or [
+            t for t in moved.values() if t.dim() > 1
+        ]
         return float(torch.stack([t.double().norm() for t in weights]).mean()) if weights else 0.0

@@ -28,16 +28,22 @@ from fedlens.core.client import Batch, Client, Output
 from fedlens.core.message import Message
 
 BANDS = ("LLH", "LHL", "LHH", "HLL", "HLH", "HHL", "HHH")
-PIECE = 1 << 20  # samples at a time: 4 MiB and as much for the bands, so that they stay in the last-level cache
+PIECE = (
+    1 << 20
+)  # samples at a time: 4 MiB and as much for the bands, so that they stay in the last-level cache
 HALF = 2**-1.5  # three orthonormal steps of 1 / sqrt 2
 
 
 def high_frequency_loss(prediction: Tensor, target: Tensor, eps: float = 1e-9) -> Tensor:
     """L_HiFr of two clips (..., T, C, H, W). For use in anyone's training loop; differentiable once."""
     if prediction.shape != target.shape:
-        raise ValueError(f"clips differ in shape: {tuple(prediction.shape)} and {tuple(target.shape)}")
+        raise ValueError(
+            f"clips differ in shape: {tuple(prediction.shape)} and {tuple(target.shape)}"
+        )
     if prediction.dim() < 4:
-        raise ValueError(f"a clip is (..., time, channels, height, width), this has {prediction.dim()} dimensions")
+        raise ValueError(
+            f"a clip is (..., time, channels, height, width), this has {prediction.dim()} dimensions"
+        )
     wide = prediction.dtype == target.dtype == torch.float64
     a, b = (even(t if wide else t.float()) for t in (prediction, target))
     loss: Tensor = _Charbonnier.apply(a, b, eps)  # type: ignore[no-untyped-call]
@@ -49,7 +55,10 @@ def haar_details(clip: Tensor) -> dict[str, Tensor]:
     x = even(clip)
     pairs = x.reshape(-1, 2, *x.shape[-3:])
     shape = (*x.shape[:-4], x.shape[-4] // 2, x.shape[-3], x.shape[-2] // 2, x.shape[-1] // 2)
-    return {name: (band * HALF).reshape(shape) for name, band in zip(BANDS, _split(pairs)[1:], strict=True)}
+    return {
+        name: (band * HALF).reshape(shape)
+        for name, band in zip(BANDS, _split(pairs)[1:], strict=True)
+    }
 
 
 def even(clip: Tensor) -> Tensor:
@@ -160,7 +169,9 @@ class HighFrequency(Layer):
 
     def __post_init__(self) -> None:
         if self.weight < 0 or self.eps <= 0:
-            raise ValueError(f"HighFrequency needs weight >= 0 and eps > 0, not {self.weight} and {self.eps}")
+            raise ValueError(
+                f"HighFrequency needs weight >= 0 and eps > 0, not {self.weight} and {self.eps}"
+            )
 
     def client_step(self, message: Message, client: Client) -> Message:
         return self.inner.client_step(message, client.plus(self.term))
@@ -168,5 +179,7 @@ class HighFrequency(Layer):
     def term(self, model: Any, batch: Batch, output: Output) -> Tensor:
         prediction = output.prediction
         if not isinstance(prediction, Tensor) or prediction.dim() != 5:
-            raise ValueError("HighFrequency compares clips (B, T, C, H, W); this model's output is something else")
+            raise ValueError(
+                "HighFrequency compares clips (B, T, C, H, W); this model's output is something else"
+            )
         return self.weight * high_frequency_loss(prediction, batch["y"], self.eps)

@@ -63,7 +63,10 @@ class LossAware(Layer):
     def client_step(self, message: Message, client: Client) -> Message:
         reply = self.inner.client_step(message, client)
         importance = max(reply.scalars["loss"], 1e-12) ** -self.exponent(message)
-        sums = {"value": torch.tensor(importance, dtype=torch.float64), "root": torch.tensor(math.sqrt(importance), dtype=torch.float64)}
+        sums = {
+            "value": torch.tensor(importance, dtype=torch.float64),
+            "root": torch.tensor(math.sqrt(importance), dtype=torch.float64),
+        }
         return reply.weigh("delta", uniform=1.0, loss=importance).put(importance=sums)
 
     def expects(self, message: Message) -> Mapping[str, Tree]:

@@ -29,7 +29,9 @@ class MixedWeights(Layer):
 
     def client_step(self, message: Message, client: Client) -> Message:
         reply = self.inner.client_step(message, client)
-        return reply.weigh("delta", loss=math.exp(-reply.scalars["loss"]), examples=reply.scalars["examples"])
+        return reply.weigh(
+            "delta", loss=math.exp(-reply.scalars["loss"]), examples=reply.scalars["examples"]
+        )
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         merged = replies.blend("delta", "examples", "loss", self.alpha, self.needs)

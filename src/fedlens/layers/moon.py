@@ -37,13 +37,17 @@ class Moon(TrainingLayer):
 
     def check(self, inner: Algorithm) -> None:
         if not hasattr(self.under(inner).resident, "features"):
-            raise StackError("Moon compares features, but the model has no split into features and head")
+            raise StackError(
+                "Moon compares features, but the model has no split into features and head"
+            )
 
     def client_step(self, message: Message, client: Client) -> Message:
         received, base = message.trees["model"], self.fedavg
         if "moon" in client.memory:
             teachers = [frozen(base, received), frozen(base, client.memory["moon"])]
-            client = client.plus(lambda model, batch, output: self.mu * self._contrast(teachers, batch, output))
+            client = client.plus(
+                lambda model, batch, output: self.mu * self._contrast(teachers, batch, output)
+            )
         reply = self.inner.client_step(message, client)
         client.memory["moon"] = {n: t + reply.trees["delta"][n] for n, t in received.items()}
         return reply
@@ -58,7 +62,12 @@ class Moon(TrainingLayer):
 def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
     """-log softmax of the two similarities, mean over the batch."""
     flat = [t.flatten(1) for t in (z, near, far)]
-    logits = torch.stack([F.cosine_similarity(flat[0], flat[1]), F.cosine_similarity(flat[0], flat[2])], 1) / tau
+    logits = (
+        torch.stack(
+            [F.cosine_similarity(flat[0], flat[1]), F.cosine_similarity(flat[0], flat[2])], 1
+        )
+        / tau
+    )
     return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
 
 

@@ -57,14 +57,20 @@ class MultiResolution(TrainingLayer):
     def check(self, inner: Algorithm) -> None:
         multiple = self.under(inner).task.multiple
         if not self.sizes:
-            raise StackError("MultiResolution needs the sizes of its levels, for example sizes = [[64, 48], [48, 36], [32, 24]]")
+            raise StackError(
+                "MultiResolution needs the sizes of its levels, for example sizes = [[64, 48], [48, 36], [32, 24]]"
+            )
         self.sizes = tuple(sorted({(int(h), int(w)) for h, w in self.sizes}, reverse=True))
         for higher, lower in zip(self.sizes, self.sizes[1:]):
             if not is_below(lower, higher):
-                raise StackError(f"MultiResolution: {_name(lower)} is not below {_name(higher)} in both directions")
+                raise StackError(
+                    f"MultiResolution: {_name(lower)} is not below {_name(higher)} in both directions"
+                )
         for size in self.sizes:
             if min(size) < 1 or any(side % multiple for side in size):
-                raise StackError(f"MultiResolution: {_name(size)} does not fit the model, whose inputs are multiples of {multiple}")
+                raise StackError(
+                    f"MultiResolution: {_name(size)} does not fit the model, whose inputs are multiples of {multiple}"
+                )
 
     def client_step(self, message: Message, client: Client) -> Message:
         client = client.plus(self.distil)
@@ -101,7 +107,9 @@ def match(prediction: Tensor, like: Tensor, corners: bool = False) -> Tensor:
     if prediction.dim() not in (4, 5) or prediction.shape == like.shape:
         return prediction
     maps = prediction.reshape(-1, *prediction.shape[-3:])
-    return F.interpolate(maps, size=like.shape[-2:], mode="bilinear", align_corners=corners).reshape(like.shape)
+    return F.interpolate(
+        maps, size=like.shape[-2:], mode="bilinear", align_corners=corners
+    ).reshape(like.shape)
 
 
 def squared_norm(model: nn.Module) -> Tensor:
@@ -111,7 +119,11 @@ def squared_norm(model: nn.Module) -> Tensor:
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
     """BatchNorm still normalises by the batch at hand, but what it remembers stays as it was."""
-    norms: list[Any] = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    norms: list[Any] = [
+        m
+        for m in model.modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
+    ]
     for m in norms:
         m.track_running_stats = False
     try:

@@ -33,8 +33,12 @@ class Private(TrainingLayer):
 
     def check(self, inner: Algorithm) -> None:
         self.under(inner)
-        if other := next((p for p in inner.parts() if isinstance(p, Layer) and p.stage == "share"), None):
-            raise StackError(f"{type(self).__name__} and {type(other).__name__} both decide what stays with a client: keep one of them")
+        if other := next(
+            (p for p in inner.parts() if isinstance(p, Layer) and p.stage == "share"), None
+        ):
+            raise StackError(
+                f"{type(self).__name__} and {type(other).__name__} both decide what stays with a client: keep one of them"
+            )
 
     def init(self) -> Message:
         state = self.inner.init()
@@ -43,8 +47,14 @@ class Private(TrainingLayer):
         if not self._start or len(self._start) == len(whole):
             what = "nothing" if not self._start else "everything"
             parts = list(dict.fromkeys(n.split(".")[0] for n in whole))
-            advice = f"; say which of them travels, such as {self.key}={parts[0]}" if self.key and len(parts) > 1 else ""
-            raise StackError(f"{type(self).__name__} would keep {what} private: the model consists of {', '.join(sorted(parts))}{advice}")
+            advice = (
+                f"; say which of them travels, such as {self.key}={parts[0]}"
+                if self.key and len(parts) > 1
+                else ""
+            )
+            raise StackError(
+                f"{type(self).__name__} would keep {what} private: the model consists of {', '.join(sorted(parts))}{advice}"
+            )
         return state.put(model={n: t for n, t in whole.items() if n not in self._start})
 
     def client_step(self, message: Message, client: Client) -> Message:
@@ -60,7 +70,9 @@ class Private(TrainingLayer):
         if "private" not in memory and self.fedavg.task.needs_head(data):
             return {}
         own = memory.get("private") or self._first()
-        return self.inner.evaluate(message.put(model={**message.trees["model"], **own}), data, memory)
+        return self.inner.evaluate(
+            message.put(model={**message.trees["model"], **own}), data, memory
+        )
 
     def _first(self) -> Tree:
         if self._start is None:
@@ -88,6 +100,14 @@ class FedBN(Private):
 
     def is_private(self, name: str) -> bool:
         if self._names is None:
-            norms = [m for m, module in self.fedavg.resident.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-            self._names = {f"{m}.{p}" for m in norms for p in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+            norms = [
+                m
+                for m, module in self.fedavg.resident.named_modules()
+                if isinstance(module, nn.modules.batchnorm._BatchNorm)
+            ]
+            self._names = {
+                f"{m}.{p}"
+                for m in norms
+                for p in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+            }
         return name in self._names

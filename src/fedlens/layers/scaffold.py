@@ -45,7 +45,9 @@ class Scaffold(TrainingLayer):
     def check(self, inner: Algorithm) -> None:
         base = self.under(inner)
         if any(isinstance(part, FedNova) for part in inner.parts()):
-            raise StackError("Scaffold's memory needs the updates as they are, FedNova rescales them: keep one of them")
+            raise StackError(
+                "Scaffold's memory needs the updates as they are, FedNova rescales them: keep one of them"
+            )
         if self.option == "II" and (not plain_sgd(base) or steered(inner)):
             raise StackError(
                 "Scaffold option II holds for plain SGD only (no momentum, Adam, clipping, weight decay or other pull): use option I"
@@ -54,7 +56,9 @@ class Scaffold(TrainingLayer):
     def init(self) -> Message:
         state = self.inner.init()
         names = self.fedavg.parameter_names
-        return state.put(control={n: torch.zeros_like(t) for n, t in state.trees["model"].items() if n in names})
+        return state.put(
+            control={n: torch.zeros_like(t) for n, t in state.trees["model"].items() if n in names}
+        )
 
     def broadcast(self, state: Message) -> Message:
         return self.inner.broadcast(state).put(control=state.trees["control"])
@@ -67,11 +71,15 @@ class Scaffold(TrainingLayer):
         c_i = client.memory.get("control") or tree.zeros_like(c)
         correction = tree.subtract(c, c_i)
         gradient = None if self._second(client) else self.fedavg.gradient(message, client)
-        reply = self.inner.client_step(message, client.pull(lambda model: linear(model, correction)))
+        reply = self.inner.client_step(
+            message, client.pull(lambda model: linear(model, correction))
+        )
         if gradient is None:
             rates = {n: self.fedavg.factor(n, message) * reply.scalars["lr_sum"] for n in c}
             delta = reply.trees["delta"]
-            new = {n: c_i[n] - c[n] - delta[n] / rates[n] if rates[n] else c_i[n] for n in c}  # delta = y - x, so x - y = -delta
+            new = {
+                n: c_i[n] - c[n] - delta[n] / rates[n] if rates[n] else c_i[n] for n in c
+            }  # delta = y - x, so x - y = -delta
         else:
             new = {n: gradient[n] if self.fedavg.factor(n, message) else c_i[n] for n in c}
         client.memory["control"] = new
@@ -99,5 +107,9 @@ def steered(algorithm: Algorithm) -> bool:
 
 def linear(model: nn.Module, direction: Mapping[str, Tensor]) -> Tensor:
     """<direction, w>, whose gradient is the direction itself."""
-    named = [(p, direction[n].to(p.device)) for n, p in model.named_parameters() if n in direction and p.requires_grad]
+    named = [
+        (p, direction[n].to(p.device))
+        for n, p in model.named_parameters()
+        if n in direction and p.requires_grad
+    ]
     return torch.stack([(p * d).sum() for p, d in named]).sum()

@@ -36,9 +36,13 @@ class ServerOptimizer(TrainingLayer):
     def check(self, inner: Algorithm) -> None:
         self.under(inner)
         if any(isinstance(p, FedDyn) for p in inner.parts()):
-            raise StackError(f"FedDyn has a server step of its own: {type(self).__name__} cannot change its mean")
+            raise StackError(
+                f"FedDyn has a server step of its own: {type(self).__name__} cannot change its mean"
+            )
         if other := next((p for p in inner.parts() if isinstance(p, ServerOptimizer)), None):
-            raise StackError(f"{type(self).__name__} and {type(other).__name__} both optimise on the server: keep one of them")
+            raise StackError(
+                f"{type(self).__name__} and {type(other).__name__} both optimise on the server: keep one of them"
+            )
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         mean = replies.mean("delta")
@@ -79,11 +83,16 @@ class _Adaptive(ServerOptimizer):
     def step(self, state: Message, gradient: Tree) -> tuple[Tree, dict[str, Tree]]:
         start = self.tau**2 if self.bias == "fedopt" else 0.0
         m = state.trees.get("momentum") or {n: torch.zeros_like(d) for n, d in gradient.items()}
-        v = state.trees.get("variance") or {n: torch.full_like(d, start) for n, d in gradient.items()}
+        v = state.trees.get("variance") or {
+            n: torch.full_like(d, start) for n, d in gradient.items()
+        }
         m = {n: self.beta_1 * m[n] + (1 - self.beta_1) * d for n, d in gradient.items()}
         v = {n: self.second(v[n], d.square()) for n, d in gradient.items()}
         lr = self.lr * self.correction(state.round)
-        return {n: lr * m[n] / (v[n].sqrt() + self.tau) for n in gradient}, {"momentum": m, "variance": v}
+        return {n: lr * m[n] / (v[n].sqrt() + self.tau) for n in gradient}, {
+            "momentum": m,
+            "variance": v,
+        }
 
     @abstractmethod
     def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor: ...

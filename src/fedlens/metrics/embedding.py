@@ -58,7 +58,14 @@ def _rows(d: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     return rows, -(rows * rows.clamp_min(1e-300).log()).sum(1)
 
 
-COLOURS = ((214, 69, 65), (46, 134, 193), (39, 174, 96), (243, 156, 18), (142, 68, 173), (44, 62, 80))
+COLOURS = (
+    (214, 69, 65),
+    (46, 134, 193),
+    (39, 174, 96),
+    (243, 156, 18),
+    (142, 68, 173),
+    (44, 62, 80),
+)
 
 
 def scatter(points: Tensor, groups: Tensor, labels: Sequence[str], side: int = 480) -> Tensor:
@@ -75,7 +82,9 @@ def scatter(points: Tensor, groups: Tensor, labels: Sequence[str], side: int = 4
 
     low, high = points.amin(0), points.amax(0)
     scale = (torch.tensor([fine - 48, fine - top - 48]) / (high - low).clamp_min(1e-9)).min()
-    spots = ((points - (low + high) / 2) * scale + torch.tensor([fine / 2, (fine + top) / 2])).tolist()
+    spots = (
+        (points - (low + high) / 2) * scale + torch.tensor([fine / 2, (fine + top) / 2])
+    ).tolist()
     for (x, y), group in zip(spots, groups.tolist(), strict=True):
         dot(x, y, group)
     at = 24.0

@@ -30,27 +30,39 @@ def levels(clip: Tensor, channel: Channel = "rgb", border: int = 0) -> Tensor:
     return x
 
 
-def frame_psnr(prediction: Tensor, target: Tensor, channel: Channel = "rgb", border: int = 0) -> Tensor:
+def frame_psnr(
+    prediction: Tensor, target: Tensor, channel: Channel = "rgb", border: int = 0
+) -> Tensor:
     """PSNR of every frame of (..., 3, H, W)."""
     gap = levels(prediction, channel, border) - levels(target, channel, border)
     mean = gap.double().square().mean((-3, -2, -1))
     return (10 * torch.log10(255**2 / mean.clamp_min(1e-30))).clamp_max(CAP)
 
 
-def frame_ssim(prediction: Tensor, target: Tensor, channel: Channel = "rgb", border: int = 0) -> Tensor:
+def frame_ssim(
+    prediction: Tensor, target: Tensor, channel: Channel = "rgb", border: int = 0
+) -> Tensor:
     """SSIM of every frame of (..., 3, H, W)."""
     a, b = levels(prediction, channel, border), levels(target, channel, border)
     lead = a.shape[:-3]
-    out = [_ssim(x, y) for x, y in zip(a.flatten(0, -4), b.flatten(0, -4), strict=True)] if lead else [_ssim(a, b)]
+    out = (
+        [_ssim(x, y) for x, y in zip(a.flatten(0, -4), b.flatten(0, -4), strict=True)]
+        if lead
+        else [_ssim(a, b)]
+    )
     return torch.stack(out).reshape(lead)
 
 
 def _ssim(a: Tensor, b: Tensor) -> Tensor:
     if min(a.shape[-2:]) < 11:
-        raise ValueError(f"SSIM needs frames of at least 11x11 pixels, these have {a.shape[-1]}x{a.shape[-2]}")
+        raise ValueError(
+            f"SSIM needs frames of at least 11x11 pixels, these have {a.shape[-1]}x{a.shape[-2]}"
+        )
     # Moments around mid-grey: variances do not change and lose fewer digits.
     x, y = a - 128, b - 128
-    mx, my, xx, yy, xy = (torch.stack([blur(m) for m in maps]) for maps in (x, y, x * x, y * y, x * y))
+    mx, my, xx, yy, xy = (
+        torch.stack([blur(m) for m in maps]) for maps in (x, y, x * x, y * y, x * y)
+    )
     vx, vy, cov = xx - mx * mx, yy - my * my, xy - mx * my
     mx, my = mx + 128, my + 128
     c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2

@@ -17,11 +17,20 @@ def psnr(image: Tensor, truth: Tensor, peak: float = 255.0) -> float:
     return math.inf if error == 0 else 10 * math.log10(peak * peak / error)
 
 
-def ssim(image: Tensor, truth: Tensor, peak: float = 255.0, size: int = 11, sigma: float = 1.5, border: Border = "reflect") -> float:
+def ssim(
+    image: Tensor,
+    truth: Tensor,
+    peak: float = 255.0,
+    size: int = 11,
+    sigma: float = 1.5,
+    border: Border = "reflect",
+) -> float:
     """Structural similarity (Wang et al., 2004) with a Gaussian window; mean over pixels and channels. border: where the window does not
     fit, reflect the image (as torchmetrics does) or leave those pixels out ("valid", as the original)."""
     if min(image.shape[-2:]) < size:
-        raise ValueError(f"SSIM needs at least {size} x {size} pixels, this image has {image.shape[-2]} x {image.shape[-1]}")
+        raise ValueError(
+            f"SSIM needs at least {size} x {size} pixels, this image has {image.shape[-2]} x {image.shape[-1]}"
+        )
     a, b = (t.double().reshape(-1, 1, *t.shape[-2:]) for t in (image, truth))
     if border == "reflect":
         a, b = (torch.nn.functional.pad(t, [size // 2] * 4, mode="reflect") for t in (a, b))
@@ -37,5 +46,9 @@ def ssim(image: Tensor, truth: Tensor, peak: float = 255.0, size: int = 11, sigm
     var_a, var_b = smooth(a * a) - mean_a**2, smooth(b * b) - mean_b**2
     both = smooth(a * b) - mean_a * mean_b
     c1, c2 = (0.01 * peak) ** 2, (0.03 * peak) ** 2
-    map = (2 * mean_a * mean_b + c1) * (2 * both + c2) / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
+    map = (
+        (2 * mean_a * mean_b + c1)
+        * (2 * both + c2)
+        / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
+    )
     return float(map.mean())

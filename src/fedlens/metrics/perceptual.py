@@ -56,11 +56,18 @@ class Lpips(nn.Module):
 @lru_cache(maxsize=2)
 def load_lpips(folder: str | None = None) -> Lpips:
     """With weights from `folder`, from the data pack ($FEDLENS_DATA/weights/lpips), or from torchvision and torchmetrics."""
-    place = Path(folder) if folder else Path(os.environ.get("FEDLENS_DATA", "")) / "weights" / "lpips"
+    place = (
+        Path(folder) if folder else Path(os.environ.get("FEDLENS_DATA", "")) / "weights" / "lpips"
+    )
     if (place / "alexnet_features.pth").is_file():
-        convs, lins = read_weights(place / "alexnet_features.pth"), read_weights(place / "lpips_v0.1_lin_alex.pth")
+        convs, lins = (
+            read_weights(place / "alexnet_features.pth"),
+            read_weights(place / "lpips_v0.1_lin_alex.pth"),
+        )
     elif folder:
-        raise FileNotFoundError(f"{folder} does not hold alexnet_features.pth and lpips_v0.1_lin_alex.pth")
+        raise FileNotFoundError(
+            f"{folder} does not hold alexnet_features.pth and lpips_v0.1_lin_alex.pth"
+        )
     else:
         convs, lins = _published()
     model = Lpips()
@@ -83,6 +90,8 @@ def _published() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 def lpips(prediction: Tensor, target: Tensor, folder: str | None = None) -> Tensor:
     """Distance of every frame of (N, 3, H, W) in [0, 1], rounded to 8 bits as all published figures are."""
     model = load_lpips(folder)
-    pairs = [((t.detach().float().clamp(0, 1) * 255).round() / 255).cpu() for t in (prediction, target)]
+    pairs = [
+        ((t.detach().float().clamp(0, 1) * 255).round() / 255).cpu() for t in (prediction, target)
+    ]
     with torch.no_grad():
         return torch.cat([model(a[None], b[None]) for a, b in zip(*pairs, strict=True)])

@@ -23,14 +23,18 @@ MPII_GROUPS = {
 }  # fmt: skip
 
 
-def hits(predicted: Array, truth: Array, visible: Array, reference: Array, threshold: float) -> tuple[Array, Array]:
+def hits(
+    predicted: Array, truth: Array, visible: Array, reference: Array, threshold: float
+) -> tuple[Array, Array]:
     """(N, J) right or not, and (N, J) whether it counts at all. No more than the threshold is right."""
     error = np.linalg.norm(predicted - truth, axis=-1) / np.maximum(reference, 1e-6)[:, None]
     counts = np.asarray(visible) > 0
     return (error <= threshold) & counts, counts
 
 
-def pck(predicted: Array, truth: Array, visible: Array, reference: Array, threshold: float = 0.2) -> float:
+def pck(
+    predicted: Array, truth: Array, visible: Array, reference: Array, threshold: float = 0.2
+) -> float:
     """Share of visible joints within threshold * reference, in percent."""
     right, counts = hits(predicted, truth, visible, reference, threshold)
     return 100 * float(right.sum()) / max(1, int(counts.sum()))
@@ -40,13 +44,20 @@ def pckh(predicted: Array, truth: Array, visible: Array, reference: Array) -> di
     """MPII: the mean at 0.5, the mean at 0.1 and the groups at 0.5, in percent. reference = 0.6 * head box diagonal."""
     seen = np.array(visible, float)
     seen[:, list(MPII_LEFT_OUT)] = 0
-    out = {"pckh": pck(predicted, truth, seen, reference, 0.5), "pckh@0.1": pck(predicted, truth, seen, reference, 0.1)}
+    out = {
+        "pckh": pck(predicted, truth, seen, reference, 0.5),
+        "pckh@0.1": pck(predicted, truth, seen, reference, 0.1),
+    }
     right, counts = hits(predicted, truth, seen, reference, 0.5)
     rate = 100 * right.sum(0) / np.maximum(1, counts.sum(0))
-    return out | {f"pckh_{name}": float(np.mean(rate[list(joints)])) for name, joints in MPII_GROUPS.items()}
+    return out | {
+        f"pckh_{name}": float(np.mean(rate[list(joints)])) for name, joints in MPII_GROUPS.items()
+    }
 
 
-def oks(predicted: Array, truth: Array, visible: Array, area: Array, sigmas: Sequence[float]) -> Array:
+def oks(
+    predicted: Array, truth: Array, visible: Array, area: Array, sigmas: Sequence[float]
+) -> Array:
     """Object keypoint similarity of each pair of people: mean over visible joints of exp(-d^2 / (2 area (2 sigma)^2))."""
     d2 = ((predicted - truth) ** 2).sum(-1)
     spread = (2 * np.asarray(sigmas)) ** 2
@@ -56,7 +67,9 @@ def oks(predicted: Array, truth: Array, visible: Array, area: Array, sigmas: Seq
     return found
 
 
-def coco_ap(predicted: Array, scores: Array, truth: Array, visible: Array, area: Array, image: Array) -> dict[str, float]:
+def coco_ap(
+    predicted: Array, scores: Array, truth: Array, visible: Array, area: Array, image: Array
+) -> dict[str, float]:
     """AP, AP50, AP75 and AR of COCO's own program, one detection per annotated person. In percent."""
     try:
         from pycocotools.coco import COCO
@@ -70,7 +83,9 @@ def coco_ap(predicted: Array, scores: Array, truth: Array, visible: Array, area:
             "info": {},
             "images": [{"id": int(i)} for i in sorted(set(image.tolist()))],
             "categories": [{"id": 1, "name": "person"}],
-            "annotations": [_annotation(k, truth[k], visible[k], float(area[k]), int(image[k])) for k in people],
+            "annotations": [
+                _annotation(k, truth[k], visible[k], float(area[k]), int(image[k])) for k in people
+            ],
         }
         known.createIndex()
         found = known.loadRes(
@@ -85,10 +100,17 @@ def coco_ap(predicted: Array, scores: Array, truth: Array, visible: Array, area:
         judge.accumulate()
         judge.summarize()
     stats = judge.stats
-    return {"ap": 100 * float(stats[0]), "ap50": 100 * float(stats[1]), "ap75": 100 * float(stats[2]), "ar": 100 * float(stats[5])}
+    return {
+        "ap": 100 * float(stats[0]),
+        "ap50": 100 * float(stats[1]),
+        "ap75": 100 * float(stats[2]),
+        "ar": 100 * float(stats[5]),
+    }
 
 
-def _annotation(number: int, joints: Array, visible: Array, area: float, image: int) -> dict[str, Any]:
+def _annotation(
+    number: int, joints: Array, visible: Array, area: float, image: int
+) -> dict[str, Any]:
     seen = np.asarray(visible) > 0
     low, high = joints.min(0), joints.max(0)
     return {

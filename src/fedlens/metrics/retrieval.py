@@ -26,13 +26,17 @@ def nearest(queries: Tensor, gallery: Tensor, k: int, same: bool = False) -> tup
     return order, alike.gather(1, order)
 
 
-def recall(found: Tensor, labels: Tensor, gallery_labels: Tensor, ks: Sequence[int] = KS) -> dict[str, float]:
+def recall(
+    found: Tensor, labels: Tensor, gallery_labels: Tensor, ks: Sequence[int] = KS
+) -> dict[str, float]:
     """`found` as `nearest` gives it."""
     hits = gallery_labels[found] == labels[:, None]
     return {f"recall_at_{k}": float(hits[:, :k].any(1).float().mean()) for k in ks}
 
 
-def vote(found: Tensor, labels: Tensor, gallery_labels: Tensor, ks: Sequence[int] = KS) -> dict[str, float]:
+def vote(
+    found: Tensor, labels: Tensor, gallery_labels: Tensor, ks: Sequence[int] = KS
+) -> dict[str, float]:
     """Share of queries whose k nearest elect the right class."""
     near = gallery_labels[found]
     classes = int(max(int(gallery_labels.max()), int(labels.max()))) + 1
@@ -40,7 +44,9 @@ def vote(found: Tensor, labels: Tensor, gallery_labels: Tensor, ks: Sequence[int
     for k in ks:
         ballots = F.one_hot(near[:, :k], classes).double()
         # Half a vote's fraction, less the further away, settles ties.
-        rank = 1 - 0.5 * torch.arange(ballots.shape[1], dtype=torch.float64) / max(1, ballots.shape[1]) / max(1, ballots.shape[1])
+        rank = 1 - 0.5 * torch.arange(ballots.shape[1], dtype=torch.float64) / max(
+            1, ballots.shape[1]
+        ) / max(1, ballots.shape[1])
         tie = (ballots * rank[None, :, None] * 1e-3).amax(1)
         out[f"vote_at_{k}"] = float(((ballots.sum(1) + tie).argmax(1) == labels).float().mean())
     return out

@@ -29,7 +29,9 @@ class Normalise(nn.Module):
         super().__init__()
         wide = [list(v) * channels if len(v) == 1 else list(v) for v in (mean, std)]
         if any(len(v) != channels for v in wide) or any(s <= 0 for s in wide[1]):
-            raise ValueError(f"mean and std need one number per channel ({channels}) or just one, and std must be positive")
+            raise ValueError(
+                f"mean and std need one number per channel ({channels}) or just one, and std must be positive"
+            )
         self.mean: Tensor
         self.std: Tensor
         self.register_buffer("mean", torch.tensor(wide[0]).view(-1, 1, 1), persistent=False)
@@ -77,17 +79,23 @@ def classifier(
     elif name in NETWORKS:
         made = NETWORKS[name](first, classes, channels, size, stem, norm)
     else:
-        raise ValueError(f"unknown classification model {name!r}: choose one of {', '.join(NETWORKS)} or timm:NAME")
+        raise ValueError(
+            f"unknown classification model {name!r}: choose one of {', '.join(NETWORKS)} or timm:NAME"
+        )
     return _projected(made, projection) if projection else made
 
 
 def _projected(net: Classifier, width: int) -> Classifier:
     """What layers compare is then the projection, and the head stands on it."""
     f, classes = net.head.in_features, net.head.out_features
-    return Classifier(nn.Sequential(net.body, nn.Linear(f, f), nn.ReLU(), nn.Linear(f, width)), width, classes)
+    return Classifier(
+        nn.Sequential(net.body, nn.Linear(f, f), nn.ReLU(), nn.Linear(f, width)), width, classes
+    )
 
 
-def _cnn(first: nn.Module, classes: int, channels: int, size: int, stem: Stem, norm: Norm) -> Classifier:
+def _cnn(
+    first: nn.Module, classes: int, channels: int, size: int, stem: Stem, norm: Norm
+) -> Classifier:
     side = (size - 4) // 2
     if side < 1:
         raise ValueError(f"cnn needs images of at least 6 pixels, not {size}")
@@ -98,7 +106,9 @@ def _cnn(first: nn.Module, classes: int, channels: int, size: int, stem: Stem, n
     return Classifier(body, 128, classes)
 
 
-def _niid(first: nn.Module, classes: int, channels: int, size: int, stem: Stem, norm: Norm) -> Classifier:
+def _niid(
+    first: nn.Module, classes: int, channels: int, size: int, stem: Stem, norm: Norm
+) -> Classifier:
     side = ((size - 4) // 2 - 4) // 2
     if side < 1:
         raise ValueError(f"niid needs images of at least 16 pixels, not {size}")
@@ -114,13 +124,19 @@ def _normalisation(norm: Norm) -> Callable[..., nn.Module]:
     return nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, 2)
 
 
-def _resnet8(first: nn.Module, classes: int, channels: int, size: int, stem: Stem, norm: Norm) -> Classifier:
+def _resnet8(
+    first: nn.Module, classes: int, channels: int, size: int, stem: Stem, norm: Norm
+) -> Classifier:
     from torchvision.models.resnet import BasicBlock
 
     layer = _normalisation(norm)
 
     def block(into: int, out: int, stride: int) -> nn.Module:
-        short = None if stride == 1 and into == out else nn.Sequential(nn.Conv2d(into, out, 1, stride, bias=False), layer(out))
+        short = (
+            None
+            if stride == 1 and into == out
+            else nn.Sequential(nn.Conv2d(into, out, 1, stride, bias=False), layer(out))
+        )
         made: nn.Module = BasicBlock(into, out, stride, short, norm_layer=layer)
         return made
 
@@ -131,7 +147,9 @@ def _resnet8(first: nn.Module, classes: int, channels: int, size: int, stem: Ste
     return Classifier(body, 64, classes)
 
 
-def _resnet18(first: nn.Module, classes: int, channels: int, size: int, stem: Stem, norm: Norm) -> Classifier:
+def _resnet18(
+    first: nn.Module, classes: int, channels: int, size: int, stem: Stem, norm: Norm
+) -> Classifier:
     from torchvision.models import resnet18
 
     net: Any = resnet18(norm_layer=_normalisation(norm))
@@ -152,9 +170,14 @@ def _timm(name: str, classes: int, channels: int, size: int, first: nn.Module) -
     if not timm.is_model(name):
         raise ValueError(f"timm has no network {name!r}")
     why = ""
-    for more in ({}, {"img_size": size}):  # transformers are made for one size of image and can be told another
+    for more in (
+        {},
+        {"img_size": size},
+    ):  # transformers are made for one size of image and can be told another
         try:
-            net: Any = timm.create_model(name, pretrained=False, num_classes=0, in_chans=channels, **more)
+            net: Any = timm.create_model(
+                name, pretrained=False, num_classes=0, in_chans=channels, **more
+            )
             with torch.no_grad():  # some networks widen behind what they call their features: look
                 width = net.eval()(torch.zeros(1, channels, size, size)).shape[1]
             return Classifier(nn.Sequential(first, net.train()), int(width), classes)

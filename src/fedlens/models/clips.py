@@ -23,7 +23,13 @@ class ClipModel(nn.Module):
 
     least_frames: ClassVar[int] = 2
 
-    def __init__(self, scale: int, multiple: Size, tile: Size | None = (40, 128, 128), overlap: Size = (2, 20, 20)) -> None:
+    def __init__(
+        self,
+        scale: int,
+        multiple: Size,
+        tile: Size | None = (40, 128, 128),
+        overlap: Size = (2, 20, 20),
+    ) -> None:
         super().__init__()
         if scale not in SCALES:
             raise ValueError(f"{type(self).__name__} enlarges by 2, 3 or 4, not by {scale}")
@@ -47,10 +53,19 @@ class ClipModel(nn.Module):
     def forward(self, clip: Tensor) -> Tensor:
         name = type(self).__name__
         if clip.dim() != 5 or clip.shape[2] != 3:
-            raise ValueError(f"{name} takes clips of shape (batch, frames, 3, height, width), not {tuple(clip.shape)}")
+            raise ValueError(
+                f"{name} takes clips of shape (batch, frames, 3, height, width), not {tuple(clip.shape)}"
+            )
         if clip.shape[1] < self.fewest:
-            raise ValueError(f"{name} needs clips of at least {self.fewest} frames, this one has {clip.shape[1]}")
-        if self.tile is None or self.training or torch.is_grad_enabled() or all(n <= t for n, t in zip(_size(clip), self.tile)):
+            raise ValueError(
+                f"{name} needs clips of at least {self.fewest} frames, this one has {clip.shape[1]}"
+            )
+        if (
+            self.tile is None
+            or self.training
+            or torch.is_grad_enabled()
+            or all(n <= t for n, t in zip(_size(clip), self.tile))
+        ):
             return self._whole(clip)
         return self._tiled(clip, self.tile)
 
@@ -67,7 +82,13 @@ class ClipModel(nn.Module):
             for y0, y1, b0, b1 in spans(h, tile[1], self.overlap[1]):
                 for x0, x1, c0, c1 in spans(w, tile[2], self.overlap[2]):
                     part = self._whole(clip[:, t0:t1, :, y0:y1, x0:x1])
-                    inner = part[:, a0 - t0 : a1 - t0, :, (b0 - y0) * s : (b1 - y0) * s, (c0 - x0) * s : (c1 - x0) * s]
+                    inner = part[
+                        :,
+                        a0 - t0 : a1 - t0,
+                        :,
+                        (b0 - y0) * s : (b1 - y0) * s,
+                        (c0 - x0) * s : (c1 - x0) * s,
+                    ]
                     out[:, a0:a1, :, b0 * s : b1 * s, c0 * s : c1 * s] = inner
         return out
 
@@ -96,7 +117,9 @@ def pad(clip: Tensor, multiple: Size) -> Tensor:
     if t:
         clip = torch.cat([clip, clip[:, -1:].expand(-1, t, -1, -1, -1)], 1)
     if h or w:
-        clip = torch.unflatten(F.pad(clip.flatten(0, 1), (0, w, 0, h), mode="replicate"), 0, clip.shape[:2])
+        clip = torch.unflatten(
+            F.pad(clip.flatten(0, 1), (0, w, 0, h), mode="replicate"), 0, clip.shape[:2]
+        )
     return clip
 
 
@@ -109,10 +132,22 @@ class FrameConv(nn.Conv3d):
     """A convolution inside each frame, on frames (N, C, H, W); checkpoints hold it as one over a clip with a kernel of one frame."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 3, groups: int = 1) -> None:
-        super().__init__(inputs, outputs, (1, kernel, kernel), padding=(0, kernel // 2, kernel // 2), groups=groups)
+        super().__init__(
+            inputs,
+            outputs,
+            (1, kernel, kernel),
+            padding=(0, kernel // 2, kernel // 2),
+            groups=groups,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.conv2d(x, self.weight[:, :, 0], self.bias, padding=self.kernel_size[-1] // 2, groups=self.groups)
+        return F.conv2d(
+            x,
+            self.weight[:, :, 0],
+            self.bias,
+            padding=self.kernel_size[-1] // 2,
+            groups=self.groups,
+        )
 
 
 class Upsample(nn.Sequential):
@@ -121,5 +156,11 @@ class Upsample(nn.Sequential):
     def __init__(self, scale: int, width: int) -> None:
         layers: list[nn.Module] = []
         for by in {2: (2,), 3: (3,), 4: (2, 2)}[scale]:
-            layers += [FrameConv(width, by * by * width), nn.Identity(), nn.PixelShuffle(by), nn.Identity(), nn.LeakyReLU(0.1)]
+            layers += [
+                FrameConv(width, by * by * width),
+                nn.Identity(),
+                nn.PixelShuffle(by),
+                nn.Identity(),
+                nn.LeakyReLU(0.1),
+            ]
         super().__init__(*layers, FrameConv(width, width))

@@ -28,8 +28,16 @@ class Denoiser(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         if size % (patch * 2 ** (len(widths) - 1)):
-            raise ValueError(f"images of {size} pixels cannot be halved {len(widths) - 1} times in patches of {patch}")
-        self.classes, self.channels, self.size, self.patch, self.decay = classes, channels, size, patch, average
+            raise ValueError(
+                f"images of {size} pixels cannot be halved {len(widths) - 1} times in patches of {patch}"
+            )
+        self.classes, self.channels, self.size, self.patch, self.decay = (
+            classes,
+            channels,
+            size,
+            patch,
+            average,
+        )
         self.net = _unet(classes, channels * patch**2, size // patch, widths, layers, attention)
         self.mean = copy.deepcopy(self.net).requires_grad_(False)
         self.seen: Tensor
@@ -45,20 +53,36 @@ class Denoiser(nn.Module):
     def follow(self) -> None:
         """Move the average a step towards the weights; quicker in the beginning, when it has little to average over."""
         keep = min(self.decay, float((1 + self.seen) / (10 + self.seen)))
-        torch._foreach_lerp_(list(self.mean.parameters()), [p.detach() for p in self.net.parameters()], 1 - keep)
+        torch._foreach_lerp_(
+            list(self.mean.parameters()), [p.detach() for p in self.net.parameters()], 1 - keep
+        )
         self.seen += 1
 
     @torch.no_grad()
     def sample(
-        self, labels: Tensor, rng: Generator, steps: int = 20, guidance: float = 1.0, start: Tensor | None = None, strength: float = 1.0
+        self,
+        labels: Tensor,
+        rng: Generator,
+        steps: int = 20,
+        guidance: float = 1.0,
+        start: Tensor | None = None,
+        strength: float = 1.0,
     ) -> Tensor:
         """Images in [0, 1] by DDIM. With `start`, from these images behind `strength` of the noise instead of from noise alone."""
         scheduler = schedule()
         scheduler.set_timesteps(steps)
-        times = scheduler.timesteps[steps - max(1, round(strength * steps)) :] if start is not None else scheduler.timesteps
+        times = (
+            scheduler.timesteps[steps - max(1, round(strength * steps)) :]
+            if start is not None
+            else scheduler.timesteps
+        )
         place = next(self.parameters()).device
         noise = torch.randn(len(labels), self.channels, self.size, self.size, generator=rng)
-        x = noise if start is None else scheduler.add_noise(start * 2 - 1, noise, times[:1].expand(len(labels)))
+        x = (
+            noise
+            if start is None
+            else scheduler.add_noise(start * 2 - 1, noise, times[:1].expand(len(labels)))
+        )
         x, labels = x.to(place), labels.to(place)
         for t in times:
             v = self._guided(x, t.to(place), labels, guidance)
@@ -70,7 +94,9 @@ class Denoiser(nn.Module):
         if guidance == 1:
             return self(x, when, y, averaged=True)  # type: ignore[no-any-return]
         nobody = torch.full_like(y, self.classes)
-        ours, anybody = self(torch.cat([x, x]), torch.cat([when, when]), torch.cat([y, nobody]), averaged=True).chunk(2)
+        ours, anybody = self(
+            torch.cat([x, x]), torch.cat([when, when]), torch.cat([y, nobody]), averaged=True
+        ).chunk(2)
         return anybody + guidance * (ours - anybody)  # type: ignore[no-any-return]
 
 
@@ -83,7 +109,9 @@ def schedule() -> Any:
     )  # fmt: skip
 
 
-def _unet(classes: int, channels: int, size: int, widths: tuple[int, ...], layers: int, attention: bool) -> nn.Module:
+def _unet(
+    classes: int, channels: int, size: int, widths: tuple[int, ...], layers: int, attention: bool
+) -> nn.Module:
     diffusers = load_diffusers()
     last = "Attn" if attention else ""
     down = ["DownBlock2D"] * (len(widths) - 1) + [f"{last}DownBlock2D"]
@@ -99,5 +127,7 @@ def load_diffusers() -> Any:
     try:
         import diffusers
     except ImportError:
-        raise ValueError('diffusion models need diffusers: pip install "fedlens[generate]"') from None
+        raise ValueError(
+            'diffusion models need diffusers: pip install "fedlens[generate]"'
+        ) from None
     return diffusers

@@ -20,7 +20,17 @@ from torch.nn import functional as F
 
 from fedlens.models.clips import ClipModel, enlarged
 from fedlens.models.spynet import SpyNet, both_ways, load_flow, pixel_grid, warp
-from fedlens.models.swin import Block, Blocks, Mlp, Size, WindowAttention, drop_rates, half, recomputed, sine_position
+from fedlens.models.swin import (
+    Block,
+    Blocks,
+    Mlp,
+    Size,
+    WindowAttention,
+    drop_rates,
+    half,
+    recomputed,
+    sine_position,
+)
 
 PASSES = ("backward_1", "forward_1", "backward_2", "forward_2")
 CORNERS = ((0, 0), (0, 1), (1, 0), (1, 1))  # y before x
@@ -37,7 +47,9 @@ class ImplicitWarp(nn.Module):
         self.q, self.k, self.v = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
         corners = torch.tensor(CORNERS)
         angle = corners / (1 + 1e-6) * (2 * torch.pi)
-        self.register_buffer("position_bias", sine_position(angle[:, 0], angle[:, 1], dim, TEMPERATURE)[None])
+        self.register_buffer(
+            "position_bias", sine_position(angle[:, 0], angle[:, 1], dim, TEMPERATURE)[None]
+        )
         self.register_buffer("window_idx_offset", corners)
 
     def forward(self, other: Tensor, current: Tensor, flow: Tensor) -> Tensor:
@@ -46,11 +58,16 @@ class ImplicitWarp(nn.Module):
         where = (pixel_grid(flow) + flow).flip(1)  # y before x
         whole = where.floor()
         angle = (where - whole) / (2 + 1e-6) * (2 * torch.pi)
-        q = self.q(current.permute(0, 2, 3, 1) + sine_position(angle[:, 0], angle[:, 1], c, TEMPERATURE))
+        q = self.q(
+            current.permute(0, 2, 3, 1) + sine_position(angle[:, 0], angle[:, 1], c, TEMPERATURE)
+        )
         at = whole.long()[:, :, None] + self.window_idx_offset.t().view(1, 2, 4, 1, 1)
         at = at[:, 0].clamp(0, h - 1) * w + at[:, 1].clamp(0, w - 1)  # b, corners, h, w
         d = c // self.heads
-        k, v = (self._corners(layer, other, at).view(b, 4, h * w, self.heads, d) for layer in (self.k, self.v))
+        k, v = (
+            self._corners(layer, other, at).view(b, 4, h * w, self.heads, d)
+            for layer in (self.k, self.v)
+        )
         scores = (q.reshape(b, 1, h * w, self.heads, d) * d**-0.5 * k).sum(-1, keepdim=True)
         return (scores.softmax(1) * v).sum(1).reshape(b, h, w, c).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
 
@@ -72,7 +89,9 @@ class Normed(nn.Module):
 
 
 def _by_frame(conv: nn.Conv2d, tokens: Tensor) -> Tensor:
-    return torch.unflatten(conv(tokens.flatten(0, 1).permute(0, 3, 1, 2)).permute(0, 2, 3, 1), 0, tokens.shape[:2])
+    return torch.unflatten(
+        conv(tokens.flatten(0, 1).permute(0, 3, 1, 2)).permute(0, 2, 3, 1), 0, tokens.shape[:2]
+    )
 
 
 class Residual(nn.Module):
@@ -93,14 +112,27 @@ class Residual(nn.Module):
 class Fuse(nn.Module):
     """Three frames in, the middle one out."""
 
-    def __init__(self, dim: int, depths: Sequence[int], heads: int, window: Size, drop_path: float, recompute: bool) -> None:
+    def __init__(
+        self,
+        dim: int,
+        depths: Sequence[int],
+        heads: int,
+        window: Size,
+        drop_path: float,
+        recompute: bool,
+    ) -> None:
         super().__init__()
         self.recompute = recompute
         # Part of every checkpoint, used by none of IART's passes.
-        self.conv_first, self.conv_first_feat = nn.Conv2d(3, dim, 3, padding=1), nn.Conv2d(64, dim, 3, padding=1)
+        self.conv_first, self.conv_first_feat = (
+            nn.Conv2d(3, dim, 3, padding=1),
+            nn.Conv2d(64, dim, 3, padding=1),
+        )
         self.conv_before_upsample = nn.Conv2d(dim, 64, 3, padding=1)
         self.patch_embed = Normed(dim)
-        self.layers = nn.ModuleList(Residual(dim, heads, window, drops) for drops in drop_rates(drop_path, depths))
+        self.layers = nn.ModuleList(
+            Residual(dim, heads, window, drops) for drops in drop_rates(drop_path, depths)
+        )
         self.norm = nn.LayerNorm(dim)
         self.conv_after_body = nn.Conv2d(dim, dim, 3, padding=1)
         for module in self.modules():
@@ -140,7 +172,9 @@ class IART(ClipModel):
         self.recompute = recompute
         self.spynet = SpyNet()
         self.conv_first = nn.Conv2d(3, dim, 3, padding=1)
-        self.swin_backbone = nn.ModuleDict({p: Fuse(dim, depths, heads, window, drop_path, recompute) for p in PASSES})
+        self.swin_backbone = nn.ModuleDict(
+            {p: Fuse(dim, depths, heads, window, drop_path, recompute) for p in PASSES}
+        )
         self.implicit_warp = ImplicitWarp(dim, heads)
         self.conv_before_upsample = nn.Conv2d(dim, width, 3, padding=1)
         by = 3 if scale == 3 else 2
@@ -157,7 +191,11 @@ class IART(ClipModel):
         x = torch.unflatten(self.conv_first(clip.flatten(0, 1)), 0, clip.shape[:2])
         for name in PASSES:
             back = name.startswith("backward")
-            x = self._pass(name, x.flip(1), later[0].flip(1)).flip(1) if back else self._pass(name, x, earlier[0])
+            x = (
+                self._pass(name, x.flip(1), later[0].flip(1)).flip(1)
+                if back
+                else self._pass(name, x, earlier[0])
+            )
         parts = zip(x.unbind(1), clip.unbind(1))
         return torch.stack([recomputed(self._enlarge, *p, on=self.recompute) for p in parts], 1)
 
@@ -174,7 +212,9 @@ class IART(ClipModel):
 
     def _step(self, name: str, current: Tensor, back: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """back: the last result and its flow, the one before and its flow, as far as there are any."""
-        aligned = [recomputed(self.implicit_warp, x, current, flow, on=self.recompute) for x, flow in back]
+        aligned = [
+            recomputed(self.implicit_warp, x, current, flow, on=self.recompute) for x, flow in back
+        ]
         if not aligned:
             first = last = current
         else:
@@ -194,7 +234,9 @@ class IART(ClipModel):
             return None
         dim, up = weights["implicit_warp.q.weight"].shape[0], weights["upconv1.weight"]
         scale = 4 if "upconv2.weight" in weights else 3 if up.shape[0] == 9 * up.shape[1] else 2
-        layers = len({n.split(".")[3] for n in weights if n.startswith("swin_backbone.forward_1.layers.")})
+        layers = len(
+            {n.split(".")[3] for n in weights if n.startswith("swin_backbone.forward_1.layers.")}
+        )
         official = "official configuration, " if (dim, layers) == (120, 3) else ""
         return f"IART, {official}x{scale}, width {dim}, {layers} layers"
 
@@ -202,5 +244,13 @@ class IART(ClipModel):
 def iart_small(scale: int = 4, recompute: bool = True, flow_weights: str | None = None) -> IART:
     """IART in small, for tests and CPUs."""
     return IART(
-        scale, window=(3, 4, 4), depths=(2,), dim=24, heads=2, width=24, drop_path=0.0, recompute=recompute, flow_weights=flow_weights
+        scale,
+        window=(3, 4, 4),
+        depths=(2,),
+        dim=24,
+        heads=2,
+        width=24,
+        drop_path=0.0,
+        recompute=recompute,
+        flow_weights=flow_weights,
     )

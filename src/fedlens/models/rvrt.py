@@ -36,16 +36,24 @@ def deformable_attention(q: Tensor, kv: Tensor, offset: Tensor, heads: int) -> T
     n, s, groups = offset.shape[:3]
     h, w = q.shape[-2:]
     channels, pairs = q.shape[1], groups // 2
-    wide = channels // pairs  # the channels of a group of keys, and of the group of values that belongs to it
+    wide = (
+        channels // pairs
+    )  # the channels of a group of keys, and of the group of values that belongs to it
     d = channels // heads
     out = []
     for g in range(pairs):
-        k = _fetch(kv[:, :, g * wide : (g + 1) * wide], offset[:, :, g]).view(n, s, wide // d, d, TAPS, h * w)
+        k = _fetch(kv[:, :, g * wide : (g + 1) * wide], offset[:, :, g]).view(
+            n, s, wide // d, d, TAPS, h * w
+        )
         ask = q[:, g * wide : (g + 1) * wide].reshape(n, 1, wide // d, d, 1, h * w) * d**-0.5
         scores = (ask * k).sum(3)  # n, s, heads, taps, pixels
-        weights = torch.unflatten(scores.transpose(1, 2).flatten(2, 3).softmax(2), 2, (s, TAPS)).transpose(1, 2)
+        weights = torch.unflatten(
+            scores.transpose(1, 2).flatten(2, 3).softmax(2), 2, (s, TAPS)
+        ).transpose(1, 2)
         at = channels + g * wide
-        v = _fetch(kv[:, :, at : at + wide], offset[:, :, pairs + g]).view(n, s, wide // d, d, TAPS, h * w)
+        v = _fetch(kv[:, :, at : at + wide], offset[:, :, pairs + g]).view(
+            n, s, wide // d, d, TAPS, h * w
+        )
         out.append((weights[:, :, :, None] * v).sum((1, 4)).reshape(n, wide, h, w))
     return torch.cat(out, 1)
 
@@ -64,9 +72,14 @@ class GuidedAttention(nn.Module):
     def __init__(self, dim: int, groups: int, heads: int, hidden: int, limit: float) -> None:
         super().__init__()
         if groups % 2 or (2 * dim) % (groups // 2) or heads % (groups // 2):
-            raise ValueError(f"{groups} offset groups do not fit {heads} heads: half of the groups must divide the heads")
+            raise ValueError(
+                f"{groups} offset groups do not fit {heads} heads: half of the groups must divide the heads"
+            )
         self.groups, self.heads, self.limit = groups, heads, limit
-        layers: list[nn.Module] = [FrameConv(dim * (1 + CLIP) + 2 * CLIP, hidden, 1), nn.LeakyReLU(0.1)]
+        layers: list[nn.Module] = [
+            FrameConv(dim * (1 + CLIP) + 2 * CLIP, hidden, 1),
+            nn.LeakyReLU(0.1),
+        ]
         for _ in range(4):
             layers += [FrameConv(hidden, hidden), nn.LeakyReLU(0.1)]
         last = FrameConv(hidden, CLIP * groups * TAPS * 2, 1)
@@ -83,9 +96,15 @@ class GuidedAttention(nn.Module):
         """q, k, v: (B, 2, C, h, w); flows (B, 2, 2, 2, h, w): of each frame to the frame in its own place, then to the other one.
         Returns the aligned features and the flows that were used in the end: the mean over groups and places."""
         b, t, _, h, w = q.shape
-        warped = [warp(_turned(v, i).flatten(0, 1), flows[:, :, i].flatten(0, 1)).view_as(v) for i in range(CLIP)]
+        warped = [
+            warp(_turned(v, i).flatten(0, 1), flows[:, :, i].flatten(0, 1)).view_as(v)
+            for i in range(CLIP)
+        ]
         rest = self.conv_offset(torch.cat([q, *warped, *flows.unbind(2)], 2).flatten(0, 1))
-        offset = self.limit * rest.tanh().view(b, t, CLIP, self.groups * TAPS, 2, h, w) + flows.flip(3)[:, :, :, None]
+        offset = (
+            self.limit * rest.tanh().view(b, t, CLIP, self.groups * TAPS, 2, h, w)
+            + flows.flip(3)[:, :, :, None]
+        )
         kv = torch.cat([_linear(self.proj_k, k), _linear(self.proj_v, v)], 2)
         kv = torch.stack([_turned(kv, i) for i in range(CLIP)], 2).flatten(0, 1)
         places = offset.view(b * t, CLIP, self.groups, TAPS, 2, h, w)
@@ -109,7 +128,13 @@ class Residual(nn.Module):
         super().__init__()
 
         def block(i: int) -> Block:
-            return Block(WindowAttention(dim, window, heads, bias_std=0), Mlp(dim, 2 * dim), dim, half(window, i), recompute=False)
+            return Block(
+                WindowAttention(dim, window, heads, bias_std=0),
+                Mlp(dim, 2 * dim),
+                dim,
+                half(window, i),
+                recompute=False,
+            )
 
         self.residual_group = Blocks([block(i) for i in range(depth)])
         self.linear = nn.Linear(dim, dim)
@@ -121,15 +146,28 @@ class Residual(nn.Module):
 class Refine(nn.Module):
     """A convolution, then shifted-window attention; the places in between are empty so that the names fit the checkpoint."""
 
-    def __init__(self, inputs: int, dim: int, count: int, depth: int, heads: int, window: Size) -> None:
+    def __init__(
+        self, inputs: int, dim: int, count: int, depth: int, heads: int, window: Size
+    ) -> None:
         super().__init__()
         body = nn.Sequential(*(Residual(dim, depth, heads, window) for _ in range(count)))
         gap = nn.Identity
-        self.main = nn.Sequential(gap(), FrameConv(inputs, dim), gap(), nn.LayerNorm(dim), gap(), body, gap(), nn.LayerNorm(dim))
+        self.main = nn.Sequential(
+            gap(),
+            FrameConv(inputs, dim),
+            gap(),
+            nn.LayerNorm(dim),
+            gap(),
+            body,
+            gap(),
+            nn.LayerNorm(dim),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, inputs, h, w) -> (B, T, dim, h, w)."""
-        tokens = torch.unflatten(self.main[1](x.flatten(0, 1)), 0, x.shape[:2]).permute(0, 1, 3, 4, 2)
+        tokens = torch.unflatten(self.main[1](x.flatten(0, 1)), 0, x.shape[:2]).permute(
+            0, 1, 3, 4, 2
+        )
         return self.main[2:](tokens).permute(0, 1, 4, 2, 3)  # type: ignore[no-any-return]
 
 
@@ -161,8 +199,15 @@ class RVRT(ClipModel):
         single = (1, window[1], window[2])
         self.spynet = SpyNet()
         self.feat_extract = Refine(3, dim, counts[0], depth, heads, single)
-        self.backbone = nn.ModuleDict({p: Refine((2 + i) * dim, dim, counts[1], depth, heads, window) for i, p in enumerate(PASSES)})
-        self.deform_align = nn.ModuleDict({p: GuidedAttention(dim, groups, align_heads, hidden, limit) for p in PASSES})
+        self.backbone = nn.ModuleDict(
+            {
+                p: Refine((2 + i) * dim, dim, counts[1], depth, heads, window)
+                for i, p in enumerate(PASSES)
+            }
+        )
+        self.deform_align = nn.ModuleDict(
+            {p: GuidedAttention(dim, groups, align_heads, hidden, limit) for p in PASSES}
+        )
         self.reconstruction = Refine(5 * dim, dim, counts[2], depth, heads, single)
         self.conv_before_upsampler = nn.Sequential(FrameConv(dim, width, 1), nn.LeakyReLU(0.1))
         self.upsampler = Upsample(scale, width)
@@ -171,7 +216,13 @@ class RVRT(ClipModel):
             load_flow(self.spynet, flow_weights)
 
     def restore(self, clip: Tensor) -> Tensor:
-        shallow = torch.cat([recomputed(self.feat_extract, part, on=self.recompute) for part in torch.split(clip, CLIP, 1)], 1)
+        shallow = torch.cat(
+            [
+                recomputed(self.feat_extract, part, on=self.recompute)
+                for part in torch.split(clip, CLIP, 1)
+            ],
+            1,
+        )
         later, earlier = recomputed(both_ways, self.spynet, clip, on=self.recompute)
         seen, moved = [shallow], dict[str, list[Tensor]]()
         for name in PASSES:
@@ -184,7 +235,9 @@ class RVRT(ClipModel):
         parts = zip(torch.split(torch.cat(seen, 2), 1, 1), torch.split(clip, 1, 1))
         return torch.cat([recomputed(self._enlarge, *p, on=self.recompute) for p in parts], 1)
 
-    def _pass(self, name: str, features: list[Tensor], flows: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def _pass(
+        self, name: str, features: list[Tensor], flows: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """Through the clips in the order of travel; `features` of the passes before this one, the latest last."""
         here = torch.split(torch.cat(features, 2), CLIP, 1)
         latest = torch.split(features[-1], CLIP, 1)
@@ -192,14 +245,25 @@ class RVRT(ClipModel):
         done, used = [], []
         for i, now in enumerate(here):
             if i:
-                x, way = recomputed(self._step, name, latest[i], latest[i - 1], x, flows[i - 1], now, on=self.recompute)
+                x, way = recomputed(
+                    self._step,
+                    name,
+                    latest[i],
+                    latest[i - 1],
+                    x,
+                    flows[i - 1],
+                    now,
+                    on=self.recompute,
+                )
                 used.append(way)
             else:
                 x = recomputed(self._refine, name, now, x, on=self.recompute)
             done.append(x)
         return torch.cat(done, 1), used
 
-    def _step(self, name: str, q: Tensor, k: Tensor, x: Tensor, flows: Tensor, now: Tensor) -> tuple[Tensor, Tensor]:
+    def _step(
+        self, name: str, q: Tensor, k: Tensor, x: Tensor, flows: Tensor, now: Tensor
+    ) -> tuple[Tensor, Tensor]:
         aligned, used = self.deform_align[name](q, k, x, flows)
         return self._refine(name, now, aligned), used
 
@@ -208,14 +272,23 @@ class RVRT(ClipModel):
 
     def _enlarge(self, x: Tensor, frame: Tensor) -> Tensor:
         x = self.reconstruction(x)[:, 0]
-        return (self.conv_last(self.upsampler(self.conv_before_upsampler(x))) + enlarged(frame[:, 0], self.scale))[:, None]  # type: ignore[no-any-return]
+        return (
+            self.conv_last(self.upsampler(self.conv_before_upsampler(x)))
+            + enlarged(frame[:, 0], self.scale)
+        )[:, None]  # type: ignore[no-any-return]
 
     @staticmethod
     def configuration(weights: Mapping[str, Tensor]) -> str | None:
         try:
             dim = weights["deform_align.backward_1.proj_q.1.weight"].shape[1]
-            groups = weights["deform_align.backward_1.conv_offset.10.weight"].shape[0] // (CLIP * TAPS * 2)
-            shuffles = tuple(w.shape[0] // w.shape[1] for n, w in weights.items() if n.startswith("upsampler.") and w.dim() == 5)
+            groups = weights["deform_align.backward_1.conv_offset.10.weight"].shape[0] // (
+                CLIP * TAPS * 2
+            )
+            shuffles = tuple(
+                w.shape[0] // w.shape[1]
+                for n, w in weights.items()
+                if n.startswith("upsampler.") and w.dim() == 5
+            )
         except (KeyError, IndexError):
             return None
         scale = {(4, 1): 2, (9, 1): 3, (4, 4, 1): 4}.get(shuffles, 1)

@@ -25,7 +25,9 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def pixel_grid(like: Tensor) -> Tensor:
     """(2, h, w): the x and the y of every pixel of something (..., h, w)."""
     h, w = like.shape[-2:]
-    y, x = torch.meshgrid(torch.arange(h, device=like.device), torch.arange(w, device=like.device), indexing="ij")
+    y, x = torch.meshgrid(
+        torch.arange(h, device=like.device), torch.arange(w, device=like.device), indexing="ij"
+    )
     return torch.stack((x, y)).to(like.dtype)
 
 
@@ -33,7 +35,13 @@ def sample(image: Tensor, where: Tensor, mode: str = "bilinear", padding: str = 
     """Values of `image` (N, C, H, W) at the pixel positions `where` (N, 2, h, w)."""
     h, w = image.shape[-2:]
     size = torch.tensor([max(w - 1, 1), max(h - 1, 1)], dtype=where.dtype, device=where.device)
-    return F.grid_sample(image, where.permute(0, 2, 3, 1) * (2 / size) - 1, mode=mode, padding_mode=padding, align_corners=True)
+    return F.grid_sample(
+        image,
+        where.permute(0, 2, 3, 1) * (2 / size) - 1,
+        mode=mode,
+        padding_mode=padding,
+        align_corners=True,
+    )
 
 
 def warp(image: Tensor, flow: Tensor, padding: str = "zeros") -> Tensor:
@@ -85,13 +93,17 @@ class SpyNet(nn.Module):
         return [found[s] for s in self.scales]
 
     def _normal(self, x: Tensor, size: tuple[int, int]) -> Tensor:
-        return (F.interpolate(x, size=size, mode="bilinear", align_corners=False) - self.mean) / self.std
+        return (
+            F.interpolate(x, size=size, mode="bilinear", align_corners=False) - self.mean
+        ) / self.std
 
 
 def _resize(flow: Tensor, size: tuple[int, int]) -> Tensor:
     """A flow is a length: it shrinks with the picture."""
     h, w = flow.shape[-2:]
-    by = torch.tensor([size[1] / w, size[0] / h], dtype=flow.dtype, device=flow.device).view(1, 2, 1, 1)
+    by = torch.tensor([size[1] / w, size[0] / h], dtype=flow.dtype, device=flow.device).view(
+        1, 2, 1, 1
+    )
     return F.interpolate(flow, size=size, mode="bilinear", align_corners=False) * by
 
 
@@ -109,4 +121,6 @@ def load_flow(spynet: SpyNet, path: str | Path) -> None:
     from fedlens.models.weights import fit, read_weights
 
     own = spynet.state_dict()
-    spynet.load_state_dict(fit({**{n: own[n] for n in ("mean", "std")}, **read_weights(path)}, spynet, path))
+    spynet.load_state_dict(
+        fit({**{n: own[n] for n in ("mean", "std")}, **read_weights(path)}, spynet, path)
+    )

@@ -113,7 +113,14 @@ def cut(size: Size, window: Size, shift: Size, device: torch.device) -> Windows:
 
     def parts(x: Tensor) -> Tensor:
         x = x.roll([-s for s in shift], (0, 1, 2))
-        x = x.view(size[0] // window[0], window[0], size[1] // window[1], window[1], size[2] // window[2], window[2])
+        x = x.view(
+            size[0] // window[0],
+            window[0],
+            size[1] // window[1],
+            window[1],
+            size[2] // window[2],
+            window[2],
+        )
         return x.permute(0, 2, 4, 1, 3, 5).reshape(-1, prod(window))
 
     tokens = parts(torch.arange(prod(size)).view(size))
@@ -136,7 +143,9 @@ def cut(size: Size, window: Size, shift: Size, device: torch.device) -> Windows:
     return Windows(order.to(device), order.argsort().to(device), _joined(runs))
 
 
-def _joined(runs: list[tuple[int, int, Tensor | None]]) -> tuple[tuple[int, int, Tensor | None], ...]:
+def _joined(
+    runs: list[tuple[int, int, Tensor | None]],
+) -> tuple[tuple[int, int, Tensor | None], ...]:
     """Neighbouring runs without a mask are one run."""
     out: list[tuple[int, int, Tensor | None]] = []
     for low, high, mask in runs:
@@ -149,7 +158,9 @@ def _joined(runs: list[tuple[int, int, Tensor | None]]) -> tuple[tuple[int, int,
 
 def relative_index(window: Size) -> Tensor:
     """For every pair of tokens of a window the row of the bias table that belongs to their distance."""
-    place = torch.stack(torch.meshgrid(*(torch.arange(n) for n in window), indexing="ij")).flatten(1)
+    place = torch.stack(torch.meshgrid(*(torch.arange(n) for n in window), indexing="ij")).flatten(
+        1
+    )
     gap = place[:, :, None] - place[:, None, :] + torch.tensor(window).view(3, 1, 1) - 1
     _, h, w = window
     return (gap[0] * (2 * h - 1) + gap[1]) * (2 * w - 1) + gap[2]
@@ -175,7 +186,16 @@ class WindowAttention(nn.Module):
     relative_position_index: Tensor
     position_bias: Tensor
 
-    def __init__(self, dim: int, window: Size, heads: int, *, mutual: bool = False, qkv: str = "qkv_self", bias_std: float = 0.02) -> None:
+    def __init__(
+        self,
+        dim: int,
+        window: Size,
+        heads: int,
+        *,
+        mutual: bool = False,
+        qkv: str = "qkv_self",
+        bias_std: float = 0.02,
+    ) -> None:
         super().__init__()
         self.window, self.heads, self.mutual, self._qkv = window, heads, mutual, qkv
         distances = prod(2 * n - 1 for n in window)
@@ -186,23 +206,40 @@ class WindowAttention(nn.Module):
         self.add_module(qkv, nn.Linear(dim, 3 * dim))
         if mutual:
             _, h, w = window
-            y, x = torch.meshgrid(torch.arange(1, h + 1) / (h + 1e-6), torch.arange(1, w + 1) / (w + 1e-6), indexing="ij")
-            self.register_buffer("position_bias", sine_position(y * 2 * torch.pi, x * 2 * torch.pi, dim, 10000).view(1, h * w, dim))
+            y, x = torch.meshgrid(
+                torch.arange(1, h + 1) / (h + 1e-6),
+                torch.arange(1, w + 1) / (w + 1e-6),
+                indexing="ij",
+            )
+            self.register_buffer(
+                "position_bias",
+                sine_position(y * 2 * torch.pi, x * 2 * torch.pi, dim, 10000).view(1, h * w, dim),
+            )
             self.qkv_mut = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(2 * dim if mutual else dim, dim)
 
-    def forward(self, x: Tensor, window: Size, runs: Sequence[tuple[int, int, Tensor | None]]) -> Tensor:
+    def forward(
+        self, x: Tensor, window: Size, runs: Sequence[tuple[int, int, Tensor | None]]
+    ) -> Tensor:
         """x: (B, windows * tokens, C), sorted as `cut` says."""
         b, _, c = x.shape
         n = prod(window)
         qkv = self.get_submodule(self._qkv)(x).view(b, -1, n, 3, self.heads, c // self.heads)
         bias = self._bias(window)
-        out = [_self(qkv[:, low:high], bias if mask is None else bias + mask) for low, high, mask in runs]
+        out = [
+            _self(qkv[:, low:high], bias if mask is None else bias + mask)
+            for low, high, mask in runs
+        ]
         if self.mutual:
             _, h, w = window
             place = self.position_bias.view(*self.window[1:], c)[:h, :w].reshape(1, 1, h * w, c)
-            qkv = self.qkv_mut((x.view(b, -1, h * w, c) + place).flatten(1, 2)).view(b, -1, n, 3, self.heads, c // self.heads)
-            other = [_mutual(qkv[:, low:high], None if mask is None else mask[: n // 2, : n // 2]) for low, high, mask in runs]
+            qkv = self.qkv_mut((x.view(b, -1, h * w, c) + place).flatten(1, 2)).view(
+                b, -1, n, 3, self.heads, c // self.heads
+            )
+            other = [
+                _mutual(qkv[:, low:high], None if mask is None else mask[: n // 2, : n // 2])
+                for low, high, mask in runs
+            ]
             return self.proj(torch.cat([_beside(other), _beside(out)], -1))  # type: ignore[no-any-return]
         return self.proj(_beside(out))  # type: ignore[no-any-return]
 
@@ -229,7 +266,11 @@ def _mutual(qkv: Tensor, mask: Tensor | None) -> Tensor:
     """Each frame of a pair asks the other one; its answer stands where the other frame is."""
     b, n_w, n = qkv.shape[:3]
     frames = qkv.reshape(b, n_w, 2, n // 2, *qkv.shape[3:])
-    q, k, v = frames[:, :, :, :, 0].flip(2).flatten(1, 2), frames[:, :, :, :, 1].flatten(1, 2), frames[:, :, :, :, 2].flatten(1, 2)
+    q, k, v = (
+        frames[:, :, :, :, 0].flip(2).flatten(1, 2),
+        frames[:, :, :, :, 1].flatten(1, 2),
+        frames[:, :, :, :, 2].flatten(1, 2),
+    )
     out = attend(_heads(q), _heads(k), _heads(v), None if mask is None else mask[None, None])
     return out.transpose(1, 2).reshape(b, -1, qkv.shape[-2] * qkv.shape[-1])
 
@@ -255,7 +296,11 @@ class GatedMlp(nn.Module):
 
     def __init__(self, dim: int, hidden: int, out: int) -> None:
         super().__init__()
-        self.fc11, self.fc12, self.fc2 = nn.Linear(dim, hidden), nn.Linear(dim, hidden), nn.Linear(hidden, out)
+        self.fc11, self.fc12, self.fc2 = (
+            nn.Linear(dim, hidden),
+            nn.Linear(dim, hidden),
+            nn.Linear(hidden, out),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(F.gelu(self.fc11(x)) * self.fc12(x))  # type: ignore[no-any-return]
@@ -264,9 +309,22 @@ class GatedMlp(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)). drop: the chance that a sample skips either in training."""
 
-    def __init__(self, attn: WindowAttention, mlp: nn.Module, dim: int, shift: Size, drop: float = 0.0, recompute: bool = True) -> None:
+    def __init__(
+        self,
+        attn: WindowAttention,
+        mlp: nn.Module,
+        dim: int,
+        shift: Size,
+        drop: float = 0.0,
+        recompute: bool = True,
+    ) -> None:
         super().__init__()
-        self.norm1, self.attn, self.norm2, self.mlp = nn.LayerNorm(dim), attn, nn.LayerNorm(dim), mlp
+        self.norm1, self.attn, self.norm2, self.mlp = (
+            nn.LayerNorm(dim),
+            attn,
+            nn.LayerNorm(dim),
+            mlp,
+        )
         self.shift, self.drop, self.recompute = shift, drop, recompute
 
     def forward(self, x: Tensor) -> Tensor:
@@ -279,9 +337,13 @@ class Block(nn.Module):
     def _attention(self, x: Tensor) -> Tensor:
         b, *size, c = x.shape
         window: Size = tuple(min(n, w) for n, w in zip(size, self.attn.window))  # type: ignore[assignment]
-        shift: Size = tuple(0 if n <= w else s for n, w, s in zip(size, self.attn.window, self.shift))  # type: ignore[assignment]
+        shift: Size = tuple(
+            0 if n <= w else s for n, w, s in zip(size, self.attn.window, self.shift)
+        )  # type: ignore[assignment]
         full = tuple(-(-n // w) * w for n, w in zip(size, window))
-        x = F.pad(x, [0, 0, *(k for n, f in zip(reversed(size), reversed(full)) for k in (0, f - n))])
+        x = F.pad(
+            x, [0, 0, *(k for n, f in zip(reversed(size), reversed(full)) for k in (0, f - n))]
+        )
         windows = cut(full, window, shift, x.device)  # type: ignore[arg-type]
         x = _Reorder.apply(x.flatten(1, 3), windows.order, windows.inverse)  # type: ignore[no-untyped-call]
         x = self.attn(x, window, windows.runs)
@@ -312,7 +374,9 @@ def drop_rates(highest: float, depths: Sequence[int]) -> list[list[float]]:
     """The chance to be skipped rises evenly from 0 at the first block to `highest` at the last; here by groups of blocks."""
     last = max(1, sum(depths) - 1)
     starts = [sum(depths[:i]) for i in range(len(depths))]
-    return [[highest * (start + k) / last for k in range(depth)] for start, depth in zip(starts, depths)]
+    return [
+        [highest * (start + k) / last for k in range(depth)] for start, depth in zip(starts, depths)
+    ]
 
 
 def half(window: Size, number: int) -> Size:

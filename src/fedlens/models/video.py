@@ -53,12 +53,22 @@ def r3d10(widths: Sequence[int] = SMALL["r3d10"]) -> VideoBackbone:
     from torchvision.models.video.resnet import BasicBlock, Conv3DSimple
 
     first = widths[0]
-    stem = nn.Sequential(nn.Conv3d(3, first, (3, 7, 7), (1, 2, 2), (1, 3, 3), bias=False), nn.BatchNorm3d(first), nn.ReLU(inplace=True))
+    stem = nn.Sequential(
+        nn.Conv3d(3, first, (3, 7, 7), (1, 2, 2), (1, 3, 3), bias=False),
+        nn.BatchNorm3d(first),
+        nn.ReLU(inplace=True),
+    )
     stages: list[nn.Module] = []
     before = first
     for k, width in enumerate(widths):
         stride = 1 if k == 0 else 2
-        short = None if k == 0 else nn.Sequential(nn.Conv3d(before, width, 1, stride, bias=False), nn.BatchNorm3d(width))
+        short = (
+            None
+            if k == 0
+            else nn.Sequential(
+                nn.Conv3d(before, width, 1, stride, bias=False), nn.BatchNorm3d(width)
+            )
+        )
         stages.append(nn.Sequential(BasicBlock(before, width, Conv3DSimple, stride, short)))
         before = width
     out = VideoBackbone(stem, stages)
@@ -88,7 +98,9 @@ def backbone(name: str, last_stride: int = 2) -> nn.Module:
     if ":" in name:
         return own(name)
     if name not in BACKBONES:
-        raise ValueError(f"there is no backbone {name!r}: {', '.join(BACKBONES)} are known, or module:Class with forward_features")
+        raise ValueError(
+            f"there is no backbone {name!r}: {', '.join(BACKBONES)} are known, or module:Class with forward_features"
+        )
     net = torchvision_resnet(name) if name in LARGE else r3d10(SMALL[name])
     return keep_last_size(net) if last_stride == 1 else net
 
@@ -112,7 +124,9 @@ def map_shape(net: nn.Module, frames: int, size: int) -> tuple[int, int, int, in
         out = extract(torch.zeros(1, 3, frames, size, size))
     net.train(training)
     if out.dim() != 5:
-        raise ValueError(f"forward_features of {type(net).__name__} gives {tuple(out.shape)}: a map (B, width, t, h, w) is needed")
+        raise ValueError(
+            f"forward_features of {type(net).__name__} gives {tuple(out.shape)}: a map (B, width, t, h, w) is needed"
+        )
     return out.shape[1], out.shape[2], out.shape[3], out.shape[4]
 
 
@@ -142,7 +156,9 @@ def load_backbone(net: SplitNet, path: str) -> SplitNet:
     from fedlens.models.weights import fit, read_weights
 
     prefix = "backbone."
-    found = {n.removeprefix(prefix): t for n, t in read_weights(path).items() if n.startswith(prefix)}
+    found = {
+        n.removeprefix(prefix): t for n, t in read_weights(path).items() if n.startswith(prefix)
+    }
     if not found:
         raise ValueError(f"{path} holds no backbone: no name in it begins with {prefix!r}")
     net.backbone.load_state_dict(fit(found, net.backbone, path))

@@ -98,7 +98,16 @@ class PatchEmbed(nn.Module):
 class Transformer(nn.Module):
     """(N, 3, H, W) -> (N, dim, H / patch, W / patch)."""
 
-    def __init__(self, dim: int, depth: int, heads: int, patch: int, positions: Positions, size: tuple[int, int], drop: float) -> None:
+    def __init__(
+        self,
+        dim: int,
+        depth: int,
+        heads: int,
+        patch: int,
+        positions: Positions,
+        size: tuple[int, int],
+        drop: float,
+    ) -> None:
         super().__init__()
         self.patch, self.grid = patch, (size[0] // patch, size[1] // patch)
         self.patch_embed = PatchEmbed(dim, patch)
@@ -127,7 +136,9 @@ class Transformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         height, width = x.shape[-2:]
         if height % self.patch or width % self.patch:
-            raise ValueError(f"an input of {height}x{width} cannot be cut into patches of {self.patch}x{self.patch}")
+            raise ValueError(
+                f"an input of {height}x{width} cannot be cut into patches of {self.patch}x{self.patch}"
+            )
         maps = self.patch_embed(x)
         grid = (maps.shape[-2], maps.shape[-1])
         tokens = maps.flatten(2).transpose(1, 2) + self._where(grid, maps)
@@ -142,7 +153,11 @@ class Transformer(nn.Module):
         common, each = self.pos_embed[:, :1], self.pos_embed[:, 1:]
         if grid != self.grid:
             maps = each.transpose(1, 2).reshape(1, -1, *self.grid)
-            each = F.interpolate(maps, size=grid, mode="bicubic", align_corners=False).flatten(2).transpose(1, 2)
+            each = (
+                F.interpolate(maps, size=grid, mode="bicubic", align_corners=False)
+                .flatten(2)
+                .transpose(1, 2)
+            )
         return common + each
 
 
@@ -167,7 +182,11 @@ class HeatmapHead(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         for k in range(doublings):
-            layers.append(nn.ConvTranspose2d(dim if k == 0 else channels, channels, 4, stride=2, padding=1, bias=False))
+            layers.append(
+                nn.ConvTranspose2d(
+                    dim if k == 0 else channels, channels, 4, stride=2, padding=1, bias=False
+                )
+            )
             layers += [nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
         self.deconv_layers = nn.Sequential(*layers)
         self.final_layer = nn.Conv2d(channels if doublings else dim, joints, 1)
@@ -213,7 +232,9 @@ class ViTPose(_HeatmapModel):
         if model not in SIZES:
             raise ValueError(f"no model {model!r}: there are {', '.join(SIZES)}")
         if size[0] % patch or size[1] % patch:
-            raise ValueError(f"an input of {size[0]}x{size[1]} cannot be cut into patches of {patch}x{patch}")
+            raise ValueError(
+                f"an input of {size[0]}x{size[1]} cannot be cut into patches of {patch}x{patch}"
+            )
         dim, depth, heads, channels = SIZES[model]
         self.backbone = Transformer(dim, depth, heads, patch, positions, size, drop_path)
         self.keypoint_head = HeatmapHead(dim, channels, joints, 2)
@@ -223,12 +244,16 @@ class SimpleBaseline(_HeatmapModel):
     """A ResNet of torchvision without its classifier, and transposed convolutions up to a quarter of the input: the convolutional
     comparison. stages: how many of the ResNet's four are kept; fewer for small inputs (stride 4, 8, 16, 32)."""
 
-    def __init__(self, depth: int = 50, joints: int = 16, stages: int = 4, channels: int = 256) -> None:
+    def __init__(
+        self, depth: int = 50, joints: int = 16, stages: int = 4, channels: int = 256
+    ) -> None:
         super().__init__()
         import torchvision
 
         if depth not in (18, 34, 50, 101, 152) or not 1 <= stages <= 4:
-            raise ValueError("SimpleBaseline has a depth of 18, 34, 50, 101 or 152 and 1 to 4 stages")
+            raise ValueError(
+                "SimpleBaseline has a depth of 18, 34, 50, 101 or 152 and 1 to 4 stages"
+            )
         resnet: Any = getattr(torchvision.models, f"resnet{depth}")(weights=None)
         names = ["conv1", "bn1", "relu", "maxpool", *(f"layer{k + 1}" for k in range(stages))]
         self.backbone = nn.Sequential()

@@ -25,19 +25,41 @@ from torchvision.ops import deform_conv2d
 
 from fedlens.models.clips import ClipModel, FrameConv, Upsample, enlarged
 from fedlens.models.spynet import SpyNet, both_ways, load_flow, pixel_grid, sample, warp
-from fedlens.models.swin import Block, Blocks, GatedMlp, Size, WindowAttention, drop_rates, half, recomputed
+from fedlens.models.swin import (
+    Block,
+    Blocks,
+    GatedMlp,
+    Size,
+    WindowAttention,
+    drop_rates,
+    half,
+    recomputed,
+)
 
 SCALES_OF_STAGES = (1, 2, 4, 8, 4, 2, 1)
-OFFICIAL: dict[int, tuple[Size, int, int]] = {6: ((6, 8, 8), 1, 12), 7: ((8, 8, 8), 2, 16), 16: ((8, 8, 8), 3, 24)}  # window, reach, groups
+OFFICIAL: dict[int, tuple[Size, int, int]] = {
+    6: ((6, 8, 8), 1, 12),
+    7: ((8, 8, 8), 2, 16),
+    16: ((8, 8, 8), 3, 24),
+}  # window, reach, groups
 WARPED = 4  # frames warped at a time
 
 Flows = Sequence[Tensor]  # per reach 1, 2, ...: (B, T - reach, 2, h, w)
 
 
-def blocks(dim: int, heads: int, window: Size, drops: Sequence[float], mutual: bool, recompute: bool) -> Blocks:
+def blocks(
+    dim: int, heads: int, window: Size, drops: Sequence[float], mutual: bool, recompute: bool
+) -> Blocks:
     return Blocks(
         [
-            Block(WindowAttention(dim, window, heads, mutual=mutual), GatedMlp(dim, 2 * dim, dim), dim, half(window, i), drop, recompute)
+            Block(
+                WindowAttention(dim, window, heads, mutual=mutual),
+                GatedMlp(dim, 2 * dim, dim),
+                dim,
+                half(window, i),
+                drop,
+                recompute,
+            )
             for i, drop in enumerate(drops)
         ]
     )
@@ -53,8 +75,16 @@ class Fold(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         b, t, h, w, c = x.shape
         if self.up:
-            return x.view(b, t, h, w, 2, 2, c // 4).permute(0, 1, 2, 5, 3, 4, 6).reshape(b, t, 2 * h, 2 * w, c // 4)
-        return x.view(b, t, h // 2, 2, w // 2, 2, c).permute(0, 1, 2, 4, 5, 3, 6).reshape(b, t, h // 2, w // 2, 4 * c)
+            return (
+                x.view(b, t, h, w, 2, 2, c // 4)
+                .permute(0, 1, 2, 5, 3, 4, 6)
+                .reshape(b, t, 2 * h, 2 * w, c // 4)
+            )
+        return (
+            x.view(b, t, h // 2, 2, w // 2, 2, c)
+            .permute(0, 1, 2, 4, 5, 3, 6)
+            .reshape(b, t, h // 2, w // 2, 4 * c)
+        )
 
 
 class GuidedDeform(nn.Module):
@@ -83,7 +113,14 @@ class GuidedDeform(nn.Module):
         offset = self.limit * offset.tanh()
         share = offset.shape[1] // (2 * self.reach)
         offset = offset + torch.cat([f.flip(1).repeat(1, share, 1, 1) for f in flows], 1)
-        return deform_conv2d(torch.cat(list(others), 1), offset, self.weight, self.bias, padding=1, mask=strength.sigmoid())  # type: ignore[no-any-return]
+        return deform_conv2d(
+            torch.cat(list(others), 1),
+            offset,
+            self.weight,
+            self.bias,
+            padding=1,
+            mask=strength.sigmoid(),
+        )  # type: ignore[no-any-return]
 
 
 class Stage(nn.Module):
@@ -106,12 +143,18 @@ class Stage(nn.Module):
             self.reshape = nn.Sequential(nn.Identity(), nn.LayerNorm(dim))
         else:
             wide = inputs // 4 if move == "up" else 4 * inputs
-            self.reshape = nn.Sequential(Fold(move == "up"), nn.LayerNorm(wide), nn.Linear(wide, dim))
+            self.reshape = nn.Sequential(
+                Fold(move == "up"), nn.LayerNorm(wide), nn.Linear(wide, dim)
+            )
         pairs = int(len(drops) * 0.75)
-        self.residual_group1 = blocks(dim, heads, (2, window[1], window[2]), drops[:pairs], True, recompute)
+        self.residual_group1 = blocks(
+            dim, heads, (2, window[1], window[2]), drops[:pairs], True, recompute
+        )
         self.linear1 = nn.Linear(dim, dim)
         # The public code hands both groups the first of the stage's drop rates.
-        self.residual_group2 = blocks(dim, heads, window, drops[: len(drops) - pairs], False, recompute)
+        self.residual_group2 = blocks(
+            dim, heads, window, drops[: len(drops) - pairs], False, recompute
+        )
         self.linear2 = nn.Linear(dim, dim)
         self.pa_deform = GuidedDeform(dim, groups, reach, limit)
         self.pa_fuse = GatedMlp(3 * dim, 3 * dim, dim)
@@ -128,7 +171,9 @@ class Stage(nn.Module):
         return recomputed(self._fuse, x, after, before, on=self.recompute)  # type: ignore[no-any-return]
 
     def _fuse(self, x: Tensor, after: Tensor, before: Tensor) -> Tensor:
-        return self.pa_fuse(torch.cat([x, after.permute(0, 1, 3, 4, 2), before.permute(0, 1, 3, 4, 2)], -1))  # type: ignore[no-any-return]
+        return self.pa_fuse(
+            torch.cat([x, after.permute(0, 1, 3, 4, 2), before.permute(0, 1, 3, 4, 2)], -1)
+        )  # type: ignore[no-any-return]
 
     def _align(self, x: Tensor, flows: Flows, after: bool) -> Tensor:
         """The neighbours of every frame that has one on that side, brought to it; beyond the clip there is nothing, and no motion."""
@@ -142,7 +187,15 @@ class Stage(nn.Module):
         done = []
         for low in range(0, len(current), WARPED):
             few = slice(low, low + WARPED)
-            done.append(recomputed(self.pa_deform, current[few], [o[few] for o in others], [f[few] for f in ways], on=self.recompute))
+            done.append(
+                recomputed(
+                    self.pa_deform,
+                    current[few],
+                    [o[few] for o in others],
+                    [f[few] for f in ways],
+                    on=self.recompute,
+                )
+            )
         return torch.unflatten(torch.cat(done), 0, (x.shape[0], t - 1))
 
 
@@ -156,7 +209,9 @@ def _filled(x: Tensor, frames: int, behind: bool) -> Tensor:
 class Residual(nn.Module):
     """A part of the last stage: self-attention and a linear layer, added to what came in."""
 
-    def __init__(self, dim: int, heads: int, window: Size, drops: Sequence[float], recompute: bool) -> None:
+    def __init__(
+        self, dim: int, heads: int, window: Size, drops: Sequence[float], recompute: bool
+    ) -> None:
         super().__init__()
         self.residual_group = blocks(dim, heads, window, drops, False, recompute)
         self.linear = nn.Linear(dim, dim)
@@ -194,19 +249,33 @@ class VRT(ClipModel):
     ) -> None:
         super().__init__(scale, (1, 8, 8), tile, overlap)
         if frames not in OFFICIAL:
-            raise ValueError(f"VRT's official configurations are for 6, 7 and 16 frames, not {frames}")
+            raise ValueError(
+                f"VRT's official configurations are for 6, 7 and 16 frames, not {frames}"
+            )
         usual = OFFICIAL[frames]
         window, reach, groups = window or usual[0], reach or usual[1], groups or usual[2]
         self.reach, self.recompute = reach, recompute
         drops = drop_rates(drop_path, depths)
         self.conv_first = FrameConv(3 * 9, dims[0])
         self.spynet = SpyNet((1, 2, 4, 8))
-        moves: Sequence[Literal["none", "down", "up"]] = ("none", "down", "down", "down", "up", "up", "up")
+        moves: Sequence[Literal["none", "down", "up"]] = (
+            "none",
+            "down",
+            "down",
+            "down",
+            "up",
+            "up",
+            "up",
+        )
         for i, (move, size) in enumerate(zip(moves, SCALES_OF_STAGES)):
             inputs = dims[max(i - 1, 0)]
-            stage = Stage(inputs, dims[i], heads, window, drops[i], move, reach, groups, 10 / size, recompute)
+            stage = Stage(
+                inputs, dims[i], heads, window, drops[i], move, reach, groups, 10 / size, recompute
+            )
             self.add_module(f"stage{i + 1}", stage)
-        self.stage8 = nn.ModuleList([nn.Sequential(nn.Identity(), nn.LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))])
+        self.stage8 = nn.ModuleList(
+            [nn.Sequential(nn.Identity(), nn.LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))]
+        )
         for i in range(7, len(dims)):
             seen = (1, window[1], window[2]) if i >= len(dims) - alone else window
             self.stage8.append(Residual(dims[i], heads, seen, drops[i], recompute))
@@ -224,20 +293,35 @@ class VRT(ClipModel):
 
     def restore(self, clip: Tensor) -> Tensor:
         later, earlier = self._flows(clip)
-        x = torch.cat([clip, _four(clip[:, 1:], later[0][0], True), _four(clip[:, :-1], earlier[0][0], False)], 2)
+        x = torch.cat(
+            [
+                clip,
+                _four(clip[:, 1:], later[0][0], True),
+                _four(clip[:, :-1], earlier[0][0], False),
+            ],
+            2,
+        )
         x = torch.unflatten(self.conv_first(x.flatten(0, 1)), 0, clip.shape[:2])
         deep = self.conv_after_body(self.norm(self._body(x.permute(0, 1, 3, 4, 2), later, earlier)))
         x = (x + deep.permute(0, 1, 4, 2, 3)).flatten(0, 1)
         parts = zip(torch.split(x, 1), torch.split(clip.flatten(0, 1), 1))
-        return torch.unflatten(torch.cat([recomputed(self._enlarge, *p, on=self.recompute) for p in parts]), 0, clip.shape[:2])
+        return torch.unflatten(
+            torch.cat([recomputed(self._enlarge, *p, on=self.recompute) for p in parts]),
+            0,
+            clip.shape[:2],
+        )
 
     def _enlarge(self, x: Tensor, frame: Tensor) -> Tensor:
-        return self.conv_last(self.upsample(self.conv_before_upsample(x))) + enlarged(frame, self.scale)  # type: ignore[no-any-return]
+        return self.conv_last(self.upsample(self.conv_before_upsample(x))) + enlarged(
+            frame, self.scale
+        )  # type: ignore[no-any-return]
 
     def _flows(self, clip: Tensor) -> tuple[list[Flows], list[Flows]]:
         """Per size of a stage, per reach. A flow to the frame after next is the flow to the next one and that one's own, fetched."""
         later, earlier = recomputed(both_ways, self.spynet, clip, on=self.recompute)
-        return [_chain(f, self.reach, True) for f in later], [_chain(f, self.reach, False) for f in earlier]
+        return [_chain(f, self.reach, True) for f in later], [
+            _chain(f, self.reach, False) for f in earlier
+        ]
 
     def _body(self, x: Tensor, later: list[Flows], earlier: list[Flows]) -> Tensor:
         def stage(number: int, x: Tensor) -> Tensor:
@@ -256,16 +340,31 @@ class VRT(ClipModel):
     @staticmethod
     def configuration(weights: Mapping[str, Tensor]) -> str | None:
         try:
-            first, offset = weights["conv_first.weight"], weights["stage1.pa_deform.conv_offset.0.weight"]
-            dim, groups = first.shape[0], weights["stage1.pa_deform.conv_offset.6.weight"].shape[0] // 27
+            first, offset = (
+                weights["conv_first.weight"],
+                weights["stage1.pa_deform.conv_offset.0.weight"],
+            )
+            dim, groups = (
+                first.shape[0],
+                weights["stage1.pa_deform.conv_offset.6.weight"].shape[0] // 27,
+            )
             reach = (offset.shape[1] - dim) // (dim + 2)
-            tokens = weights["stage1.residual_group2.blocks.0.attn.relative_position_index"].shape[0]
+            tokens = weights["stage1.residual_group2.blocks.0.attn.relative_position_index"].shape[
+                0
+            ]
             area = prod(weights["stage1.residual_group1.blocks.0.attn.position_bias"].shape[1:2])
-            shuffles = tuple(w.shape[0] // w.shape[1] for n, w in weights.items() if n.startswith("upsample.") and w.dim() == 5)
+            shuffles = tuple(
+                w.shape[0] // w.shape[1]
+                for n, w in weights.items()
+                if n.startswith("upsample.") and w.dim() == 5
+            )
         except (KeyError, IndexError):
             return None
         scale = {(4, 1): 2, (9, 1): 3, (4, 4, 1): 4}.get(shuffles, 1)
-        official_of = {(reach, groups, window[0]): frames for frames, (window, reach, groups) in OFFICIAL.items()}
+        official_of = {
+            (reach, groups, window[0]): frames
+            for frames, (window, reach, groups) in OFFICIAL.items()
+        }
         known = official_of.get((reach, groups, tokens // area)) if dim == 120 else None
         official = f"official configuration for {known} frames, " if known else ""
         return f"VRT, {official}x{scale}, width {dim}, windows of {tokens // area} frames, reach {reach}, {groups} deformable groups"
@@ -276,9 +375,16 @@ def _four(frames: Tensor, flow: Tensor, after: bool) -> Tensor:
     b, n = frames.shape[:2]
     where = (pixel_grid(flow) + flow).flatten(0, 1)
     x, y = torch.split(where, 1, 1)
-    corners = [(x.floor(), y.floor()), (x.floor(), y.ceil()), (x.ceil(), y.floor()), (x.ceil(), y.ceil())]
+    corners = [
+        (x.floor(), y.floor()),
+        (x.floor(), y.ceil()),
+        (x.ceil(), y.floor()),
+        (x.ceil(), y.ceil()),
+    ]
     image = frames.flatten(0, 1)
-    found = torch.unflatten(torch.cat([sample(image, torch.cat(c, 1), "nearest") for c in corners], 1), 0, (b, n))
+    found = torch.unflatten(
+        torch.cat([sample(image, torch.cat(c, 1), "nearest") for c in corners], 1), 0, (b, n)
+    )
     return _filled(found, 1, after)
 
 

@@ -30,7 +30,11 @@ class Block(nn.Module):
 
 def trunk(inputs: int, width: int, blocks: int) -> nn.Sequential:
     """What every time step goes through; the scaling of the blocks follows EDSR's practice of starting near the identity."""
-    body = nn.Sequential(nn.Conv2d(inputs, width, 3, padding=1), nn.LeakyReLU(0.1, inplace=True), *(Block(width) for _ in range(blocks)))
+    body = nn.Sequential(
+        nn.Conv2d(inputs, width, 3, padding=1),
+        nn.LeakyReLU(0.1, inplace=True),
+        *(Block(width) for _ in range(blocks)),
+    )
     with torch.no_grad():
         for block in body[2:]:
             block.second.weight.mul_(0.1)  # type: ignore[union-attr,operator]
@@ -89,7 +93,9 @@ class Flow(nn.Module):
     @staticmethod
     def _step(width: int) -> nn.Sequential:
         first, second = nn.Conv2d(8, width, 5, padding=2), nn.Conv2d(width, width, 5, padding=2)
-        return nn.Sequential(first, nn.ReLU(True), second, nn.ReLU(True), nn.Conv2d(width, 2, 3, padding=1))
+        return nn.Sequential(
+            first, nn.ReLU(True), second, nn.ReLU(True), nn.Conv2d(width, 2, 3, padding=1)
+        )
 
     def forward(self, here: Tensor, there: Tensor) -> Tensor:
         pyramid: list[tuple[Tensor, Tensor]] = [(here, there)]
@@ -98,7 +104,9 @@ class Flow(nn.Module):
         flow = here.new_zeros(here.shape[0], 2, *pyramid[-1][0].shape[-2:])
         for level, (a, b) in reversed(list(enumerate(pyramid))):
             if flow.shape[-2:] != a.shape[-2:]:
-                flow = 2 * F.interpolate(flow, size=a.shape[-2:], mode="bilinear", align_corners=False)
+                flow = 2 * F.interpolate(
+                    flow, size=a.shape[-2:], mode="bilinear", align_corners=False
+                )
             flow = flow + self.steps[level](torch.cat([a, warp(b, flow), flow], 1))
         return flow
 
@@ -106,10 +114,18 @@ class Flow(nn.Module):
 def warp(x: Tensor, flow: Tensor) -> Tensor:
     """x sampled at p + flow(p); beyond the border its edge."""
     h, w = x.shape[-2:]
-    rows, columns = torch.meshgrid(torch.arange(h, device=x.device), torch.arange(w, device=x.device), indexing="ij")
+    rows, columns = torch.meshgrid(
+        torch.arange(h, device=x.device), torch.arange(w, device=x.device), indexing="ij"
+    )
     u = (columns + flow[:, 0]) * (2 / max(1, w - 1)) - 1
     v = (rows + flow[:, 1]) * (2 / max(1, h - 1)) - 1
-    return F.grid_sample(x, torch.stack([u, v], -1).to(x.dtype), mode="bilinear", padding_mode="border", align_corners=True)
+    return F.grid_sample(
+        x,
+        torch.stack([u, v], -1).to(x.dtype),
+        mode="bilinear",
+        padding_mode="border",
+        align_corners=True,
+    )
 
 
 class BidirectionalVSR(nn.Module):
@@ -126,7 +142,9 @@ class BidirectionalVSR(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, _, h, w = x.shape
-        shallow = F.leaky_relu(self.conv_first(x.flatten(0, 1)), 0.1).reshape(b, t, self.width, h, w)
+        shallow = F.leaky_relu(self.conv_first(x.flatten(0, 1)), 0.1).reshape(
+            b, t, self.width, h, w
+        )
         late, early = x[:, 1:].flatten(0, 1), x[:, :-1].flatten(0, 1)
         to_next = self.flow(early, late).reshape(b, t - 1, 2, h, w) if t > 1 else None
         to_last = self.flow(late, early).reshape(b, t - 1, 2, h, w) if t > 1 else None

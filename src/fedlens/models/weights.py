@@ -34,8 +34,12 @@ def _load(file: Path) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as e:  # of a file that is something else, torch's reader stumbles over whatever comes first
-        raise ValueError(f"{file} cannot be read as weights: it is damaged, or no file of arrays by safetensors or torch") from e
+    except (
+        Exception
+    ) as e:  # of a file that is something else, torch's reader stumbles over whatever comes first
+        raise ValueError(
+            f"{file} cannot be read as weights: it is damaged, or no file of arrays by safetensors or torch"
+        ) from e
 
 
 def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
@@ -51,7 +55,9 @@ def fit(weights: dict[str, Tensor], model: nn.Module, source: str | Path) -> dic
     shapes = [n for n, t in weights.items() if n in own and t.shape != own[n].shape]
     if not odd and not shapes:
         return weights
-    reasons = [f"{n} is {tuple(weights[n].shape)}, expected {tuple(own[n].shape)}" for n in shapes[:3]]
+    reasons = [
+        f"{n} is {tuple(weights[n].shape)}, expected {tuple(own[n].shape)}" for n in shapes[:3]
+    ]
     reasons += [f"{len(shapes) - 3} more shapes differ"] if len(shapes) > 3 else []
     if odd:
         side = "missing in the file" if odd[0] in own else "unknown to the model"
@@ -68,4 +74,6 @@ def recognise(weights: Mapping[str, Tensor]) -> str | None:
     from fedlens.models.rvrt import RVRT
     from fedlens.models.vrt import VRT
 
-    return next((words for kind in (VRT, RVRT, IART) if (words := kind.configuration(weights))), None)
+    return next(
+        (words for kind in (VRT, RVRT, IART) if (words := kind.configuration(weights))), None
+    )

@@ -51,13 +51,22 @@ def filter_normalised(weights: Mapping[str, Tensor], rng: Generator) -> Tree:
     return out
 
 
-def line(loss: Loss, weights: Mapping[str, Tensor], direction: Mapping[str, Tensor], steps: Sequence[float]) -> list[float]:
+def line(
+    loss: Loss,
+    weights: Mapping[str, Tensor],
+    direction: Mapping[str, Tensor],
+    steps: Sequence[float],
+) -> list[float]:
     """The loss at weights + step * direction."""
     return [loss({n: w + a * direction[n] for n, w in weights.items()}) for a in steps]
 
 
 def plane(
-    loss: Loss, weights: Mapping[str, Tensor], one: Mapping[str, Tensor], two: Mapping[str, Tensor], steps: Sequence[float]
+    loss: Loss,
+    weights: Mapping[str, Tensor],
+    one: Mapping[str, Tensor],
+    two: Mapping[str, Tensor],
+    steps: Sequence[float],
 ) -> Tensor:
     """Rows go along the second direction, columns along the first."""
     rows = [line(loss, {n: w + b * two[n] for n, w in weights.items()}, one, steps) for b in steps]
@@ -65,10 +74,15 @@ def plane(
 
 
 def perturbed(weights: Mapping[str, Tensor], strength: float, rng: Generator) -> Tree:
-    return {n: w + strength * torch.randn(w.shape, generator=rng).to(w.dtype) for n, w in weights.items()}
+    return {
+        n: w + strength * torch.randn(w.shape, generator=rng).to(w.dtype)
+        for n, w in weights.items()
+    }
 
 
-def to_target(records: Sequence[Mapping[str, Any]], metric: str, value: float, epochs: float = 1.0) -> dict[str, float] | None:
+def to_target(
+    records: Sequence[Mapping[str, Any]], metric: str, value: float, epochs: float = 1.0
+) -> dict[str, float] | None:
     """What had been spent when the metric was first there: rounds, bytes (down and up), examples trained on, seconds. None if it never
     was."""
     spent = {"rounds": 0.0, "bytes": 0.0, "examples": 0.0, "seconds": 0.0}
@@ -99,10 +113,14 @@ class Finished:
     def read(folder: Path) -> Finished:
         setup = job.prepare(recipes.read(folder))
         if not isinstance(setup.algorithm.base, FedAvg):
-            raise ValueError(f"{folder} did not learn a network: {type(setup.algorithm.base).__name__} has no loss landscape")
+            raise ValueError(
+                f"{folder} did not learn a network: {type(setup.algorithm.base).__name__} has no loss landscape"
+            )
         if not (folder / "model.safetensors").is_file():
             raise ValueError(f"{folder} is not finished: it has no model.safetensors")
-        return Finished(folder, setup, read_weights(folder / "model.safetensors"), private_heads(folder))
+        return Finished(
+            folder, setup, read_weights(folder / "model.safetensors"), private_heads(folder)
+        )
 
     @property
     def base(self) -> FedAvg:
@@ -112,7 +130,11 @@ class Finished:
 
     def movable(self) -> Tree:
         """Parameters that are looked around: those of the backbone, or all of a model that has none."""
-        own = {n: t for n, t in self.weights.items() if n in {n for n, _ in self.base.resident.named_parameters()}}
+        own = {
+            n: t
+            for n, t in self.weights.items()
+            if n in {n for n, _ in self.base.resident.named_parameters()}
+        }
         backbone = {n: t for n, t in own.items() if n.startswith("backbone.")}
         return backbone or own
 
@@ -122,11 +144,15 @@ class Finished:
         whole = set(base.resident.state_dict())
         private = bool(whole - set(self.weights))
         if private and not self.heads:
-            raise ValueError(f"{self.folder} keeps heads with its clients and has no checkpoint of them: run it with checkpoint_every=1")
+            raise ValueError(
+                f"{self.folder} keeps heads with its clients and has no checkpoint of them: run it with checkpoint_every=1"
+            )
         ids = sorted(self.heads) if private else list(range(len(self.setup.federation)))
         held = {i: self.setup.federation.holdings[i] for i in ids[:clients]}
         batches: dict[int, Batch] = {
-            i: h.batch(torch.arange(min(examples, len(h)))) for i, h in held.items() if isinstance(h, Data) and len(h)
+            i: h.batch(torch.arange(min(examples, len(h))))
+            for i, h in held.items()
+            if isinstance(h, Data) and len(h)
         }
         if not batches:
             raise ValueError(f"{self.folder}: the data of its clients is not here")
@@ -134,7 +160,9 @@ class Finished:
         def measure(weights: Mapping[str, Tensor]) -> float:
             total = 0.0
             for i, batch in batches.items():
-                model = base.load({**self.weights, **(self.heads[i] if private else {}), **weights}).eval()
+                model = base.load(
+                    {**self.weights, **(self.heads[i] if private else {}), **weights}
+                ).eval()
                 placed = {k: v.to(base.place) for k, v in batch.items()}
                 with torch.no_grad():
                     total += float(task.loss(task.forward(model, placed), placed))
@@ -163,23 +191,40 @@ def private_heads(folder: Path) -> dict[int, Tree]:
 # -- what the command draws ---------------------------------------------------------------------------------------------------------------
 
 
-def landscape(runs: Sequence[Finished], names: Sequence[str], points: int, span: float, seed: int) -> tuple[Picture, dict[str, Any]]:
+def landscape(
+    runs: Sequence[Finished], names: Sequence[str], points: int, span: float, seed: int
+) -> tuple[Picture, dict[str, Any]]:
     """One direction for all runs: the same random numbers, each normalised by the run's own filters."""
     steps = torch.linspace(-span, span, points).tolist()
     curves = {}
     for run, name in zip(runs, names, strict=True):
         weights = run.movable()
-        curves[name] = line(run.loss(), weights, filter_normalised(weights, generator(seed, 0x1A)), steps)
-    picture = drawn(lambda axes: _lines(axes, steps, curves, "step along a filter-normalised direction", "loss"))
-    return Picture("Loss landscape, one direction", [picture], [", ".join(names)]), {"steps": steps, "loss": curves}
+        curves[name] = line(
+            run.loss(), weights, filter_normalised(weights, generator(seed, 0x1A)), steps
+        )
+    picture = drawn(
+        lambda axes: _lines(axes, steps, curves, "step along a filter-normalised direction", "loss")
+    )
+    return Picture("Loss landscape, one direction", [picture], [", ".join(names)]), {
+        "steps": steps,
+        "loss": curves,
+    }
 
 
-def surface(runs: Sequence[Finished], names: Sequence[str], points: int, span: float, seed: int) -> tuple[Picture, dict[str, Any]]:
+def surface(
+    runs: Sequence[Finished], names: Sequence[str], points: int, span: float, seed: int
+) -> tuple[Picture, dict[str, Any]]:
     steps = torch.linspace(-span, span, points).tolist()
     planes = {}
     for run, name in zip(runs, names, strict=True):
         weights, rng = run.movable(), generator(seed, 0x1A)
-        planes[name] = plane(run.loss(), weights, filter_normalised(weights, rng), filter_normalised(weights, rng), steps)
+        planes[name] = plane(
+            run.loss(),
+            weights,
+            filter_normalised(weights, rng),
+            filter_normalised(weights, rng),
+            steps,
+        )
     pictures = [drawn(partial(_contours, steps=steps, z=z)) for z in planes.values()]
     numbers = {"steps": steps, "loss": {n: z.tolist() for n, z in planes.items()}}
     return Picture("Loss landscape, two directions", pictures, list(names)), numbers
@@ -192,22 +237,38 @@ def perturbation(
     shown = metric
     for run, name in zip(runs, names, strict=True):
         if run.setup.federation.test is None:
-            raise ValueError(f"{run.folder} has nothing to test on, so a perturbation cannot be measured")
+            raise ValueError(
+                f"{run.folder} has nothing to test on, so a perturbation cannot be measured"
+            )
         weights = run.movable()
         rows = []
         for k in STRENGTHS:
-            found = [run.metrics(perturbed(weights, k, generator(seed, 0x9E, d))) for d in range(draws if k else 1)]
+            found = [
+                run.metrics(perturbed(weights, k, generator(seed, 0x9E, d)))
+                for d in range(draws if k else 1)
+            ]
             shown = shown or next(iter(found[0]), None)
             if shown is None or shown not in found[0]:
-                raise ValueError(f"{run.folder} has no metric {shown!r} on the server: {', '.join(found[0]) or 'none at all'}")
+                raise ValueError(
+                    f"{run.folder} has no metric {shown!r} on the server: {', '.join(found[0]) or 'none at all'}"
+                )
             rows.append(sum(f[shown] for f in found) / len(found))
         curves[name] = rows
-    picture = drawn(lambda axes: _lines(axes, STRENGTHS, curves, "strength of the perturbation", str(shown)))
+    picture = drawn(
+        lambda axes: _lines(axes, STRENGTHS, curves, "strength of the perturbation", str(shown))
+    )
     caption = f"{shown} when k N(0, 1) is added to every weight"
-    return Picture(caption, [picture], [", ".join(names)]), {"strengths": STRENGTHS, "metric": shown, "values": curves, "draws": draws}
+    return Picture(caption, [picture], [", ".join(names)]), {
+        "strengths": STRENGTHS,
+        "metric": shown,
+        "values": curves,
+        "draws": draws,
+    }
 
 
-def target(folders: Sequence[Path], names: Sequence[str], value: float, metric: str | None) -> tuple[Picture, dict[str, Any]]:
+def target(
+    folders: Sequence[Path], names: Sequence[str], value: float, metric: str | None
+) -> tuple[Picture, dict[str, Any]]:
     """From the lines of metrics.jsonl alone."""
     out: dict[str, Any] = {}
     curves: dict[str, tuple[list[float], list[float]]] = {}
@@ -218,10 +279,18 @@ def target(folders: Sequence[Path], names: Sequence[str], value: float, metric: 
             raise ValueError(f"{folder} has no metrics over its rounds: run it with evaluate_every")
         metric = metric or next(iter(measured[0]["metrics"]))
         if metric not in measured[0]["metrics"]:
-            raise ValueError(f"{folder} has no metric {metric!r}: {', '.join(measured[0]['metrics'])}")
-        epochs = next((float(t.get("epochs", 1)) for t in recipes.read(folder).tables()["algorithm"]), 1.0)
+            raise ValueError(
+                f"{folder} has no metric {metric!r}: {', '.join(measured[0]['metrics'])}"
+            )
+        epochs = next(
+            (float(t.get("epochs", 1)) for t in recipes.read(folder).tables()["algorithm"]), 1.0
+        )
         out[name] = to_target(records, metric, value, epochs)
-        points = [(r["round"] + 1, r["metrics"][metric]) for r in measured if r["metrics"].get(metric) is not None]
+        points = [
+            (r["round"] + 1, r["metrics"][metric])
+            for r in measured
+            if r["metrics"].get(metric) is not None
+        ]
         curves[name] = [float(x) for x, _ in points], [y for _, y in points]
 
     def paint(axes: Any) -> None:
@@ -233,7 +302,9 @@ def target(folders: Sequence[Path], names: Sequence[str], value: float, metric: 
         axes.legend(frameon=False)
 
     facts = {n: said(found) for n, found in out.items()}
-    return Picture(f"Spent until {metric} is {value:g}", [drawn(paint)], [", ".join(names)], facts=facts), {
+    return Picture(
+        f"Spent until {metric} is {value:g}", [drawn(paint)], [", ".join(names)], facts=facts
+    ), {
         "metric": metric,
         "value": value,
         "spent": out,
@@ -258,10 +329,15 @@ def drawn(paint: Callable[[Any], None]) -> Tensor:
     axes.spines[["top", "right"]].set_visible(False)
     paint(axes)
     canvas.draw()
-    return torch.from_numpy(np.asarray(canvas.buffer_rgba())[..., :3].copy()).permute(2, 0, 1).float() / 255
+    return (
+        torch.from_numpy(np.asarray(canvas.buffer_rgba())[..., :3].copy()).permute(2, 0, 1).float()
+        / 255
+    )
 
 
-def _lines(axes: Any, x: Sequence[float], curves: Mapping[str, Sequence[float]], across: str, up: str) -> None:
+def _lines(
+    axes: Any, x: Sequence[float], curves: Mapping[str, Sequence[float]], across: str, up: str
+) -> None:
     for name, y in curves.items():
         axes.plot(x, y, marker="o", markersize=3, label=name)
     axes.set(xlabel=across, ylabel=up)
@@ -269,7 +345,13 @@ def _lines(axes: Any, x: Sequence[float], curves: Mapping[str, Sequence[float]],
 
 
 def _contours(axes: Any, steps: Sequence[float], z: Tensor) -> None:
-    filled = axes.contourf(steps, steps, z.log().numpy() if bool((z > 0).all()) else z.numpy(), levels=18, cmap="viridis")
+    filled = axes.contourf(
+        steps,
+        steps,
+        z.log().numpy() if bool((z > 0).all()) else z.numpy(),
+        levels=18,
+        cmap="viridis",
+    )
     axes.plot(0, 0, marker="+", color="white")
     axes.set(xlabel="first direction", ylabel="second direction", aspect="equal")
     axes.figure.colorbar(filled, ax=axes, label="log loss" if bool((z > 0).all()) else "loss")

@@ -34,11 +34,17 @@ def draw(runs: Sequence[RunFolder], kinds: Sequence[str], out: Path) -> list[Pat
     if wrong := [kind for kind in kinds if kind not in KINDS]:
         raise ValueError(f"There is no figure kind {wrong[0]!r}: choose from {', '.join(KINDS)}.")
     if not any(run.rounds for run in runs):
-        raise ValueError(f"{runs[0].path} has no rounds to draw." if runs else "There are no runs to draw.")
+        raise ValueError(
+            f"{runs[0].path} has no rounds to draw." if runs else "There are no runs to draw."
+        )
     out.mkdir(parents=True, exist_ok=True)
     views = [view(run, str) for run in runs]
     labels = names(runs)
-    written = [path for name, paint in _plots(views, labels, groups(runs)) for path in _save(name, paint, kinds, out)]
+    written = [
+        path
+        for name, paint in _plots(views, labels, groups(runs))
+        for path in _save(name, paint, kinds, out)
+    ]
     for k, entry in enumerate(p for v in views for p in v["pictures"] if p["kind"] == "compare"):
         written += _row_of_images(entry, f"picture-{k:02d}", kinds, out)
     rows = results(runs, labels)
@@ -60,24 +66,38 @@ def groups(runs: Sequence[RunFolder]) -> list[list[int]]:
     found: dict[str, list[int]] = {}
     for k, run in enumerate(runs):
         rest = {**run.config, "federation": {**table(run.config.get("federation")), "seed": None}}
-        found.setdefault(repr(rest) if run.config and run.status == "finished" else str(k), []).append(k)
+        found.setdefault(
+            repr(rest) if run.config and run.status == "finished" else str(k), []
+        ).append(k)
     return list(found.values())
 
 
 def results(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[list[str]]:
     """A header and a row for each method: runs that differ only in their seed become mean ± standard deviation."""
     finals = [final_metrics(run) for run in runs]
-    columns = list(dict.fromkeys(name for final in finals for name in final if not name.endswith("_spread")))
+    columns = list(
+        dict.fromkeys(name for final in finals for name in final if not name.endswith("_spread"))
+    )
     rows = [["method", "runs", *columns]]
     means: list[list[float | None]] = []
     for members in groups(runs):
         stack = " + ".join(runs[members[0]].title["algorithm"])
         values = [[finals[k][name] for k in members if name in finals[k]] for name in columns]
         means.append([statistics.fmean(v) if v else None for v in values])
-        rows.append([stack if len(members) > 1 and stack else labels[members[0]], str(len(members)), *map(_spread, values)])
+        rows.append(
+            [
+                stack if len(members) > 1 and stack else labels[members[0]],
+                str(len(members)),
+                *map(_spread, values),
+            ]
+        )
     for c, name in enumerate(columns):
         known = [m[c] for m in means if m[c] is not None]
-        best = (max if higher_is_better(name) else min)(x for x in known if x is not None) if len(known) > 1 else None
+        best = (
+            (max if higher_is_better(name) else min)(x for x in known if x is not None)
+            if len(known) > 1
+            else None
+        )
         for r, m in enumerate(means):
             if best is not None and m[c] == best:
                 rows[r + 1][c + 2] = f"**{rows[r + 1][c + 2]}**"
@@ -99,13 +119,29 @@ def latex(rows: Sequence[Sequence[str]]) -> str:
 
     def cell(text: str) -> str:
         bold, text = text.startswith("**"), text.strip("*")
-        for plain, escaped in (("_", "\\_"), ("%", "\\%"), ("&", "\\&"), ("#", "\\#"), ("±", "$\\pm$"), ("–", "--")):
+        for plain, escaped in (
+            ("_", "\\_"),
+            ("%", "\\%"),
+            ("&", "\\&"),
+            ("#", "\\#"),
+            ("±", "$\\pm$"),
+            ("–", "--"),
+        ):
             text = text.replace(plain, escaped)
         return f"\\textbf{{{text}}}" if bold else text
 
     head, *body = [" & ".join(map(cell, row)) + " \\\\" for row in rows]
     return "\n".join(
-        [f"\\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}", "\\toprule", head, "\\midrule", *body, "\\bottomrule", "\\end{tabular}", ""]
+        [
+            f"\\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}",
+            "\\toprule",
+            head,
+            "\\midrule",
+            *body,
+            "\\bottomrule",
+            "\\end{tabular}",
+            "",
+        ]
     )
 
 
@@ -125,11 +161,21 @@ def _plots(
 
     def curves(lines: Sequence[Any], title: str) -> Callable[[Any], None]:
         stacks = [" + ".join(views[members[0]]["title"]["algorithm"]) for members in together]
-        shown = [stack if len(members) > 1 and stack else labels[members[0]] for members, stack in zip(together, stacks)]
-        return lambda axes: _curves(axes, [_merged([lines[k] for k in members]) for members in together], shown, title)
+        shown = [
+            stack if len(members) > 1 and stack else labels[members[0]]
+            for members, stack in zip(together, stacks)
+        ]
+        return lambda axes: _curves(
+            axes, [_merged([lines[k] for k in members]) for members in together], shown, title
+        )
 
-    yield "training_loss", curves([(v["curves"]["round"], v["curves"]["loss"]) for v in views], "training loss")
-    for name in dict.fromkeys(n for v in views for n in v["curves"]["metrics"] if not n.endswith("_spread")):
+    yield (
+        "training_loss",
+        curves([(v["curves"]["round"], v["curves"]["loss"]) for v in views], "training loss"),
+    )
+    for name in dict.fromkeys(
+        n for v in views for n in v["curves"]["metrics"] if not n.endswith("_spread")
+    ):
         points = [tuple(zip(*v["curves"]["metrics"].get(name, []))) or ((), ()) for v in views]
         yield name, curves(points, "test loss" if name == "loss" else name.replace("_", " "))
     yield "bytes", curves([_traffic(v) for v in views], "traffic so far (MB)")
@@ -146,10 +192,16 @@ def _merged(lines: Sequence[Any]) -> tuple[list[float], list[float], list[float]
     known = [{x: y for x, y in zip(*line) if y is not None} for line in lines]
     common = sorted(set.intersection(*(set(one) for one in known)))
     values = [[one[x] for one in known] for x in common]
-    return common, [statistics.fmean(v) for v in values], [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values]
+    return (
+        common,
+        [statistics.fmean(v) for v in values],
+        [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values],
+    )
 
 
-def _save(name: str, paint: Callable[[Any], None], kinds: Sequence[str], out: Path) -> Iterator[Path]:
+def _save(
+    name: str, paint: Callable[[Any], None], kinds: Sequence[str], out: Path
+) -> Iterator[Path]:
     with _figure() as (figure, axes):
         paint(axes)
         yield from _write(figure, name, kinds, out)
@@ -177,11 +229,20 @@ def _figure(columns: int = 1, height: float = WIDTH * 0.66) -> Iterator[tuple[An
 
 def _curves(axes: Any, lines: Sequence[Any], labels: Sequence[str], title: str) -> None:
     for k, ((x, y, spread), label) in enumerate(zip(lines, labels)):
-        look = {"color": COLOURS[k % len(COLOURS)], "linestyle": DASHES[k // len(COLOURS) % 4], "markersize": 2.5}
+        look = {
+            "color": COLOURS[k % len(COLOURS)],
+            "linestyle": DASHES[k // len(COLOURS) % 4],
+            "markersize": 2.5,
+        }
         axes.plot(x, y, label=label, marker="o" if len(x) <= 12 else None, **look)
         if any(spread):
             axes.fill_between(
-                x, [a - b for a, b in zip(y, spread)], [a + b for a, b in zip(y, spread)], color=look["color"], alpha=0.15, linewidth=0
+                x,
+                [a - b for a, b in zip(y, spread)],
+                [a + b for a, b in zip(y, spread)],
+                color=look["color"],
+                alpha=0.15,
+                linewidth=0,
             )
     axes.set(xlabel="round", ylabel=title)
     _whole(axes.xaxis)
@@ -207,7 +268,13 @@ def _holdings(axes: Any, federation: dict[str, Any]) -> None:
     counts, classes = federation["labels"], federation["classes"]
     top = max(max(row) for row in counts) or 1
     cells = [(c, k, 60 * n / top) for c, row in enumerate(counts) for k, n in enumerate(row) if n]
-    axes.scatter([x for x, _, _ in cells], [y for _, y, _ in cells], s=[s for _, _, s in cells], color=COLOURS[0], linewidths=0)
+    axes.scatter(
+        [x for x, _, _ in cells],
+        [y for _, y, _ in cells],
+        s=[s for _, _, s in cells],
+        color=COLOURS[0],
+        linewidths=0,
+    )
     axes.set(xlabel="client", ylabel="class")
     _whole(axes.xaxis)
     if len(classes) == len(counts[0]) <= 25:
@@ -226,30 +293,50 @@ def _weights(axes: Any, clients: dict[str, Any]) -> None:
             grid[place[id], c] = np.nan if weight is None else 100 * weight / total
     image = axes.imshow(grid, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0)
     lost = [(c, place[id]) for c, who in enumerate(clients["lost"]) for id in who]
-    axes.scatter([x for x, _ in lost], [y for _, y in lost], marker="x", s=4, color=COLOURS[1], linewidths=0.6)
-    axes.set(xlabel="round" if clients["step"] == 1 else f"every {clients['step']}th round", ylabel="client")
+    axes.scatter(
+        [x for x, _ in lost],
+        [y for _, y in lost],
+        marker="x",
+        s=4,
+        color=COLOURS[1],
+        linewidths=0.6,
+    )
+    axes.set(
+        xlabel="round" if clients["step"] == 1 else f"every {clients['step']}th round",
+        ylabel="client",
+    )
     every = max(1, math.ceil(len(place) / 10))
     axes.set_yticks(range(0, len(place), every), [str(id) for id in clients["ids"][::every]])
     _whole(axes.xaxis)
     axes.figure.colorbar(image, ax=axes, label="share of the mean (%)", shrink=0.9)
 
 
-def _row_of_images(entry: dict[str, Any], name: str, kinds: Sequence[str], out: Path) -> Iterator[Path]:
+def _row_of_images(
+    entry: dict[str, Any], name: str, kinds: Sequence[str], out: Path
+) -> Iterator[Path]:
     """A comparison as papers show it: the images side by side, and under the colour bar what the result still gets wrong."""
     import numpy as np
     from PIL import Image
 
-    images = [np.asarray(Image.open(path).convert("RGB"), dtype=np.float32) / 255 for path in entry["images"]]
+    images = [
+        np.asarray(Image.open(path).convert("RGB"), dtype=np.float32) / 255
+        for path in entry["images"]
+    ]
     labels = [*entry["labels"], *[""] * len(images)][: len(images)]
     result = images[-2] if len(images) > 2 else images[0]
     same = len(images) > 1 and result.shape == images[-1].shape
-    with _figure(len(images) + same, 2.1 * images[0].shape[0] / images[0].shape[1]) as (figure, axes):
+    with _figure(len(images) + same, 2.1 * images[0].shape[0] / images[0].shape[1]) as (
+        figure,
+        axes,
+    ):
         for spot, pixels, label in zip(axes, images, labels):
             spot.imshow(pixels)
             spot.set_title(label)
         if same:
             error = np.abs(result - images[-1]).mean(2)
-            shown = axes[-1].imshow(error, cmap="inferno", vmin=0, vmax=max(4 / 255, float(np.quantile(error, 0.995))))
+            shown = axes[-1].imshow(
+                error, cmap="inferno", vmin=0, vmax=max(4 / 255, float(np.quantile(error, 0.995)))
+            )
             axes[-1].set_title("residual")
             figure.colorbar(shown, ax=axes[-1], shrink=0.8)
         for spot in axes:
@@ -258,4 +345,7 @@ def _row_of_images(entry: dict[str, Any], name: str, kinds: Sequence[str], out: 
 
 
 def _file(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in str(clean(name))).strip("-") or "figure"
+    return (
+        "".join(c if c.isalnum() or c in "-_" else "-" for c in str(clean(name))).strip("-")
+        or "figure"
+    )

@@ -48,13 +48,21 @@ def write_comparison(runs: Sequence[Path | str], out: Path | str, title: str | N
     return _save(render(read, title or target.parent.resolve().name), target)
 
 
-def figures(folder: Path | str | Sequence[Path | str], kinds: Sequence[str] = ("pdf", "png"), out: Path | str | None = None) -> list[Path]:
+def figures(
+    folder: Path | str | Sequence[Path | str],
+    kinds: Sequence[str] = ("pdf", "png"),
+    out: Path | str | None = None,
+) -> list[Path]:
     """Publication-ready figures and tables of one run or several, in `folder/figures` unless `out` says otherwise."""
     from fedlens.report.figures import draw
 
     many = [Path(folder)] if isinstance(folder, str | Path) else [Path(one) for one in folder]
     target = Path(out) if out else many[0] / "figures"
-    runs = [folders.read(one) for path in many for one in ([path] if folders.is_run(path) else _below(path))]
+    runs = [
+        folders.read(one)
+        for path in many
+        for one in ([path] if folders.is_run(path) else _below(path))
+    ]
     return draw(runs, kinds, target)
 
 
@@ -74,12 +82,18 @@ def render(runs: Sequence[RunFolder], title: str | None = None) -> str:
         "script": "\n".join((PAGE / name).read_text() for name in SCRIPTS),
         "plain": _plain(views),
         # Nothing inside a JSON block may look like markup to the HTML parser.
-        "data": text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"),
+        "data": text.replace("<", "\\u003c")
+        .replace("\u2028", "\\u2028")
+        .replace("\u2029", "\\u2029"),
     }
     page = (PAGE / "report.html").read_text()
     first, *rest = page.split("<!--")
-    whole = first + "".join(pieces[name] + after for name, _, after in (part.partition("-->") for part in rest))
-    return whole.encode("utf-8", "replace").decode()  # half a character, as JSON can have it in a caption, cannot be written
+    whole = first + "".join(
+        pieces[name] + after for name, _, after in (part.partition("-->") for part in rest)
+    )
+    return whole.encode(
+        "utf-8", "replace"
+    ).decode()  # half a character, as JSON can have it in a caption, cannot be written
 
 
 class _Images:
@@ -87,7 +101,9 @@ class _Images:
     and the labels stay true because the originals remain in the run folder."""
 
     def __init__(self, runs: Sequence[RunFolder]) -> None:
-        paths = {folders.digest(p): p for run in runs for entry in run.pictures for p in entry["paths"]}
+        paths = {
+            folders.digest(p): p for run in runs for entry in run.pictures for p in entry["paths"]
+        }
         excess = sum(p.stat().st_size for p in paths.values()) - PICTURES
         self.addresses: list[str] = []
         self._place: dict[str, int] = {}
@@ -132,7 +148,11 @@ def _below(path: Path) -> list[Path]:
 
 
 def _refusal(run: RunFolder) -> str:
-    what = "is empty" if run.status == "empty" else "is not a run folder: it has no config.toml, metrics.jsonl or summary.json"
+    what = (
+        "is empty"
+        if run.status == "empty"
+        else "is not a run folder: it has no config.toml, metrics.jsonl or summary.json"
+    )
     return f"{run.path} {what}."
 
 

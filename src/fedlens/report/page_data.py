@@ -9,7 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.runs.reading import RunFolder, changed, digest, done, final_metrics, glance, number, printable, sequence, table
+from fedlens.runs.reading import (
+    RunFolder,
+    changed,
+    digest,
+    done,
+    final_metrics,
+    glance,
+    number,
+    printable,
+    sequence,
+    table,
+)
 
 CELLS = 200_000  # client-rounds a page can hold; longer runs show every k-th round
 POINTS = 2_000  # rounds a curve can hold
@@ -63,7 +74,15 @@ def broken(path: Path, name: str, reason: str) -> dict[str, Any]:
 
 
 def _bare(path: Path, name: str, status: str) -> dict[str, Any]:
-    return {"name": name, "status": status, "title": {}, "metrics": {}, "loss": [], "done": 0, "changed": changed(path)}
+    return {
+        "name": name,
+        "status": status,
+        "title": {},
+        "metrics": {},
+        "loss": [],
+        "done": 0,
+        "changed": changed(path),
+    }
 
 
 def _curves(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -73,7 +92,11 @@ def _curves(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     columns = ("round", "seconds", "loss", "bytes_down", "bytes_up", "asked", "heard", "refused")
     curves: dict[str, Any] = {name: [number(r.get(name)) for r in thin] for name in columns}
     curves["lost"] = [len(sequence(r.get("lost"))) for r in thin]
-    return curves | {"metrics": _by_name(rounds, "metrics"), "state": _by_name(rounds, "state"), "step": step}
+    return curves | {
+        "metrics": _by_name(rounds, "metrics"),
+        "state": _by_name(rounds, "state"),
+        "step": step,
+    }
 
 
 def _by_name(rounds: Sequence[Mapping[str, Any]], column: str) -> dict[str, list[list[float]]]:
@@ -96,7 +119,9 @@ def _clients(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         rows = []
         for id, facts in table(r.get("clients")).items():
             f = table(facts)
-            rows.append([_id(id), *(number(f.get(name)) for name in ("weight", "loss", "examples"))])
+            rows.append(
+                [_id(id), *(number(f.get(name)) for name in ("weight", "loss", "examples"))]
+            )
         heard.append(rows)
     lost = [[_id(table(x).get("client")) for x in sequence(r.get("lost"))] for r in shown]
     ids = {row[0] for rows in heard for row in rows} | {i for row in lost for i in row}
@@ -115,9 +140,13 @@ def _reasons(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for r in rounds:
         for column, before in (("lost", ""), ("unevaluated", UNEVALUATED)):
             for entry in map(table, sequence(r.get(column))):
-                who.setdefault(before + _reason(entry.get("reason")), Counter())[_id(entry.get("client"))] += 1
+                who.setdefault(before + _reason(entry.get("reason")), Counter())[
+                    _id(entry.get("client"))
+                ] += 1
     often = sorted(who.items(), key=lambda item: -item[1].total())[:20]
-    return [{"reason": k, "times": v.total(), "clients": sorted(v, key=_order)[:50]} for k, v in often]
+    return [
+        {"reason": k, "times": v.total(), "clients": sorted(v, key=_order)[:50]} for k, v in often
+    ]
 
 
 def _reason(value: Any) -> str:
@@ -140,11 +169,19 @@ def _holdings(federation: Mapping[str, Any]) -> dict[str, Any]:
     """Who holds what: sizes, counts of labels, names. What a source tells about its split stands under `facts`."""
     told = {**table(federation.get("facts")), **federation}
     sizes = [number(s) or 0 for s in sequence(told.get("sizes", told.get("examples")))]
-    labels = [[c if isinstance(c, int | float) else 0 for c in sequence(row)] for row in sequence(told.get("labels"))]
+    labels = [
+        [c if isinstance(c, int | float) else 0 for c in sequence(row)]
+        for row in sequence(told.get("labels"))
+    ]
     if len({len(row) for row in labels}) > 1 or not all(labels):
         labels = []
     names, classes = (sequence(told.get(key)) for key in ("names", "classes"))
-    held = {"sizes": sizes if any(sizes) else [sum(row) for row in labels], "labels": labels, "names": names, "classes": classes}
+    held = {
+        "sizes": sizes if any(sizes) else [sum(row) for row in labels],
+        "labels": labels,
+        "names": names,
+        "classes": classes,
+    }
     return held | {"remarks": remarks(told)}
 
 
@@ -152,12 +189,22 @@ def remarks(facts: Mapping[str, Any], most: int = 5) -> list[str]:
     """What of the data is not there as it lay on disk: files that could not be read, what a split or a task moved or left out."""
     skipped, notes = ([str(x) for x in sequence(facts.get(key))] for key in ("skipped", "notes"))
     more = f" and {len(skipped) - most} more" if len(skipped) > most else ""
-    files = "1 file could not be read and was" if len(skipped) == 1 else f"{len(skipped)} files could not be read and were"
+    files = (
+        "1 file could not be read and was"
+        if len(skipped) == 1
+        else f"{len(skipped)} files could not be read and were"
+    )
     lines = [f"{files} left out: {'; '.join(skipped[:most])}{more}"] if skipped else []
-    return [*lines, *notes[:most], *([f"and {len(notes) - most} more such notes"] if len(notes) > most else [])]
+    return [
+        *lines,
+        *notes[:most],
+        *([f"and {len(notes) - most} more such notes"] if len(notes) > most else []),
+    ]
 
 
-def _pictures(pictures: Sequence[Mapping[str, Any]], source: Callable[[Path], str]) -> list[dict[str, Any]]:
+def _pictures(
+    pictures: Sequence[Mapping[str, Any]], source: Callable[[Path], str]
+) -> list[dict[str, Any]]:
     """Results first, then what explains them."""
     return [
         {
@@ -195,7 +242,11 @@ def clean(value: Any) -> Any:
     if isinstance(value, bool) or value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
-        return (float(f"{value:.5g}") if abs(value) < 1e5 else round(value, 1)) if math.isfinite(value) else None
+        return (
+            (float(f"{value:.5g}") if abs(value) < 1e5 else round(value, 1))
+            if math.isfinite(value)
+            else None
+        )
     if isinstance(value, Mapping):
         return {str(k): clean(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -16,19 +16,31 @@ from pathlib import Path
 from typing import Any
 
 YEARS = 2
-HERE = ("127.0.0.1", "localhost")  # in every certificate: `serve` talks to its own SuperLink there, whatever name the sites use
+HERE = (
+    "127.0.0.1",
+    "localhost",
+)  # in every certificate: `serve` talks to its own SuperLink there, whatever name the sites use
 
 
 def check_host(text: str) -> None:
     """A certificate names hosts in ASCII, without a port."""
     if not re.fullmatch(r"[A-Za-z0-9*_]([A-Za-z0-9._-]*[A-Za-z0-9])?", text) and not _address(text):
-        raise ValueError(f"{text!r} is not a host: write its name or address alone, and a name that is not ASCII in its xn-- form")
+        raise ValueError(
+            f"{text!r} is not a host: write its name or address alone, and a name that is not ASCII in its xn-- form"
+        )
 
 
 def check_name(text: str) -> None:
     """A site's key lies in the folder it was asked for, and is not what another site's public key would be called."""
-    if not text or re.search(r"[/\\\0]", text) or text.startswith((".", "-")) or text.endswith(".pub"):
-        raise ValueError(f"{text!r} is not a name for a site's key: no slashes, no dot or dash at its beginning, no .pub at its end")
+    if (
+        not text
+        or re.search(r"[/\\\0]", text)
+        or text.startswith((".", "-"))
+        or text.endswith(".pub")
+    ):
+        raise ValueError(
+            f"{text!r} is not a name for a site's key: no slashes, no dot or dash at its beginning, no .pub at its end"
+        )
 
 
 def authority(folder: Path) -> Path:
@@ -71,11 +83,17 @@ def server(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
         _certificate(x509, name, ca.subject, key.public_key())
         .add_extension(x509.SubjectAlternativeName([_host(x509, h) for h in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .add_extension(
+            x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+        )
     )
     _write(folder / "server.key", _pem(key, ser), secret=True)
-    _write(folder / "server.pem", builder.sign(ca_key, hashes.SHA384()).public_bytes(ser.Encoding.PEM))
+    _write(
+        folder / "server.pem", builder.sign(ca_key, hashes.SHA384()).public_bytes(ser.Encoding.PEM)
+    )
     return folder / "server.pem", folder / "server.key"
 
 
@@ -85,9 +103,16 @@ def site(path: Path) -> tuple[Path, Path]:
     if path.exists():
         raise ValueError(f"{path} exists already: a key is never overwritten")
     key = ec.generate_private_key(ec.SECP384R1())
-    _write(path, key.private_bytes(ser.Encoding.PEM, ser.PrivateFormat.OpenSSH, ser.NoEncryption()), secret=True)
+    _write(
+        path,
+        key.private_bytes(ser.Encoding.PEM, ser.PrivateFormat.OpenSSH, ser.NoEncryption()),
+        secret=True,
+    )
     public = path.with_name(path.name + ".pub")
-    _write(public, key.public_key().public_bytes(ser.Encoding.OpenSSH, ser.PublicFormat.OpenSSH) + b"\n")
+    _write(
+        public,
+        key.public_key().public_bytes(ser.Encoding.OpenSSH, ser.PublicFormat.OpenSSH) + b"\n",
+    )
     return path, public
 
 
@@ -123,7 +148,9 @@ def _pem(key: Any, ser: Any) -> bytes:
 
 def _write(path: Path, data: bytes, secret: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if secret else 0o644), "wb") as f:
+    with open(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if secret else 0o644), "wb"
+    ) as f:
         f.write(data)
 
 
@@ -133,5 +160,7 @@ def _cryptography() -> tuple[Any, Any, Any, Any]:
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as e:
-        raise ImportError('keys and certificates need the flower extra: pip install "fedlens[flower]"') from e
+        raise ImportError(
+            'keys and certificates need the flower extra: pip install "fedlens[flower]"'
+        ) from e
     return x509, ec, hashes, serialization

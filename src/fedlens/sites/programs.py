@@ -37,13 +37,18 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": os.environ.get("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"),
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": os.environ.get(
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"
+        ),
     }
 
 
 def flower_home() -> Path:
     """Flower's own if the user set one; else a folder of ours, so that nobody's Flower configuration is touched."""
-    home = Path(os.environ.get("FLWR_HOME") or Path(os.environ.get("FEDLENS_HOME", Path.home() / ".fedlens")) / "flwr").absolute()
+    home = Path(
+        os.environ.get("FLWR_HOME")
+        or Path(os.environ.get("FEDLENS_HOME", Path.home() / ".fedlens")) / "flwr"
+    ).absolute()
     home.mkdir(parents=True, exist_ok=True)
     return home
 
@@ -85,7 +90,9 @@ class Crew:
         need(command[0])
         if not quiet:
             self.say("$ " + self.line(*command))
-        child = subprocess.Popen(command, env=self.env, start_new_session=True, preexec_fn=_die_with_parent)
+        child = subprocess.Popen(
+            command, env=self.env, start_new_session=True, preexec_fn=_die_with_parent
+        )
         self.children.append(child)
         return child
 
@@ -102,16 +109,24 @@ class Crew:
         done = subprocess.run(command, env=self.env, capture_output=True, text=True)
         if check and done.returncode:
             lines = [x for x in (done.stderr + done.stdout).strip().splitlines() if x.strip()]
-            raise ConfigError(f"{shlex.join(command[:3])} failed: {lines[-1].strip() if lines else done.returncode}")
+            raise ConfigError(
+                f"{shlex.join(command[:3])} failed: {lines[-1].strip() if lines else done.returncode}"
+            )
         return done.stdout + (done.stderr if not check else "")
 
     def stop(self) -> None:
         for how in (signal.SIGTERM, signal.SIGKILL):
             for child in self.children:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(child.pid, how)  # the session of a child: Flower's programs have children of their own
+                    os.killpg(
+                        child.pid, how
+                    )  # the session of a child: Flower's programs have children of their own
             until = time.monotonic() + 8
-            while how == signal.SIGTERM and time.monotonic() < until and any(c.poll() is None for c in self.children):
+            while (
+                how == signal.SIGTERM
+                and time.monotonic() < until
+                and any(c.poll() is None for c in self.children)
+            ):
                 time.sleep(0.1)
         for child in self.children:
             child.wait()
@@ -137,7 +152,9 @@ def trusting(ca: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=str(ca))
     except ssl.SSLError as e:
-        raise ConfigError(f"{ca} is not a CA certificate: take the ca.crt that `fedlens keys` made at the server") from e
+        raise ConfigError(
+            f"{ca} is not a CA certificate: take the ca.crt that `fedlens keys` made at the server"
+        ) from e
 
 
 def await_port(host: str, port: int, ca: Path, crew: Crew, seconds: float = 60) -> None:
@@ -146,7 +163,10 @@ def await_port(host: str, port: int, ca: Path, crew: Crew, seconds: float = 60) 
         if any(c.poll() is not None for c in crew.children):
             raise ConfigError("the SuperLink ended at once: its own words are above")
         try:
-            with socket.create_connection((host, port), 1) as plain, trust.wrap_socket(plain, server_hostname=host):
+            with (
+                socket.create_connection((host, port), 1) as plain,
+                trust.wrap_socket(plain, server_hostname=host),
+            ):
                 return
         except ssl.SSLCertVerificationError as e:  # waiting makes no other certificate of it
             raise ConfigError(
@@ -162,7 +182,9 @@ def await_port(host: str, port: int, ca: Path, crew: Crew, seconds: float = 60) 
 def connection(home: Path, address: str, ca: Path) -> str:
     """The name under which Flower's own commands reach this SuperLink, written into its config.toml once."""
     if not ca.is_file():
-        raise ConfigError(f"there is no CA certificate {ca}: `fedlens keys` makes one, the server's operator has it")
+        raise ConfigError(
+            f"there is no CA certificate {ca}: `fedlens keys` makes one, the server's operator has it"
+        )
     name = "fedlens-" + "".join(c if c.isalnum() else "-" for c in address)
     table = f'[superlink.{name}]\naddress = "{address}"\nroot-certificates = "{ca.absolute()}"\n'
     file = home / "config.toml"
@@ -195,12 +217,20 @@ def free_port() -> int:
 def claim(host: str, port: int) -> None:
     """Refuse a port that cannot be had. Somebody else's SuperLink there would take our sites' keys, and only then would ours end."""
     try:
-        family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, _, _, place = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         with socket.socket(family, kind) as s:
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a server that just ended are no obstacle
+            s.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # connections of a server that just ended are no obstacle
             s.bind(place)
     except OSError as e:
-        hint = "something listens there already, choose another --port" if e.errno == errno.EADDRINUSE else e.strerror or str(e)
+        hint = (
+            "something listens there already, choose another --port"
+            if e.errno == errno.EADDRINUSE
+            else e.strerror or str(e)
+        )
         raise ConfigError(f"cannot serve at {host}:{port}: {hint}") from e
 
 
@@ -208,7 +238,9 @@ def split_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     number = int(port) if port.isascii() and port.isdigit() else 0
     if not host or not 0 < number < 65536 or not host.isprintable() or set(host) & set("/@ "):
-        raise ConfigError(f"{address!r} is not an address: write host:port, such as 127.0.0.1:8000, with a port up to 65535")
+        raise ConfigError(
+            f"{address!r} is not an address: write host:port, such as 127.0.0.1:8000, with a port up to 65535"
+        )
     return host.strip("[]"), number
 
 
@@ -220,4 +252,8 @@ def _toml(value: Any) -> str:
     """As Flower reads a node config: TOML, which has no surrogate pairs (JSON escapes an emoji as one), cut at the next quotation mark."""
     if not isinstance(value, str):
         return json.dumps(value)
-    return '"' + r"\u0022".join(json.dumps(part, ensure_ascii=False)[1:-1] for part in value.split('"')) + '"'
+    return (
+        '"'
+        + r"\u0022".join(json.dumps(part, ensure_ascii=False)[1:-1] for part in value.split('"'))
+        + '"'
+    )

@@ -71,19 +71,29 @@ def _server_setup(config: Config, log: Say) -> job.Setup:
     except DataError as e:
         log(f"nothing to test on at the server: {e}")
     task = config.build_task()
-    return job.Setup(config, config.settings, task, Federation([None] * config.settings.clients), config.build_algorithm(task))
+    return job.Setup(
+        config,
+        config.settings,
+        task,
+        Federation([None] * config.settings.clients),
+        config.build_algorithm(task),
+    )
 
 
 class _Log(job.Watch):
     """A job's progress as lines for the Flower log."""
 
     def begin(self, setup: job.Setup, folder: Path, done: int) -> None:
-        self.log(f"{setup.stack} with {len(setup.federation)} sites into {folder}, {done} of {setup.settings.rounds} rounds done")
+        self.log(
+            f"{setup.stack} with {len(setup.federation)} sites into {folder}, {done} of {setup.settings.rounds} rounds done"
+        )
 
     def round(self, record: Mapping[str, Any]) -> None:
         numbers = {"training loss": record["loss"], **dict(list(record["metrics"].items())[:3])}
         text = "  ".join(f"{k} {v:.4g}" for k, v in numbers.items() if v is not None)
-        self.log(f"round {record['round']}: {record['heard']} of {record['asked']} heard in {record['seconds']:.1f} s  {text}")
+        self.log(
+            f"round {record['round']}: {record['heard']} of {record['asked']} heard in {record['seconds']:.1f} s  {text}"
+        )
         for before, missing in (("", record["lost"]), (UNEVALUATED, record["unevaluated"])):
             for lost in missing:
                 self.log(f"  client {lost['client']}: {before}{lost['reason']}")
@@ -124,7 +134,9 @@ def make_site(node: Facts, run: Facts) -> Site:
     part = 0 if own else id
     here = alone(id, federation.holdings[part], federation.held_out_of(part))
     # What it decides for itself, and no recipe for it: see layers/balance.py.
-    algorithm = config.build_algorithm(task).given({**federation.facts, "generate": node.get("generate", "")})
+    algorithm = config.build_algorithm(task).given(
+        {**federation.facts, "generate": node.get("generate", "")}
+    )
     classes, told = tuple(federation.facts.get("classes", ())), tuple(remarks(federation.facts))
     return Site(id, algorithm, here, Path(str(node["folder"])), agreed, s.threads, classes, told)
 
@@ -141,7 +153,9 @@ def over(config: Config, place: str) -> Config:
     known = parameters(config.data.cls)
     key = next((k for k in PLACES if k in known), None)
     if key is None:
-        raise ConfigError(f"{config.data.name} reads no files, so it cannot take data from {place}: leave --data out")
+        raise ConfigError(
+            f"{config.data.name} reads no files, so it cannot take data from {place}: leave --data out"
+        )
     if not Path(place).exists():
         raise ConfigError(f"there is no data at {place}")
     return replace(config, data=config.data.with_value(key, place).checked())
@@ -178,14 +192,20 @@ def submit(
         told = _json(crew.call("flwr", "run", app, name, "--format", "json"))
         number = str(told.get("run-id", ""))
         if not told.get("success") or not number:
-            raise ConfigError(f"the SuperLink did not take the run: {told.get('error-message', told)}")
+            raise ConfigError(
+                f"the SuperLink did not take the run: {told.get('error-message', told)}"
+            )
         try:
             crew.start("flwr", "log", number, name, "--stream").wait()
             status = await_end(crew, number, name)
         except KeyboardInterrupt:
-            say(f"the run goes on at the SuperLink; to end it: {crew.line('flwr', 'stop', number, name)}")
+            say(
+                f"the run goes on at the SuperLink; to end it: {crew.line('flwr', 'stop', number, name)}"
+            )
             return 130
-        say(f"run {number}: {status}" + (f", in {folder}" if status == "finished:completed" else ""))
+        say(
+            f"run {number}: {status}" + (f", in {folder}" if status == "finished:completed" else "")
+        )
         return 0 if status == "finished:completed" else 1
 
 

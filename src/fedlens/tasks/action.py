@@ -74,23 +74,32 @@ class ActionRecognition(LearningTask):
         last = nn.Linear(map_shape(body, self.frames, self.size)[0], self.classes)
         nn.init.normal_(last.weight, std=0.001)
         nn.init.zeros_(last.bias)
-        return (Frozen if self.probe else SplitNet)(body, nn.Sequential(nn.Dropout(self.dropout), last))
+        return (Frozen if self.probe else SplitNet)(
+            body, nn.Sequential(nn.Dropout(self.dropout), last)
+        )
 
     def load_init(self, model: nn.Module) -> None:
         load_init(model, self.init)
 
     def fits(self, facts: Mapping[str, Any]) -> None:
         if (held := len(facts.get("classes", ()))) > self.classes:
-            raise ValueError(f"the data has {held} classes, but the task says {self.classes}: set task.classes={held}")
+            raise ValueError(
+                f"the data has {held} classes, but the task says {self.classes}: set task.classes={held}"
+            )
 
     def admit(self, federation: Federation) -> Federation:
         return admit(federation, self, self.least)
 
-    def sample(self, frames: Frames, label: int, rng: Generator, augment: bool) -> dict[str, Tensor]:
+    def sample(
+        self, frames: Frames, label: int, rng: Generator, augment: bool
+    ) -> dict[str, Tensor]:
         room = len(frames) - self.least + 1
         start = int(torch.randint(room, (), generator=rng)) if augment else room // 2
         numbers = [start + k * self.stride for k in range(self.frames)]
-        return {"x": cut(frames, numbers, self.size, rng if augment else None), "y": torch.tensor(label)}
+        return {
+            "x": cut(frames, numbers, self.size, rng if augment else None),
+            "y": torch.tensor(label),
+        }
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         return F.cross_entropy(output.prediction, batch["y"])
@@ -114,25 +123,37 @@ class ActionRecognition(LearningTask):
         place = next(net.parameters()).device
         total = torch.zeros(len(videos), self.classes)
         with torch.no_grad():
-            for numbers, x in clip_batches(videos, self.frames, self.size, self.clips, self.stride, self.evaluation_batch):
-                total.index_add_(0, torch.tensor(numbers), net(x.to(place)).float().cpu() / self.clips)
+            for numbers, x in clip_batches(
+                videos, self.frames, self.size, self.clips, self.stride, self.evaluation_batch
+            ):
+                total.index_add_(
+                    0, torch.tensor(numbers), net(x.to(place)).float().cpu() / self.clips
+                )
         return total
 
     def _middles(self, net: Any, data: Data) -> tuple[Tensor, Tensor]:
         place = next(net.parameters()).device
         with torch.no_grad():
-            pairs = [(net(b["x"]).float().cpu(), b["y"].cpu()) for b in in_batches(data, self.evaluation_batch, place)]
+            pairs = [
+                (net(b["x"]).float().cpu(), b["y"].cpu())
+                for b in in_batches(data, self.evaluation_batch, place)
+            ]
         return torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])
 
     def pictures(self, result: Any, federation: Federation) -> Sequence[Picture]:
         if not isinstance(federation.test, Search) or not len(federation.test):
             return ()
         test = federation.test
-        picks = torch.linspace(0, len(test.queries) - 1, min(SHOWN, len(test.queries))).long().tolist()
+        picks = (
+            torch.linspace(0, len(test.queries) - 1, min(SHOWN, len(test.queries))).long().tolist()
+        )
         some = test.queries.take(picks)
         said = self.scores(result, some).argmax(1).tolist()
         names = test.classes or [str(k) for k in range(self.classes)]
-        labels = [names[p] if p == t else f"{names[p]} (is {names[t]})" for p, t in zip(said, some.labels, strict=True)]
+        labels = [
+            names[p] if p == t else f"{names[p]} (is {names[t]})"
+            for p, t in zip(said, some.labels, strict=True)
+        ]
         right = sum(p == t for p, t in zip(said, some.labels, strict=True))
         return [
             Picture(

@@ -50,10 +50,22 @@ class Classification(LearningTask):
             raise ValueError(f"classification needs at least two classes, not {classes}")
         if names and len(names) != classes:
             raise ValueError(f"{len(names)} names for {classes} classes")
-        self.network, self.classes, self.channels, self.size, self.projection = model, classes, channels, size, projection
+        self.network, self.classes, self.channels, self.size, self.projection = (
+            model,
+            classes,
+            channels,
+            size,
+            projection,
+        )
         self.stem: Stem = stem
         self.norm: Norm = norm
-        self.mean, self.std, self.smoothing, self.evaluation_batch, self.names = mean, std, smoothing, evaluation_batch, tuple(names)
+        self.mean, self.std, self.smoothing, self.evaluation_batch, self.names = (
+            mean,
+            std,
+            smoothing,
+            evaluation_batch,
+            tuple(names),
+        )
 
     def model(self) -> nn.Module:
         return classifier(self.network, self.classes, channels=self.channels, size=self.size, stem=self.stem, norm=self.norm,
@@ -62,14 +74,24 @@ class Classification(LearningTask):
     def fits(self, facts: Mapping[str, Any]) -> None:
         held, shape = len(facts.get("classes", ())), tuple(facts.get("shape", ()))
         if held > self.classes:
-            raise ValueError(f"the data has {held} classes, but the task says {self.classes}: set task.classes={held}")
+            raise ValueError(
+                f"the data has {held} classes, but the task says {self.classes}: set task.classes={held}"
+            )
         if not shape:
             return
         if shape[0] != self.channels:
-            raise ValueError(f"the images have {shape[0]} channels, but the task says {self.channels}: set task.channels={shape[0]}")
+            raise ValueError(
+                f"the images have {shape[0]} channels, but the task says {self.channels}: set task.channels={shape[0]}"
+            )
         if self.network in ("cnn", "niid") and shape[1:] != (self.size, self.size):
-            size = f"set task.size={shape[1]}" if shape[1] == shape[2] else "set data.size to make them square"
-            raise ValueError(f"the images are {shape[2]}x{shape[1]}, but {self.network} was told {self.size}x{self.size}: {size}")
+            size = (
+                f"set task.size={shape[1]}"
+                if shape[1] == shape[2]
+                else "set data.size to make them square"
+            )
+            raise ValueError(
+                f"the images are {shape[2]}x{shape[1]}, but {self.network} was told {self.size}x{self.size}: {size}"
+            )
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         return F.cross_entropy(output.prediction, batch["y"], label_smoothing=self.smoothing)
@@ -81,7 +103,10 @@ class Classification(LearningTask):
         metrics = {"accuracy": float(right.sum() / held.sum()), "loss": loss}
         if bool((held > 0).all()):
             each = right / held
-            metrics |= {"accuracy_balanced": float(each.mean()), "accuracy_worst_class": float(each.min())}
+            metrics |= {
+                "accuracy_balanced": float(each.mean()),
+                "accuracy_worst_class": float(each.min()),
+            }
             if self.classes <= LISTED:
                 metrics |= {f"accuracy_class_{k}": float(a) for k, a in enumerate(each)}
         return metrics
@@ -106,15 +131,26 @@ class Classification(LearningTask):
         names, rows, unread = self._names(_remembered(folder)), [], []
         for path in files:
             try:
-                image = load_image(path, self.size, "L" if self.channels == 1 else "RGB").float()[None] / 255
+                image = (
+                    load_image(path, self.size, "L" if self.channels == 1 else "RGB").float()[None]
+                    / 255
+                )
             except (OSError, ValueError, SyntaxError) as e:
                 unread.append((path.name, str(e)))
                 continue
             with torch.no_grad():
                 share, label = model(image).softmax(1)[0].max(0)
-            rows.append((path.name if source.is_file() else path.relative_to(source).as_posix(), names[int(label)], f"{float(share):.4f}"))
+            rows.append(
+                (
+                    path.name if source.is_file() else path.relative_to(source).as_posix(),
+                    names[int(label)],
+                    f"{float(share):.4f}",
+                )
+            )
         if not rows:
-            raise ValueError(f"none of the {len(files)} images at {source} can be read ({': '.join(unread[0])})")
+            raise ValueError(
+                f"none of the {len(files)} images at {source} can be read ({': '.join(unread[0])})"
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("w", newline="") as f:
             csv.writer(f).writerows([("file", "label", "confidence"), *rows])
@@ -140,17 +176,40 @@ class Classification(LearningTask):
         batch = data.batch(index)
         place = next(result.parameters()).device
         with torch.no_grad():
-            said = self.forward(result, {k: v.to(place) for k, v in batch.items()}).prediction.argmax(1).tolist()
-        labels = [names[p] if p == t else f"{names[p]} (is {names[t]})" for p, t in zip(said, batch["y"].tolist(), strict=True)]
+            said = (
+                self.forward(result, {k: v.to(place) for k, v in batch.items()})
+                .prediction.argmax(1)
+                .tolist()
+            )
+        labels = [
+            names[p] if p == t else f"{names[p]} (is {names[t]})"
+            for p, t in zip(said, batch["y"].tolist(), strict=True)
+        ]
         right = sum(p == t for p, t in zip(said, batch["y"].tolist(), strict=True))
-        return Picture("Test images and what the model says", list(batch["x"]), labels, "sheet", {"right": right, "shown": len(labels)})
+        return Picture(
+            "Test images and what the model says",
+            list(batch["x"]),
+            labels,
+            "sheet",
+            {"right": right, "shown": len(labels)},
+        )
 
     def _matrix(self, result: nn.Module, data: Data, names: Sequence[str]) -> Picture:
         _, table = self._confusion(result, data)
         shares = table / table.sum(1, keepdim=True).clamp_min(1)
-        pixels = shares.float()[None].repeat_interleave(max(1, 200 // self.classes), 1).repeat_interleave(max(1, 200 // self.classes), 2)
+        pixels = (
+            shares.float()[None]
+            .repeat_interleave(max(1, 200 // self.classes), 1)
+            .repeat_interleave(max(1, 200 // self.classes), 2)
+        )
         facts = {"classes": list(names), "counts": table.long().tolist()}
-        return Picture("Confusion matrix: truth in rows, prediction in columns", [pixels], ["share of each row"], "map", facts)
+        return Picture(
+            "Confusion matrix: truth in rows, prediction in columns",
+            [pixels],
+            ["share of each row"],
+            "map",
+            facts,
+        )
 
     def _names(self, known: Sequence[str] | None) -> Sequence[str]:
         if known is not None and len(known) == self.classes:
@@ -161,7 +220,9 @@ class Classification(LearningTask):
 def _remembered(folder: Path) -> Sequence[str] | None:
     """The class names that a run left in its folder."""
     try:
-        found: Sequence[str] = json.loads((folder / "federation.json").read_text())["facts"]["classes"]
+        found: Sequence[str] = json.loads((folder / "federation.json").read_text())["facts"][
+            "classes"
+        ]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found

@@ -60,7 +60,14 @@ class TrackHead(nn.Module):
         from torchvision.ops import roi_align
 
         flat = F.relu(self.fold(maps))[:, :, 0]
-        regions = roi_align(flat, list(boxes.to(flat.dtype)), CELLS, spatial_scale=self.scale, sampling_ratio=2, aligned=True)
+        regions = roi_align(
+            flat,
+            list(boxes.to(flat.dtype)),
+            CELLS,
+            spatial_scale=self.scale,
+            sampling_ratio=2,
+            aligned=True,
+        )
         out: Tensor = self.answer(F.relu(self.hidden(regions.flatten(1))))
         return out.view(*boxes.shape[:2], self.frames, 4)
 
@@ -83,14 +90,23 @@ class CtP(VideoSSL):
     def least(self) -> int:
         return self.frames
 
-    def sample(self, frames: Frames, label: int, rng: Generator, augment: bool) -> dict[str, Tensor]:
+    def sample(
+        self, frames: Frames, label: int, rng: Generator, augment: bool
+    ) -> dict[str, Tensor]:
         clip = cut(frames, self.numbers(len(frames), rng), self.size, rng if augment else None)
-        paths = torch.stack([draw_path(self.frames, self.size, self.jitter, rng, self.speed, self.growth) for _ in range(self.patches)])
+        paths = torch.stack(
+            [
+                draw_path(self.frames, self.size, self.jitter, rng, self.speed, self.growth)
+                for _ in range(self.patches)
+            ]
+        )
         return {"x": paste(clip, paths, rng), "boxes": corners(paths[:, 0]), "y": targets(paths)}
 
     def numbers(self, length: int, rng: Generator) -> Sequence[int]:
         """Which frames: a stride that fits, a start, and each frame somewhere within its stride."""
-        stride = 1 + int(torch.randint(max(1, min(self.stride, length // self.frames)), (), generator=rng))
+        stride = 1 + int(
+            torch.randint(max(1, min(self.stride, length // self.frames)), (), generator=rng)
+        )
         start = int(torch.randint(length - stride * self.frames + 1, (), generator=rng))
         late = torch.randint(stride, (self.frames,), generator=rng).tolist()
         return [start + k * stride + late[k] for k in range(self.frames)]
@@ -107,17 +123,30 @@ class CtP(VideoSSL):
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         each = F.smooth_l1_loss(output.prediction, batch["y"], reduction="none")
-        return each.sum(-1).mean()  # over two coordinates of the centre and two of the size: the sum of both losses
+        return each.sum(
+            -1
+        ).mean()  # over two coordinates of the centre and two of the size: the sum of both losses
 
     def shown(self, made: Mapping[str, Tensor]) -> Picture:
         clip = made["x"]
-        return Picture("A training example: patches that move", [larger(clip[:, t]) for t in range(clip.shape[1])], kind="strip")
+        return Picture(
+            "A training example: patches that move",
+            [larger(clip[:, t]) for t in range(clip.shape[1])],
+            kind="strip",
+        )
 
 
 # -- patches ------------------------------------------------------------------------------------------------------------------------------
 
 
-def draw_path(frames: int, size: int, jitter: float, rng: Generator, speed: float = SPEED, growth: float = GROWTH) -> Tensor:
+def draw_path(
+    frames: int,
+    size: int,
+    jitter: float,
+    rng: Generator,
+    speed: float = SPEED,
+    growth: float = GROWTH,
+) -> Tensor:
     """(frames, 4): centre x, centre y, width, height in every frame."""
     # Plain numbers: a tensor operation takes longer than all of this arithmetic.
     draw = iter(torch.rand(24, generator=rng).tolist())
@@ -129,7 +158,10 @@ def draw_path(frames: int, size: int, jitter: float, rng: Generator, speed: floa
     keys = key_frames(frames, draw)
     points = [[*centre, *sides]]
     for gap in [b - a for a, b in pairwise(keys)]:
-        sides = [min(max(v * math.exp((2 * next(draw) - 1) * growth * gap), 2.0), 0.9 * size) for v in sides]
+        sides = [
+            min(max(v * math.exp((2 * next(draw) - 1) * growth * gap), 2.0), 0.9 * size)
+            for v in sides
+        ]
         moved = [c + (2 * next(draw) - 1) * speed * unit * gap for c in centre]
         centre = [min(max(c, v / 2), size - v / 2) for c, v in zip(moved, sides, strict=True)]
         points.append([*centre, *sides])
@@ -148,7 +180,9 @@ def key_frames(frames: int, draw: Iterator[float]) -> list[int]:
 def between(keys: Sequence[int], points: Sequence[Sequence[float]]) -> Tensor:
     """Straight lines from key frame to key frame."""
     at = np.arange(keys[-1] + 1)
-    return torch.from_numpy(np.stack([np.interp(at, keys, [p[k] for p in points]) for k in range(4)], 1)).float()
+    return torch.from_numpy(
+        np.stack([np.interp(at, keys, [p[k] for p in points]) for k in range(4)], 1)
+    ).float()
 
 
 def corners(boxes: Tensor) -> Tensor:
@@ -176,18 +210,34 @@ def paste(clip: Tensor, paths: Tensor, rng: Generator) -> Tensor:
         shown[0] = shown[own] = True
         # Only where the patch ever is: most of the picture is none of its business.
         reach = corners(path)
-        (x0, y0), (x1, y1) = reach[:, :2].amin(0).floor().int().tolist(), reach[:, 2:].amax(0).ceil().int().tolist()
+        (x0, y0), (x1, y1) = (
+            reach[:, :2].amin(0).floor().int().tolist(),
+            reach[:, 2:].amax(0).ceil().int().tolist(),
+        )
         u, v = (
-            (2 * (torch.arange(max(0, a), min(size, b)) + 0.5 - path[:, k, None]) / path[:, 2 + k, None])  # -1 ... 1 in the box: (T, side)
+            (
+                2
+                * (torch.arange(max(0, a), min(size, b)) + 0.5 - path[:, k, None])
+                / path[:, 2 + k, None]
+            )  # -1 ... 1 in the box: (T, side)
             for k, (a, b) in enumerate(((x0, x1), (y0, y1)))
         )
         form = sum(shape >= bound for bound in (SHAPES[0], SHAPES[0] + SHAPES[1]))
-        opacity = cover(u[:, None, :], v[:, :, None], form, soft < 0.5) * ((0.8 + 0.2 * strength) * shown)[:, None, None]
+        opacity = (
+            cover(u[:, None, :], v[:, :, None], form, soft < 0.5)
+            * ((0.8 + 0.2 * strength) * shown)[:, None, None]
+        )
         # Where in its frame, again as -1 ... 1, a place in the patch comes from.
-        from_x = ((left * (size - w) + (u.clamp(-1, 1) + 1) / 2 * w) * (2 / size) - 1)[:, None, :].expand(opacity.shape)
-        from_y = ((top * (size - h) + (v.clamp(-1, 1) + 1) / 2 * h) * (2 / size) - 1)[:, :, None].expand(opacity.shape)
+        from_x = ((left * (size - w) + (u.clamp(-1, 1) + 1) / 2 * w) * (2 / size) - 1)[
+            :, None, :
+        ].expand(opacity.shape)
+        from_y = ((top * (size - h) + (v.clamp(-1, 1) + 1) / 2 * h) * (2 / size) - 1)[
+            :, :, None
+        ].expand(opacity.shape)
         source = torch.stack([from_x, from_y], -1).flatten(0, 1)[None]
-        texture = F.grid_sample(clip[None, :, own], source, padding_mode="border", align_corners=False)[0].view(3, *opacity.shape)
+        texture = F.grid_sample(
+            clip[None, :, own], source, padding_mode="border", align_corners=False
+        )[0].view(3, *opacity.shape)
         window = out[:, :, max(0, y0) : y1, max(0, x0) : x1]
         window.lerp_(texture, opacity.expand_as(texture))
     return out
@@ -196,6 +246,12 @@ def paste(clip: Tensor, paths: Tensor, rng: Generator) -> Tensor:
 def cover(u: Tensor, v: Tensor, shape: int, soft: bool) -> Tensor:
     """1 inside, 0 outside: rectangle, ellipse, rhombus; a soft edge falls off over the outer fifth."""
     u, v = u.abs(), v.abs()
-    r = torch.maximum(u, v) if shape == 0 else (u.square() + v.square()).sqrt() if shape == 1 else u + v
+    r = (
+        torch.maximum(u, v)
+        if shape == 0
+        else (u.square() + v.square()).sqrt()
+        if shape == 1
+        else u + v
+    )
     inside: Tensor = ((1 - r) / 0.2).clamp(0, 1) if soft else (r < 1).to(r.dtype)
     return inside

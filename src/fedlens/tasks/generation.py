@@ -46,7 +46,13 @@ class Generation(LearningTask):
             raise ValueError(f"a generator needs at least one class, not {classes}")
         self.classes, self.channels, self.size, self.hide = classes, channels, size, hide
         self.steps, self.guidance, self.seed = steps, guidance, seed
-        self.network = {"patch": patch, "widths": tuple(widths), "layers": layers, "attention": attention, "average": average}
+        self.network = {
+            "patch": patch,
+            "widths": tuple(widths),
+            "layers": layers,
+            "attention": attention,
+            "average": average,
+        }
         self._noise: Any = None
 
     def model(self) -> nn.Module:
@@ -55,7 +61,9 @@ class Generation(LearningTask):
     def fits(self, facts: Mapping[str, Any]) -> None:
         held, shape = len(facts.get("classes", ())), tuple(facts.get("shape", ()))
         if held > self.classes:
-            raise ValueError(f"the data has {held} classes, but the task says {self.classes}: set task.classes={held}")
+            raise ValueError(
+                f"the data has {held} classes, but the task says {self.classes}: set task.classes={held}"
+            )
         if shape and shape != (self.channels, self.size, self.size):
             raise ValueError(
                 f"the images are {shape[2]}x{shape[1]} with {shape[0]} channels, but the task says {self.size}x{self.size} with "
@@ -101,11 +109,24 @@ class Generation(LearningTask):
         """A tile of each class, real above, generated below."""
         from fedlens.layers.balance_pictures import SHOWN, by_class, tile
 
-        source = federation.test if federation.test is not None and len(federation.test) else federation.holdings[0]
+        source = (
+            federation.test
+            if federation.test is not None and len(federation.test)
+            else federation.holdings[0]
+        )
         shown = list(range(min(self.classes, 20)))
         real = by_class(source, shown, SHOWN)
         labels = torch.tensor([label for label in real for _ in range(SHOWN)])
-        made = result.sample(labels, generator(self.seed, 0x9E), self.steps, self.guidance).split(SHOWN)
+        made = result.sample(labels, generator(self.seed, 0x9E), self.steps, self.guidance).split(
+            SHOWN
+        )
         names = federation.facts.get("classes") or [str(k) for k in shown]
         tiles = [tile(x, m) for x, m in zip(real.values(), made, strict=True)]
-        return [Picture("Real images (above) and generated ones (below)", tiles, [names[label] for label in real], "sheet")]
+        return [
+            Picture(
+                "Real images (above) and generated ones (below)",
+                tiles,
+                [names[label] for label in real],
+                "sheet",
+            )
+        ]

@@ -24,7 +24,9 @@ Coding = Literal["udp", "msra"]
 Decoding = Literal["argmax", "quarter", "dark"]
 
 
-def draw_targets(joints: Tensor, size: Size, maps: Size, coding: Coding, sigma: float, scaled: bool) -> tuple[Tensor, Tensor]:
+def draw_targets(
+    joints: Tensor, size: Size, maps: Size, coding: Coding, sigma: float, scaled: bool
+) -> tuple[Tensor, Tensor]:
     """(N, J, 3) in pixels of an input of `size` -> heat maps (N, J, h, w) and weights (N, J)."""
     h, w = maps
     sigma = sigma * h / 64 if scaled else sigma
@@ -32,7 +34,9 @@ def draw_targets(joints: Tensor, size: Size, maps: Size, coding: Coding, sigma: 
     if coding == "udp":
         centre = points * joints.new_tensor([(w - 1) / (size[1] - 1), (h - 1) / (size[0] - 1)])
     else:
-        centre = (points * joints.new_tensor([w / size[1], h / size[0]]) + 0.5).trunc()  # as public code, which cuts towards zero
+        centre = (
+            points * joints.new_tensor([w / size[1], h / size[0]]) + 0.5
+        ).trunc()  # as public code, which cuts towards zero
     reach = 3 * sigma
     last = joints.new_tensor([w - 1, h - 1])
     weight = weight * ((centre >= -reach) & (centre <= last + reach)).all(-1)
@@ -51,7 +55,10 @@ def decode(maps: Tensor, how: Decoding) -> tuple[Tensor, Tensor]:
     x, y = where % w, where // w
     points = torch.stack([x, y], -1).to(maps.dtype)
     if how == "quarter":
-        gx, gy = _around(maps, x, y, 1, 0) - _around(maps, x, y, -1, 0), _around(maps, x, y, 0, 1) - _around(maps, x, y, 0, -1)
+        gx, gy = (
+            _around(maps, x, y, 1, 0) - _around(maps, x, y, -1, 0),
+            _around(maps, x, y, 0, 1) - _around(maps, x, y, 0, -1),
+        )
         inner = (x > 0) & (x < w - 1) & (y > 0) & (y < h - 1)
         points = points + 0.25 * torch.stack([gx.sign(), gy.sign()], -1) * inner[..., None]
     elif how == "dark":
@@ -73,7 +80,10 @@ def newton(logs: Tensor, x: Tensor, y: Tensor) -> Tensor:
     xx, yy = f[1, 0] - 2 * f[0, 0] + f[-1, 0], f[0, 1] - 2 * f[0, 0] + f[0, -1]
     xy = (f[1, 1] - f[1, -1] - f[-1, 1] + f[-1, -1]) / 4
     det = xx * yy - xy**2
-    step = -torch.stack([yy * gx - xy * gy, xx * gy - xy * gx], -1) / torch.where(det.abs() < 1e-9, torch.inf, det)[..., None]
+    step = (
+        -torch.stack([yy * gx - xy * gy, xx * gy - xy * gx], -1)
+        / torch.where(det.abs() < 1e-9, torch.inf, det)[..., None]
+    )
     return torch.where((step.abs() <= 1.5).all(-1, keepdim=True), step, 0.0)
 
 
@@ -81,7 +91,12 @@ def smooth(maps: Tensor) -> Tensor:
     """DARK's modulation: a Gaussian of sigma 2 over 11 pixels at a map height of 64, in proportion elsewhere."""
     sigma = 2.0 * maps.shape[-2] / 64
     reach = max(1, min(round(2.5 * sigma), min(maps.shape[-2:]) - 1))
-    kernel = torch.exp(-torch.arange(-reach, reach + 1, device=maps.device).to(maps.dtype).square() / (2 * sigma**2))
+    kernel = torch.exp(
+        -torch.arange(-reach, reach + 1, device=maps.device).to(maps.dtype).square()
+        / (2 * sigma**2)
+    )
     kernel = kernel / kernel.sum()
     flat = F.pad(maps.flatten(0, 1)[:, None], (reach,) * 4, mode="reflect")
-    return F.conv2d(F.conv2d(flat, kernel[None, None, None]), kernel[None, None, :, None]).reshape(maps.shape)
+    return F.conv2d(F.conv2d(flat, kernel[None, None, None]), kernel[None, None, :, None]).reshape(
+        maps.shape
+    )

@@ -44,7 +44,16 @@ class Found:
         left, top, w, h = self.box
         centre = (left + (w - 1) / 2, top + (h - 1) / 2)
         crop = fit((w, h), size, self.pad)
-        return Person(photos[self.photo].file, np.zeros((joints, 3)), centre, crop, 1.0, w * h, self.photo, upright=True)
+        return Person(
+            photos[self.photo].file,
+            np.zeros((joints, 3)),
+            centre,
+            crop,
+            1.0,
+            w * h,
+            self.photo,
+            upright=True,
+        )
 
 
 def list_images(source: Path) -> list[Path]:
@@ -86,7 +95,10 @@ def overlay_names(photos: Sequence[Photo]) -> list[str]:
 def find_people(photos: Sequence[Photo], boxes: Path | None) -> list[Found]:
     """By the boxes of a file; without one a person is taken to fill its photo."""
     if boxes is None:
-        return [Found(k, (0.0, 0.0, float(p.size[0]), float(p.size[1])), 1.0) for k, p in enumerate(photos)]
+        return [
+            Found(k, (0.0, 0.0, float(p.size[0]), float(p.size[1])), 1.0)
+            for k, p in enumerate(photos)
+        ]
     given = match(photos, read_boxes(boxes), boxes)
     for photo, own in zip(photos, given, strict=True):
         for box in own:
@@ -102,7 +114,9 @@ def read_boxes(path: Path) -> dict[str, list[Box]]:
     try:
         found = json.loads(path.read_text())
         entries = found["annotations"] if isinstance(found, dict) else found
-        files = {i["id"]: i["file_name"] for i in found["images"]} if isinstance(found, dict) else {}
+        files = (
+            {i["id"]: i["file_name"] for i in found["images"]} if isinstance(found, dict) else {}
+        )
         out: dict[str, list[Box]] = {}
         for entry in entries:
             name = entry["file_name"] if "file_name" in entry else files[entry["image_id"]]
@@ -143,15 +157,25 @@ def check_box(box: Box, photo: Photo, path: Path) -> None:
     left, top, width, height = box
     said = f"{path}: the box [{', '.join(f'{v:g}' for v in box)}] of {photo.name}"
     if not all(math.isfinite(v) for v in box) or width <= 0 or height <= 0:
-        raise ValueError(f"{said} is none: left, top, width and height are numbers, and the last two above 0")
+        raise ValueError(
+            f"{said} is none: left, top, width and height are numbers, and the last two above 0"
+        )
     if left >= photo.size[0] or top >= photo.size[1] or left + width <= 0 or top + height <= 0:
-        raise ValueError(f"{said} lies outside the photo, which has {photo.size[0]}x{photo.size[1]} pixels")
+        raise ValueError(
+            f"{said} lies outside the photo, which has {photo.size[0]}x{photo.size[1]} pixels"
+        )
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------------------
 
 
-def as_coco(joints: Array, peaks: Array, people: Sequence[Found], photos: Sequence[Photo], skeleton: Skeleton) -> dict[str, Any]:
+def as_coco(
+    joints: Array,
+    peaks: Array,
+    people: Sequence[Found],
+    photos: Sequence[Photo],
+    skeleton: Skeleton,
+) -> dict[str, Any]:
     """bbox and area are the person's, not those of the wider crop that the network saw."""
     annotations = []
     for k, person in enumerate(people):
@@ -164,7 +188,10 @@ def as_coco(joints: Array, peaks: Array, people: Sequence[Found], photos: Sequen
                 "bbox": list(person.box), "area": person.box[2] * person.box[3], "iscrowd": 0,
             }
         )  # fmt: skip
-    images = [{"id": k, "file_name": p.name, "width": p.size[0], "height": p.size[1]} for k, p in enumerate(photos)]
+    images = [
+        {"id": k, "file_name": p.name, "width": p.size[0], "height": p.size[1]}
+        for k, p in enumerate(photos)
+    ]
     category = {
         "id": 1, "name": "person", "keypoints": list(skeleton.joints), "skeleton": [[a + 1, b + 1] for a, b in skeleton.bones],
     }  # fmt: skip

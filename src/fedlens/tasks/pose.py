@@ -23,7 +23,18 @@ from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural, Positive
 from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, check_options, in_batches
-from fedlens.data.pose.people import MEAN, SKELETONS, STD, Array, How, People, Size, Skeleton, read_image, transform
+from fedlens.data.pose.people import (
+    MEAN,
+    SKELETONS,
+    STD,
+    Array,
+    How,
+    People,
+    Size,
+    Skeleton,
+    read_image,
+    transform,
+)
 from fedlens.metrics.pose import coco_ap, pck, pckh
 from fedlens.models.vitpose import SIZES, SimpleBaseline, ViTPose
 from fedlens.models.weights import load_weights
@@ -60,7 +71,9 @@ class Pose(LearningTask):
 
     def __post_init__(self) -> None:
         if self.network not in SIZES and not self.network.startswith("resnet-"):
-            raise ValueError(f"no network {self.network!r}: there are {', '.join(SIZES)} and resnet-18, -34, -50, -101, -152")
+            raise ValueError(
+                f"no network {self.network!r}: there are {', '.join(SIZES)} and resnet-18, -34, -50, -101, -152"
+            )
         self.multiple = self.patch if self.network in SIZES else 4 * 2 ** (self.stages - 1)
         for size in (*self.sizes, *([self.size] if self.network in SIZES else [])):
             self.check_size(size)
@@ -78,7 +91,9 @@ class Pose(LearningTask):
     def model(self) -> nn.Module:
         count = len(self.skeleton.joints)
         if self.network in SIZES:
-            return ViTPose(self.network, count, self.patch, self.positions, self.size, self.drop_path)
+            return ViTPose(
+                self.network, count, self.patch, self.positions, self.size, self.drop_path
+            )
         return SimpleBaseline(int(self.network.removeprefix("resnet-")), count, self.stages)
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
@@ -103,7 +118,9 @@ class Pose(LearningTask):
         if not self.flip_test:
             return maps
         mirrored: Tensor = model(x.flip(-1)).flip(-1)[:, self.skeleton.mirror]
-        if self.targets == "msra":  # strides count from the left edge, so a mirrored map is one pixel off
+        if (
+            self.targets == "msra"
+        ):  # strides count from the left edge, so a mirrored map is one pixel off
             mirrored = torch.cat([mirrored[..., :1], mirrored[..., :-1]], -1)
         return (maps + mirrored) / 2
 
@@ -126,7 +143,10 @@ class Pose(LearningTask):
             self._check(batch)
             points, peaks = self.locate(self.heatmaps(model, batch["x"]), people.size)
             found = {"predicted": transform(batch["warp"], points), "peaks": peaks}
-            for name, value in (*found.items(), *((k, batch[k]) for k in ("truth", "reference", "area", "image"))):
+            for name, value in (
+                *found.items(),
+                *((k, batch[k]) for k in ("truth", "reference", "area", "image")),
+            ):
                 columns.setdefault(name, []).append(value.cpu())
         return {name: torch.cat(values).numpy() for name, values in columns.items()}
 
@@ -148,7 +168,14 @@ class Pose(LearningTask):
         if self.joints == "mpii":
             return pckh(found["predicted"], truth, visible, found["reference"])
         if self.joints == "coco":
-            return coco_ap(found["predicted"], found["peaks"].mean(1), truth, visible, found["area"], found["image"])
+            return coco_ap(
+                found["predicted"],
+                found["peaks"].mean(1),
+                truth,
+                visible,
+                found["area"],
+                found["image"],
+            )
         return {"pck": pck(found["predicted"], truth, visible, found["reference"], 0.2)}
 
     # -- to look at ------------------------------------------------------------------------------------------------------------------
@@ -172,7 +199,14 @@ class Pose(LearningTask):
                 heat.append(draw_heat(image, maps[0]))
                 labels.append(f"{size[0]}x{size[1]}")
             out.append(Picture(f"Person {k}: joints at each resolution", joints, labels, "sheet"))
-            out.append(Picture(f"Person {k}: heat maps at each resolution (maximum over the joints)", heat, labels, "sheet"))
+            out.append(
+                Picture(
+                    f"Person {k}: heat maps at each resolution (maximum over the joints)",
+                    heat,
+                    labels,
+                    "sheet",
+                )
+            )
         return [*out, self.embedding(result, data, sizes)] if self.embed else out
 
     def embedding(self, model: Any, data: People, sizes: Sequence[Size]) -> Picture:
@@ -188,7 +222,11 @@ class Pose(LearningTask):
                     rows.append(model.features(batch["x"].to(place)).mean((2, 3)).cpu())
         labels = [f"{h}x{w}" for h, w in sizes]
         groups = torch.arange(len(sizes)).repeat_interleave(count)
-        return Picture("Features by resolution (t-SNE)", [scatter(tsne(torch.cat(rows)), groups, labels)], ["; ".join(labels)])
+        return Picture(
+            "Features by resolution (t-SNE)",
+            [scatter(tsne(torch.cat(rows)), groups, labels)],
+            ["; ".join(labels)],
+        )
 
     # -- to use ----------------------------------------------------------------------------------------------------------------------
 
@@ -203,7 +241,9 @@ class Pose(LearningTask):
         found = find_people(photos, plan.boxes)
         model = load_weights(self.model(), folder / "model.safetensors").eval()
         people = [f.person(photos, len(self.skeleton.joints), plan.size) for f in found]
-        made = self.find(model, People(people, self.skeleton, plan.size, capture=plan.capture, how=plan.how))
+        made = self.find(
+            model, People(people, self.skeleton, plan.size, capture=plan.capture, how=plan.how)
+        )
         target.mkdir(parents=True, exist_ok=True)
         written = as_coco(made["predicted"], made["peaks"], found, photos, self.skeleton)
         (target / "keypoints.json").write_text(json.dumps(written, indent=1))
@@ -214,7 +254,12 @@ class Pose(LearningTask):
         return f"{len(people)} people in {len(photos)} images{left}: {target / 'keypoints.json'} and one overlay each"
 
     def _overlay(self, photo: Path, people: Sequence[Array], target: Path) -> None:
-        image = torch.from_numpy(np.asarray(read_image(photo, upright=True)).copy()).permute(2, 0, 1).float() / 255
+        image = (
+            torch.from_numpy(np.asarray(read_image(photo, upright=True)).copy())
+            .permute(2, 0, 1)
+            .float()
+            / 255
+        )
         for joints in people:
             image = draw_joints(image, torch.from_numpy(joints), self.skeleton)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -226,7 +271,9 @@ class Pose(LearningTask):
 
 def as_image(x: Tensor) -> Tensor:
     """Undo the normalisation."""
-    return (x.cpu() * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]).clamp(0, 1)
+    return (x.cpu() * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]).clamp(
+        0, 1
+    )
 
 
 def enlarge(image: Tensor, size: Size, least: int = 256) -> Tensor:
@@ -247,7 +294,13 @@ def draw_joints(image: Tensor, joints: Tensor, skeleton: Skeleton) -> Tensor:
 
     def colour(k: int) -> tuple[int, int, int]:
         name = skeleton.joints[k]
-        return colours["l"] if name.startswith("left") else colours["r"] if name.startswith("right") else (240, 220, 80)
+        return (
+            colours["l"]
+            if name.startswith("left")
+            else colours["r"]
+            if name.startswith("right")
+            else (240, 220, 80)
+        )
 
     there = [min(p) > -1 for p in points]
     for a, b in skeleton.bones:
@@ -255,15 +308,21 @@ def draw_joints(image: Tensor, joints: Tensor, skeleton: Skeleton) -> Tensor:
             pen.line([*points[a], *points[b]], fill=colour(a), width=thick)
     for k, (x, y) in enumerate(points):
         if there[k]:
-            pen.ellipse([x - 1.5 * thick, y - 1.5 * thick, x + 1.5 * thick, y + 1.5 * thick], fill=colour(k))
+            pen.ellipse(
+                [x - 1.5 * thick, y - 1.5 * thick, x + 1.5 * thick, y + 1.5 * thick], fill=colour(k)
+            )
     return torch.from_numpy(np.asarray(canvas).copy()).permute(2, 0, 1).float() / 255
 
 
 def draw_heat(image: Tensor, maps: Tensor) -> Tensor:
     """The maximum over the joints, from black through red to yellow, over a darkened picture."""
-    heat = F.interpolate(maps.amax(0)[None, None], size=image.shape[-2:], mode="bilinear", align_corners=False)[0, 0].clamp_min(0)
+    heat = F.interpolate(
+        maps.amax(0)[None, None], size=image.shape[-2:], mode="bilinear", align_corners=False
+    )[0, 0].clamp_min(0)
     heat = heat / heat.max().clamp_min(1e-6)
-    colour = torch.stack([(2 * heat).clamp(0, 1), (2 * heat - 1).clamp(0, 1), torch.zeros_like(heat)])
+    colour = torch.stack(
+        [(2 * heat).clamp(0, 1), (2 * heat - 1).clamp(0, 1), torch.zeros_like(heat)]
+    )
     return (0.35 * image * (1 - heat) + colour).clamp(0, 1)
 
 
@@ -279,7 +338,14 @@ def save_png(image: Tensor, path: Path) -> None:
 class _Plan:
     """The options of `apply`, read and checked."""
 
-    def __init__(self, task: Pose, size: Any = None, boxes: Any = None, capture: Any = None, how: How = "bicubic") -> None:
+    def __init__(
+        self,
+        task: Pose,
+        size: Any = None,
+        boxes: Any = None,
+        capture: Any = None,
+        how: How = "bicubic",
+    ) -> None:
         if how not in ("bilinear", "area", "bicubic"):
             raise ValueError(f"how is bilinear, area or bicubic, not {how!r}")
         self.size = parse_size(size) if size else max(task.sizes, default=task.size)
@@ -294,7 +360,9 @@ def parse_size(text: Any) -> Size:
         parts = text.lower().split("x") if isinstance(text, str) else text
         height, width = (int(p) for p in parts)
     except (TypeError, ValueError) as e:
-        raise ValueError(f"a resolution is written HEIGHTxWIDTH, for example 256x192, not {text!r}") from e
+        raise ValueError(
+            f"a resolution is written HEIGHTxWIDTH, for example 256x192, not {text!r}"
+        ) from e
     if min(height, width) < 1:
         raise ValueError(f"a resolution has at least one pixel a side, not {text!r}")
     return height, width

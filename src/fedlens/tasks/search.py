@@ -34,24 +34,38 @@ from fedlens.tasks.video_ssl import SHOWN, contact_sheet, embed_all, scores
 
 
 def search_folder(
-    net: Any, frames: int, size: int, source: Path, target: Path, *, weights: Path, clips: int, options: Mapping[str, Any]
+    net: Any,
+    frames: int,
+    size: int,
+    source: Path,
+    target: Path,
+    *,
+    weights: Path,
+    clips: int,
+    options: Mapping[str, Any],
 ) -> str:
     """Every video of `source` asks, those of `gallery` (default: the other ones of `source`) answer. Options: gallery, k, clips."""
-    k, clips = (whole(name, options.get(name, usual)) for name, usual in (("k", 5), ("clips", clips)))
+    k, clips = (
+        whole(name, options.get(name, usual)) for name, usual in (("k", 5), ("clips", clips))
+    )
     place = Path(str(options["gallery"])).expanduser() if options.get("gallery") else None
     target.mkdir(parents=True, exist_ok=True)
     plan = {"frames": frames, "size": size, "clips": clips, "weights": digest(weights)}
     skipped: list[str] = []
     # One numbering of folders for both sides: a query's class is a matter of its folder's name, not of its place among its neighbours.
     folders = sorted({p.parent.name for s in {place or source, source} for p in paths_of(s)})
-    held, rows, again = indexed(net, place or source, folders, target / "index.safetensors", plan, skipped)
+    held, rows, again = indexed(
+        net, place or source, folders, target / "index.safetensors", plan, skipped
+    )
     asked, queries = held, rows
     if place is not None:
         asked = videos_of(source, folders, size, frames, skipped)
         queries, seen = embed_all(net, asked, frames, size, clips)
         asked, queries = decoded(asked, seen, skipped), queries[seen]
     if len(held) < 2 and place is None:
-        raise DataError(f"{source} holds {len(held)} readable video: there is nothing to compare it with; name others with gallery=FOLDER")
+        raise DataError(
+            f"{source} holds {len(held)} readable video: there is nothing to compare it with; name others with gallery=FOLDER"
+        )
     found, alike = nearest(queries, rows, k, same=place is None)
     names = [c.name for c in held.clips]
     with (target / "neighbours.csv").open("w", newline="") as f:
@@ -59,7 +73,8 @@ def search_folder(
         table.writerow(("query", "rank", "video", "similarity"))
         for q, film in enumerate(asked.clips):
             table.writerows(
-                (film.name, r + 1, names[g], f"{s:.4f}") for r, (g, s) in enumerate(zip(found[q].tolist(), alike[q].tolist(), strict=True))
+                (film.name, r + 1, names[g], f"{s:.4f}")
+                for r, (g, s) in enumerate(zip(found[q].tolist(), alike[q].tolist(), strict=True))
             )
     classes = class_folders(held, folders)
     write_sheet(asked, held, found, alike, classes, target, skipped)
@@ -68,7 +83,11 @@ def search_folder(
     if classes and set(asked.labels) & set(held.labels):
         hit = scores(queries, asked, rows, held, same=place is None)["recall_at_1"]
         told += f"; the nearest is of the same folder for {100 * hit:.1f} %"
-    return told + (f"; {len(skipped)} skipped ({'; '.join(skipped[:3])}{'; ...' if len(skipped) > 3 else ''})" if skipped else "")
+    return told + (
+        f"; {len(skipped)} skipped ({'; '.join(skipped[:3])}{'; ...' if len(skipped) > 3 else ''})"
+        if skipped
+        else ""
+    )
 
 
 def whole(name: str, value: Any) -> int:
@@ -78,7 +97,12 @@ def whole(name: str, value: Any) -> int:
 
 
 def indexed(
-    net: Any, source: Path, folders: Sequence[str], file: Path, plan: Mapping[str, Any], skipped: list[str]
+    net: Any,
+    source: Path,
+    folders: Sequence[str],
+    file: Path,
+    plan: Mapping[str, Any],
+    skipped: list[str],
 ) -> tuple[VideoSet, Tensor, bool]:
     """The videos and their rows; whether the rows were there already."""
     videos = videos_of(source, folders, plan["size"], plan["frames"], skipped)
@@ -87,7 +111,13 @@ def indexed(
     if kept is None:
         rows, seen = embed_all(net, videos, plan["frames"], plan["size"], plan["clips"])
         rows = rows[seen]
-        write_index(file, plan, rows, [files[n] for n in seen], [f for n, f in enumerate(files) if n not in set(seen)])
+        write_index(
+            file,
+            plan,
+            rows,
+            [files[n] for n in seen],
+            [f for n, f in enumerate(files) if n not in set(seen)],
+        )
     else:
         rows, seen = kept
     return decoded(videos, seen, skipped), rows, kept is not None
@@ -96,10 +126,15 @@ def indexed(
 def stamped(videos: VideoSet) -> list[list[Any]]:
     """Name, frames, bytes and time of change of each: what tells whether it is still the same."""
     stamps = [Path(s).stat() for s in videos.sources]
-    return [[c.name, len(c), stamp.st_size, stamp.st_mtime_ns] for c, stamp in zip(videos.clips, stamps, strict=True)]
+    return [
+        [c.name, len(c), stamp.st_size, stamp.st_mtime_ns]
+        for c, stamp in zip(videos.clips, stamps, strict=True)
+    ]
 
 
-def read_index(file: Path, plan: Mapping[str, Any], files: Sequence[list[Any]]) -> tuple[Tensor, list[int]] | None:
+def read_index(
+    file: Path, plan: Mapping[str, Any], files: Sequence[list[Any]]
+) -> tuple[Tensor, list[int]] | None:
     """The rows, and the numbers of the videos they are for, if the index was made of these files in this way. One that cannot be read is
     none: it can be made again."""
     from safetensors import SafetensorError, safe_open
@@ -117,13 +152,23 @@ def read_index(file: Path, plan: Mapping[str, Any], files: Sequence[list[Any]]) 
     return (rows, seen) if same and len(videos) + len(broken) == len(files) else None
 
 
-def write_index(file: Path, plan: Mapping[str, Any], rows: Tensor, videos: Sequence[list[Any]], broken: Sequence[list[Any]]) -> None:
+def write_index(
+    file: Path,
+    plan: Mapping[str, Any],
+    rows: Tensor,
+    videos: Sequence[list[Any]],
+    broken: Sequence[list[Any]],
+) -> None:
     """Broken ones have no row, but are named: otherwise every search would try to decode them, and everything else, again. The file takes
     its name when it is complete."""
     from safetensors.torch import save_file
 
     part = file.with_name(f".{file.name}.part")
-    header = {"plan": json.dumps(plan, sort_keys=True), "videos": json.dumps(videos), "broken": json.dumps(broken)}
+    header = {
+        "plan": json.dumps(plan, sort_keys=True),
+        "videos": json.dumps(videos),
+        "broken": json.dumps(broken),
+    }
     try:
         save_file({"rows": rows.contiguous()}, part, metadata=header)
         part.replace(file)
@@ -133,7 +178,9 @@ def write_index(file: Path, plan: Mapping[str, Any], rows: Tensor, videos: Seque
 
 def decoded(videos: VideoSet, seen: Sequence[int], skipped: list[str]) -> VideoSet:
     """Those that gave clips; the first frame of the others is sound, but what comes after is not."""
-    skipped += [f"{c.name}: cannot be decoded" for n, c in enumerate(videos.clips) if n not in set(seen)]
+    skipped += [
+        f"{c.name}: cannot be decoded" for n, c in enumerate(videos.clips) if n not in set(seen)
+    ]
     return videos.take(seen)
 
 
@@ -141,7 +188,9 @@ def paths_of(source: Path) -> list[Path]:
     return [source] if source.is_file() else find_clips(source)
 
 
-def videos_of(source: Path, folders: Sequence[str], size: int, frames: int, skipped: list[str]) -> VideoSet:
+def videos_of(
+    source: Path, folders: Sequence[str], size: int, frames: int, skipped: list[str]
+) -> VideoSet:
     """The videos of a file or folder, by their paths below it; the folder a video lies in is its class, for whoever sorted them."""
     side = round(size * 9 / 7)  # as in training
     entries = [Entry(p, p.parent.name, source=str(p)) for p in paths_of(source)]
@@ -150,7 +199,9 @@ def videos_of(source: Path, folders: Sequence[str], size: int, frames: int, skip
     bad += [f"{c.name}: shorter than {frames} frames" for c in found.clips if len(c) < frames]
     out = found.at_least(frames)
     if not len(out):
-        raise DataError(f"no video of at least {frames} frames could be read in {source}{' (' + bad[0] + ')' if bad else ''}")
+        raise DataError(
+            f"no video of at least {frames} frames could be read in {source}{' (' + bad[0] + ')' if bad else ''}"
+        )
     skipped += bad
     for clip, where in zip(out.clips, out.sources, strict=True):
         clip.name = str(Path(where).relative_to(source)) if source.is_dir() else Path(where).name
@@ -164,7 +215,13 @@ def class_folders(videos: VideoSet, folders: Sequence[str]) -> Sequence[str]:
 
 
 def write_sheet(
-    asked: VideoSet, held: VideoSet, found: Tensor, alike: Tensor, classes: Sequence[str], target: Path, skipped: Sequence[str]
+    asked: VideoSet,
+    held: VideoSet,
+    found: Tensor,
+    alike: Tensor,
+    classes: Sequence[str],
+    target: Path,
+    skipped: Sequence[str],
 ) -> None:
     """The contact sheet as one PNG, and as a page."""
     from PIL import Image, ImageDraw
@@ -179,7 +236,11 @@ def write_sheet(
         tile.thumbnail((w - 8, h - 24))
         x, y = n % columns * w, n // columns * h
         sheet.paste(tile, (x + 4, y + 4))
-        pen.text((x + 4, y + h - 17), label.replace("✓", "+").replace("·", "-")[:28], fill=(0, 110, 60) if "✓" in label else (60, 60, 60))
+        pen.text(
+            (x + 4, y + h - 17),
+            label.replace("✓", "+").replace("·", "-")[:28],
+            fill=(0, 110, 60) if "✓" in label else (60, 60, 60),
+        )
     sheet.save(target / "sheet.png")
     head = "<!doctype html><meta charset=utf-8><title>Nearest videos</title>"
     page = f"{head}<h1>Nearest videos</h1><p>{html.escape(picture.caption.partition(': ')[2])}.</p><img src=sheet.png>"

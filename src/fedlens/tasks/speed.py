@@ -30,17 +30,26 @@ class Speed(VideoSSL):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(set(self.strides)) < 2 or len(set(self.strides)) != len(self.strides):
-            raise ValueError(f"task.strides needs at least two different strides, not {self.strides}")
+            raise ValueError(
+                f"task.strides needs at least two different strides, not {self.strides}"
+            )
 
     @property
     def least(self) -> int:
         return (self.frames - 1) * max(abs(s) for s in self.strides) + 1
 
-    def sample(self, frames: Frames, label: int, rng: Generator, augment: bool) -> dict[str, Tensor]:
+    def sample(
+        self, frames: Frames, label: int, rng: Generator, augment: bool
+    ) -> dict[str, Tensor]:
         y = int(torch.randint(len(self.strides), (), generator=rng))
-        start = int(torch.randint(len(frames) - (self.frames - 1) * abs(self.strides[y]), (), generator=rng))
+        start = int(
+            torch.randint(len(frames) - (self.frames - 1) * abs(self.strides[y]), (), generator=rng)
+        )
         numbers = played(start, self.strides[y], self.frames)
-        return {"x": cut(frames, numbers, self.size, rng if augment else None), "y": torch.tensor(y)}
+        return {
+            "x": cut(frames, numbers, self.size, rng if augment else None),
+            "y": torch.tensor(y),
+        }
 
     def head(self, shape: tuple[int, int, int, int]) -> nn.Module:
         return nn.Linear(shape[0], len(self.strides))
@@ -51,7 +60,11 @@ class Speed(VideoSSL):
     def shown(self, made: Mapping[str, Tensor]) -> Picture:
         clip = made["x"]
         stride = self.strides[int(made["y"])]
-        return Picture(f"A training example: played at stride {stride}", [larger(clip[:, t]) for t in range(clip.shape[1])], kind="strip")
+        return Picture(
+            f"A training example: played at stride {stride}",
+            [larger(clip[:, t]) for t in range(clip.shape[1])],
+            kind="strip",
+        )
 
 
 def played(start: int, stride: int, count: int) -> Sequence[int]:

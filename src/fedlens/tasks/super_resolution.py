@@ -63,7 +63,13 @@ class SuperResolution(LearningTask):
             raise ValueError(f"the scale is 1 (restore and keep the size), 2, 3 or 4, not {scale}")
         if unknown := sorted(set(metrics) - set(METRICS)):
             raise ValueError(f"there is no metric {unknown[0]!r}: {', '.join(METRICS)} are known")
-        self.scale, self.metrics, self.border, self.eps, self.lpips_weights = scale, tuple(metrics), border, eps, lpips_weights
+        self.scale, self.metrics, self.border, self.eps, self.lpips_weights = (
+            scale,
+            tuple(metrics),
+            border,
+            eps,
+            lpips_weights,
+        )
         self.tiles = Tiles(scale, tile, margin, window, overlap)
         self.build = builder(model, scale, dict(options or {}))
 
@@ -72,13 +78,17 @@ class SuperResolution(LearningTask):
 
     def forward(self, model: nn.Module, batch: Batch, adapt: Adapt | None = None) -> Output:
         if adapt is not None:
-            raise ValueError(f"{type(model).__name__} has no split into features and head, so nothing can stand between them")
+            raise ValueError(
+                f"{type(model).__name__} has no split into features and head, so nothing can stand between them"
+            )
         return Output(enlarged(model, batch["x"], self.scale))
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         if output.prediction.shape != batch["y"].shape:
             ours, theirs = tuple(output.prediction.shape), tuple(batch["y"].shape)
-            raise ValueError(f"the network's clips are {ours}, the data's {theirs}: task.scale and data.scale must be the same")
+            raise ValueError(
+                f"the network's clips are {ours}, the data's {theirs}: task.scale and data.scale must be the same"
+            )
         return charbonnier(output.prediction, batch["y"], self.eps)
 
     def lower(self, batch: Batch, size: tuple[int, int]) -> Batch:
@@ -101,7 +111,10 @@ class SuperResolution(LearningTask):
 
     def enlarge(self, model: nn.Module, clip: Tensor) -> Tensor:
         """A whole clip (1, T, 3, h, w), piece by piece where it is large; on the network's device, result on the clip's."""
-        parts = [p.float() / 255 for p in self.tiles.run(model, lambda a, b: clip[0, a:b], clip.shape[1], rounded=False)]
+        parts = [
+            p.float() / 255
+            for p in self.tiles.run(model, lambda a, b: clip[0, a:b], clip.shape[1], rounded=False)
+        ]
         return torch.cat(parts)[None]
 
     def compare(self, prediction: Tensor, target: Tensor) -> dict[str, float]:
@@ -111,7 +124,9 @@ class SuperResolution(LearningTask):
 
     @property
     def _measures(self) -> Mapping[str, Callable[[Tensor, Tensor, int], float]]:
-        def framewise(f: Callable[..., Tensor], channel: Channel) -> Callable[[Tensor, Tensor, int], float]:
+        def framewise(
+            f: Callable[..., Tensor], channel: Channel
+        ) -> Callable[[Tensor, Tensor, int], float]:
             return lambda p, t, b: float(f(p, t, channel, b).mean())
 
         return {
@@ -148,13 +163,33 @@ class SuperResolution(LearningTask):
                 ours = self.enlarge(result, x)[0]
             plain = enlarge(x[0], self.scale).clamp(0, 1)
             k = len(y) // 2
-            facts = {"bicubic": f"{float(frame_psnr(plain[k], y[k])):.2f} dB", "ours": f"{float(frame_psnr(ours[k], y[k])):.2f} dB"}
+            facts = {
+                "bicubic": f"{float(frame_psnr(plain[k], y[k])):.2f} dB",
+                "ours": f"{float(frame_psnr(ours[k], y[k])):.2f} dB",
+            }
             labels = ["bicubic", "ours", "reference"]
-            out.append(Picture(f"{name}: frame {k}", [plain[k], ours[k], y[k]], labels, "compare", facts))
-            zoom = [v[..., window[0], window[1]] for window in [busiest(y[k])] for v in (plain[k], ours[k], y[k])]
-            out.append(Picture(f"{name}: the part with most detail, four times as large", [larger(z) for z in zoom], labels, "compare"))
+            out.append(
+                Picture(f"{name}: frame {k}", [plain[k], ours[k], y[k]], labels, "compare", facts)
+            )
+            zoom = [
+                v[..., window[0], window[1]]
+                for window in [busiest(y[k])]
+                for v in (plain[k], ours[k], y[k])
+            ]
+            out.append(
+                Picture(
+                    f"{name}: the part with most detail, four times as large",
+                    [larger(z) for z in zoom],
+                    labels,
+                    "compare",
+                )
+            )
             errors = [(v[k] - y[k]).abs().mean(0, keepdim=True) for v in (plain, ours)]
-            out.append(Picture(f"{name}: where it is wrong", errors, ["bicubic", "ours"], "map", one_scale=True))
+            out.append(
+                Picture(
+                    f"{name}: where it is wrong", errors, ["bicubic", "ours"], "map", one_scale=True
+                )
+            )
             out.append(Picture(f"{name}: frames", list(ours), kind="strip"))
         return out
 
@@ -170,11 +205,21 @@ class SuperResolution(LearningTask):
         check_options(self, options, "quality", "device", "progress")
         quality, device = options.get("quality", 16), options.get("device", "cpu")
         if quality not in range(52):
-            raise ValueError(f"quality is a whole number from 0 (best) to 51 (smallest file), not {quality}")
-        if "quality" in options and target.suffix.lower() not in VIDEOS:  # the writer would ignore it
+            raise ValueError(
+                f"quality is a whole number from 0 (best) to 51 (smallest file), not {quality}"
+            )
+        if (
+            "quality" in options and target.suffix.lower() not in VIDEOS
+        ):  # the writer would ignore it
             raise ValueError(f"quality is for video files, and {target.name} is none: leave it out")
-        model = load_weights(self.build(), folder / "model.safetensors").eval().to(find_device(str(device)))
-        return upscale(model, open_frames(source), target, self.tiles, quality, options.get("progress", True))
+        model = (
+            load_weights(self.build(), folder / "model.safetensors")
+            .eval()
+            .to(find_device(str(device)))
+        )
+        return upscale(
+            model, open_frames(source), target, self.tiles, quality, options.get("progress", True)
+        )
 
 
 SHOWN = {"lpips": "lpips_loss", "temporal": "temporal_loss"}  # names that say that less is better
@@ -190,7 +235,9 @@ def busiest(picture: Tensor, size: int = 96) -> tuple[slice, slice]:
     h, w = picture.shape[-2:]
     size = min(size, h, w)
     steps = picture.mean(0).diff(dim=0)[:, :-1].abs() + picture.mean(0).diff(dim=1)[:-1].abs()
-    pooled = nn.functional.avg_pool2d(steps[None, None], max(1, size - 1), stride=max(1, size // 4))[0, 0]
+    pooled = nn.functional.avg_pool2d(
+        steps[None, None], max(1, size - 1), stride=max(1, size // 4)
+    )[0, 0]
     at = int(pooled.argmax())
     top, left = at // pooled.shape[1] * max(1, size // 4), at % pooled.shape[1] * max(1, size // 4)
     return slice(top, top + size), slice(left, left + size)
@@ -199,16 +246,28 @@ def busiest(picture: Tensor, size: int = 96) -> tuple[slice, slice]:
 def builder(model: Any, scale: int, options: Mapping[str, Any]) -> Callable[[], nn.Module]:
     """What builds the network. A name is looked up now, so that a wrong one is refused before work starts."""
     if isinstance(model, nn.Module):
-        raise ValueError("give the class of the network or a function that builds it, not a network: every run starts from a fresh one")
+        raise ValueError(
+            "give the class of the network or a function that builds it, not a network: every run starts from a fresh one"
+        )
     make = find(model) if isinstance(model, str) else model
     if not callable(make):
         raise ValueError(f"a network's name or something that builds one is needed, not {model!r}")
     import inspect
 
     accepts = inspect.signature(make).parameters
-    extra = {"scale": scale} if "scale" in accepts or any(p.kind is p.VAR_KEYWORD for p in accepts.values()) else {}
-    if unknown := [k for k in options if k not in accepts and not any(p.kind is p.VAR_KEYWORD for p in accepts.values())]:
-        raise ValueError(f"{getattr(make, '__name__', make)} has no argument {unknown[0]!r}: it takes {', '.join(accepts)}")
+    extra = (
+        {"scale": scale}
+        if "scale" in accepts or any(p.kind is p.VAR_KEYWORD for p in accepts.values())
+        else {}
+    )
+    if unknown := [
+        k
+        for k in options
+        if k not in accepts and not any(p.kind is p.VAR_KEYWORD for p in accepts.values())
+    ]:
+        raise ValueError(
+            f"{getattr(make, '__name__', make)} has no argument {unknown[0]!r}: it takes {', '.join(accepts)}"
+        )
     return Build(make, {**extra, **options})
 
 
@@ -235,7 +294,9 @@ def find(name: str) -> Callable[..., nn.Module]:
         if export.lower() == wanted:
             found: Callable[..., nn.Module] = getattr(models, export)
             return found
-    raise ValueError(f"there is no network {name!r}: {', '.join([*NAMES, *models.__all__])} are known, or module:Class")
+    raise ValueError(
+        f"there is no network {name!r}: {', '.join([*NAMES, *models.__all__])} are known, or module:Class"
+    )
 
 
 def enlarged(model: nn.Module, x: Tensor, scale: int) -> Tensor:
@@ -244,17 +305,29 @@ def enlarged(model: nn.Module, x: Tensor, scale: int) -> Tensor:
     want = (*x.shape[:3], x.shape[3] * scale, x.shape[4] * scale)
     if not isinstance(y, Tensor) or tuple(y.shape) != want:
         what = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise ValueError(f"{type(model).__name__} made {what} of a clip {tuple(x.shape)}; at scale {scale} it must be {want}")
+        raise ValueError(
+            f"{type(model).__name__} made {what} of a clip {tuple(x.shape)}; at scale {scale} it must be {want}"
+        )
     return y
 
 
 class Tiles:
     """How a long or large clip is worked through: `tile` low-resolution pixels and `window` frames at a time, each with context."""
 
-    def __init__(self, scale: int, tile: int = 256, margin: int = 16, window: int = 16, overlap: int = 4) -> None:
+    def __init__(
+        self, scale: int, tile: int = 256, margin: int = 16, window: int = 16, overlap: int = 4
+    ) -> None:
         if tile < 8 or margin < 0 or window < 1 or overlap < 0:
-            raise ValueError(f"tile >= 8, window >= 1, margin and overlap >= 0 are needed, not {tile}, {window}, {margin}, {overlap}")
-        self.scale, self.tile, self.margin, self.window, self.overlap = scale, tile, margin, window, overlap
+            raise ValueError(
+                f"tile >= 8, window >= 1, margin and overlap >= 0 are needed, not {tile}, {window}, {margin}, {overlap}"
+            )
+        self.scale, self.tile, self.margin, self.window, self.overlap = (
+            scale,
+            tile,
+            margin,
+            window,
+            overlap,
+        )
 
     def run(
         self,
@@ -272,12 +345,16 @@ class Tiles:
             high = min(low + self.window, length)
             first, last = max(0, low - self.overlap), min(length, high + self.overlap)
             with grad:
-                out = self._window(model, read(first, last).to(place), low - first, high - low, rounded)
+                out = self._window(
+                    model, read(first, last).to(place), low - first, high - low, rounded
+                )
             yield out
             if done:
                 done(high - low)
 
-    def _window(self, model: nn.Module, clip: Tensor, skip: int, count: int, rounded: bool) -> Tensor:
+    def _window(
+        self, model: nn.Module, clip: Tensor, skip: int, count: int, rounded: bool
+    ) -> Tensor:
         """Frames skip ... skip + count - 1 of the enlarged clip; each tile is rounded at once, so that only bytes are kept."""
         h, w = clip.shape[-2:]
         s = self.scale
@@ -286,11 +363,20 @@ class Tiles:
             for left in range(0, w, self.tile):
                 bottom, right = min(top + self.tile, h), min(left + self.tile, w)
                 up, before = max(0, top - self.margin), max(0, left - self.margin)
-                piece = clip[..., up : min(h, bottom + self.margin), before : min(w, right + self.margin)]
+                piece = clip[
+                    ..., up : min(h, bottom + self.margin), before : min(w, right + self.margin)
+                ]
                 y0, x0 = (top - up) * s, (left - before) * s
                 big = enlarged(model, piece[None], s)[0, skip : skip + count]
-                big = big[..., y0 : y0 + (bottom - top) * s, x0 : x0 + (right - left) * s].float().clamp(0, 1) * 255
-                out[..., top * s : bottom * s, left * s : right * s] = big.round_() if rounded else big
+                big = (
+                    big[..., y0 : y0 + (bottom - top) * s, x0 : x0 + (right - left) * s]
+                    .float()
+                    .clamp(0, 1)
+                    * 255
+                )
+                out[..., top * s : bottom * s, left * s : right * s] = (
+                    big.round_() if rounded else big
+                )
         return out
 
 
@@ -308,12 +394,21 @@ def bar(total: int, shown: bool) -> Iterator[Callable[[int], None] | None]:
         yield lambda n: progress.advance(job, n)
 
 
-def upscale(model: nn.Module, frames: Any, target: Path, tiles: Tiles, quality: int = 16, progress: bool = True) -> str:
+def upscale(
+    model: nn.Module,
+    frames: Any,
+    target: Path,
+    tiles: Tiles,
+    quality: int = 16,
+    progress: bool = True,
+) -> str:
     """Read, enlarge, write, a window at a time. A target with a video suffix becomes a file (H.264), anything else a folder of PNGs."""
     from fedlens.data.video.writer import writer
 
     h, w = (n * tiles.scale for n in frames.size)
     with writer(target, frames, (h, w), quality) as write, bar(len(frames), progress) as done:
-        for part in tiles.run(model, lambda a, b: frames.read(a, b).float() / 255, len(frames), done=done):
+        for part in tiles.run(
+            model, lambda a, b: frames.read(a, b).float() / 255, len(frames), done=done
+        ):
             write(part)
     return f"{len(frames)} frames of {frames.size[1]}x{frames.size[0]} became {w}x{h} in {target}"

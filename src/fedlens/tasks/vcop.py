@@ -56,12 +56,17 @@ class VCOP(VideoSSL):
     def least(self) -> int:
         return CLIPS * self.frames + (CLIPS - 1) * self.gap
 
-    def sample(self, frames: Frames, label: int, rng: Generator, augment: bool) -> dict[str, Tensor]:
+    def sample(
+        self, frames: Frames, label: int, rng: Generator, augment: bool
+    ) -> dict[str, Tensor]:
         start = int(torch.randint(len(frames) - self.least + 1, (), generator=rng))
         y = int(torch.randint(len(ORDERS), (), generator=rng))
         numbers = [n for j in ORDERS[y] for n in self.clip(start, j)]
         together = cut(frames, numbers, self.size, rng if augment else None)
-        return {"x": together.unflatten(1, (CLIPS, self.frames)).transpose(0, 1).contiguous(), "y": torch.tensor(y)}
+        return {
+            "x": together.unflatten(1, (CLIPS, self.frames)).transpose(0, 1).contiguous(),
+            "y": torch.tensor(y),
+        }
 
     def clip(self, start: int, j: int) -> range:
         """Frames of the j-th clip in the order of time."""
@@ -84,4 +89,8 @@ class VCOP(VideoSSL):
     def shown(self, made: Mapping[str, Tensor]) -> Picture:
         images = [larger(clip[:, t]) for clip in made["x"] for t in (0, clip.shape[1] - 1)]
         order = " ".join(str(j + 1) for j in ORDERS[int(made["y"])])
-        return Picture(f"A training example: clips shown in the order {order}, first and last frame of each", images, kind="strip")
+        return Picture(
+            f"A training example: clips shown in the order {order}, first and last frame of each",
+            images,
+            kind="strip",
+        )

@@ -33,8 +33,15 @@ from fedlens.data.video.video_set import Search, VideoSet
 from fedlens.metrics.retrieval import KS, nearest, recall, vote
 from fedlens.models.video import SplitNet, backbone, load_backbone, map_shape
 
-ZOOMS = (1.0, 7 / 8, 7 / 9)  # short sides of 112, 128 and 144 for a crop of 112: the share of the frame that a crop sees
-SHOWN, NEAR = 5, 7  # queries on the contact sheet, and what was found for each: eight fill a row of the report
+ZOOMS = (
+    1.0,
+    7 / 8,
+    7 / 9,
+)  # short sides of 112, 128 and 144 for a crop of 112: the share of the frame that a crop sees
+SHOWN, NEAR = (
+    5,
+    7,
+)  # queries on the contact sheet, and what was found for each: eight fill a row of the report
 
 
 @dataclass(frozen=True)
@@ -51,16 +58,22 @@ class Examples:
         asked = index.tolist()
         made = [m for i in asked if (m := self._made(i, rng))]
         if not made:  # a batch of broken files alone: another video of this client stands in for it
-            other = next((m for i in range(len(self)) if i not in asked and (m := self._made(i, rng))), None)
+            other = next(
+                (m for i in range(len(self)) if i not in asked and (m := self._made(i, rng))), None
+            )
             if other is None:
-                raise DataError(f"none of the {len(self)} videos here can be decoded, {self.videos.clips[asked[0]].name} among them")
+                raise DataError(
+                    f"none of the {len(self)} videos here can be decoded, {self.videos.clips[asked[0]].name} among them"
+                )
             made = [other]
         return {k: torch.stack([m[k] for m in made]) for k in made[0]}
 
     def _made(self, i: int, rng: Generator | None) -> dict[str, Tensor] | None:
         own = rng if rng is not None else generator(0x7E57, i)
         try:
-            made: dict[str, Tensor] = self.task.sample(self.videos.clips[i], self.videos.labels[i], own, rng is not None)
+            made: dict[str, Tensor] = self.task.sample(
+                self.videos.clips[i], self.videos.labels[i], own, rng is not None
+            )
         except DataError as e:
             skip(e)
             return None
@@ -81,12 +94,24 @@ def admit(federation: Federation, task: Any, least: int) -> Federation:
     held_out = [None if h is None else view(h) for h in federation.held_out]
     short = [sum(len(c) < least for c in h.clips) for h in federation.holdings]
     if not any(len(h) for h in holdings):
-        raise DataError(f"no video has the {least} frames that {type(task).__name__} needs here: lower task.frames")
+        raise DataError(
+            f"no video has the {least} frames that {type(task).__name__} needs here: lower task.frames"
+        )
     if empty := [i for i, h in enumerate(holdings) if not len(h)]:
-        raise DataError(f"client {empty[0]} has no video of {least} frames or more: lower task.frames or federation.clients")
-    facts = {**federation.facts, "least_frames": least, "excluded": sum(short), "excluded_by_client": short}
+        raise DataError(
+            f"client {empty[0]} has no video of {least} frames or more: lower task.frames or federation.clients"
+        )
+    facts = {
+        **federation.facts,
+        "least_frames": least,
+        "excluded": sum(short),
+        "excluded_by_client": short,
+    }
     if sum(short):
-        notes = [*federation.facts.get("notes", ()), f"{sum(short)} videos are shorter than {least} frames and were left out"]
+        notes = [
+            *federation.facts.get("notes", ()),
+            f"{sum(short)} videos are shorter than {least} frames and were left out",
+        ]
         facts["notes"] = notes
     return Federation(holdings, held_out, federation.test, facts)
 
@@ -121,11 +146,17 @@ def crop(pixels: Tensor, size: int, rng: Generator | None) -> Tensor:
         side, place, mirror = round(min(h, w) * ZOOMS[1]), (0.5, 0.5), False
     else:
         draw = torch.rand(4, generator=rng).tolist()
-        side, place, mirror = round(min(h, w) * ZOOMS[int(3 * draw[0])]), (draw[1], draw[2]), draw[3] < 0.5
+        side, place, mirror = (
+            round(min(h, w) * ZOOMS[int(3 * draw[0])]),
+            (draw[1], draw[2]),
+            draw[3] < 0.5,
+        )
     top, left = round(place[0] * (h - side)), round(place[1] * (w - side))
     square = pixels[..., top : top + side, left : left + side].float() / 255
     if side != size:
-        square = F.interpolate(square, size=(size, size), mode="bilinear", align_corners=False, antialias=side > size)
+        square = F.interpolate(
+            square, size=(size, size), mode="bilinear", align_corners=False, antialias=side > size
+        )
     square = square.flip(-1) if mirror else square
     return square.transpose(0, 1).contiguous()
 
@@ -164,7 +195,9 @@ class VideoSSL(LearningTask):
         """Frames without which no example can be made."""
 
     @abstractmethod
-    def sample(self, frames: Frames, label: int, rng: Generator, augment: bool) -> dict[str, Tensor]:
+    def sample(
+        self, frames: Frames, label: int, rng: Generator, augment: bool
+    ) -> dict[str, Tensor]:
         """A training example; the label is not looked at."""
 
     @abstractmethod
@@ -190,7 +223,8 @@ class VideoSSL(LearningTask):
         """Retrieval where there is something to search; the pretext loss on a client's own held-out videos."""
         if isinstance(data, Search):
             gallery, queries = (
-                embed(result, s, self.frames, self.size, self.clips, self.evaluation_batch) for s in (data.gallery, data.queries)
+                embed(result, s, self.frames, self.size, self.clips, self.evaluation_batch)
+                for s in (data.gallery, data.queries)
             )
             return scores(queries, data.queries, gallery, data.gallery, self.majority)
         place = next(result.parameters()).device
@@ -215,13 +249,20 @@ class VideoSSL(LearningTask):
     def shown(self, made: Mapping[str, Tensor]) -> Picture:
         """An example as the network sees it."""
         clip = made["x"]
-        return Picture("A training example", [larger(clip[:, t]) for t in range(clip.shape[1])], kind="strip")
+        return Picture(
+            "A training example", [larger(clip[:, t]) for t in range(clip.shape[1])], kind="strip"
+        )
 
     def _sheet(self, result: Any, search: Search) -> Picture:
-        picks = torch.linspace(0, len(search.queries) - 1, min(SHOWN, len(search.queries))).long().tolist()
+        picks = (
+            torch.linspace(0, len(search.queries) - 1, min(SHOWN, len(search.queries)))
+            .long()
+            .tolist()
+        )
         some = search.queries.take(picks)
         gallery, queries = (
-            embed(result, s, self.frames, self.size, min(2, self.clips), self.evaluation_batch) for s in (search.gallery, some)
+            embed(result, s, self.frames, self.size, min(2, self.clips), self.evaluation_batch)
+            for s in (search.gallery, some)
         )
         found, alike = nearest(queries, gallery, NEAR)
         return contact_sheet(some, search.gallery, found, alike, search.classes)
@@ -241,7 +282,9 @@ class VideoSSL(LearningTask):
 # -- retrieval ----------------------------------------------------------------------------------------------------------------------------
 
 
-def clip_batches(videos: VideoSet, frames: int, size: int, clips: int, stride: int, batch: int) -> Any:
+def clip_batches(
+    videos: VideoSet, frames: int, size: int, clips: int, stride: int, batch: int
+) -> Any:
     """(numbers of the videos, clips (B, 3, T, size, size)), `clips` of each video; one that is too short or broken gives none."""
     numbers: list[int] = []
     held: list[Tensor] = []
@@ -271,12 +314,16 @@ def pooled(maps: Tensor) -> Tensor:
     return (F.max_pool3d(maps, (1, 2, 2)) if min(maps.shape[-2:]) > 3 else maps).flatten(1)
 
 
-def embed(net: Any, videos: VideoSet, frames: int, size: int, clips: int, batch: int = 64) -> Tensor:
+def embed(
+    net: Any, videos: VideoSet, frames: int, size: int, clips: int, batch: int = 64
+) -> Tensor:
     """A row for every video: its clips' features, averaged. A video that gives none gets a row of zeros, which is like nothing."""
     return embed_all(net, videos, frames, size, clips, batch)[0]
 
 
-def embed_all(net: Any, videos: VideoSet, frames: int, size: int, clips: int, batch: int = 64) -> tuple[Tensor, list[int]]:
+def embed_all(
+    net: Any, videos: VideoSet, frames: int, size: int, clips: int, batch: int = 64
+) -> tuple[Tensor, list[int]]:
     """As `embed`, and the numbers of the videos that gave clips."""
     place = next(net.parameters()).device
     total: Tensor | None = None
@@ -294,7 +341,12 @@ def embed_all(net: Any, videos: VideoSet, frames: int, size: int, clips: int, ba
 
 
 def scores(
-    queries: Tensor, asked: VideoSet, gallery: Tensor, held: VideoSet, majority: bool = False, same: bool = False
+    queries: Tensor,
+    asked: VideoSet,
+    gallery: Tensor,
+    held: VideoSet,
+    majority: bool = False,
+    same: bool = False,
 ) -> dict[str, float]:
     y, labels = torch.tensor(asked.labels), torch.tensor(held.labels)
     found, _ = nearest(queries, gallery, max(KS), same)
@@ -316,7 +368,9 @@ def larger(image: Tensor, least: int = 96) -> Tensor:
     return image.repeat_interleave(by, -1).repeat_interleave(by, -2)
 
 
-def contact_sheet(asked: VideoSet, held: VideoSet, found: Tensor, alike: Tensor, classes: Sequence[str]) -> Picture:
+def contact_sheet(
+    asked: VideoSet, held: VideoSet, found: Tensor, alike: Tensor, classes: Sequence[str]
+) -> Picture:
     """A row for every query: its middle frame, then those of the videos found, best first."""
 
     def name(label: int) -> str:
@@ -330,6 +384,16 @@ def contact_sheet(asked: VideoSet, held: VideoSet, found: Tensor, alike: Tensor,
             hit = held.labels[g] == asked.labels[q] and bool(classes)
             right += hit
             images.append(middle(held.clips[g]))
-            labels.append(f"{'✓' if hit else '·'} {name(held.labels[g]) or held.clips[g].name} {score:.2f}")
-    facts = {"queries": len(asked), "found for each": found.shape[1]} | ({"of the same class": right} if classes else {})
-    return Picture("Nearest videos: each query is followed by what was found for it, best first", images, labels, "sheet", facts)
+            labels.append(
+                f"{'✓' if hit else '·'} {name(held.labels[g]) or held.clips[g].name} {score:.2f}"
+            )
+    facts = {"queries": len(asked), "found for each": found.shape[1]} | (
+        {"of the same class": right} if classes else {}
+    )
+    return Picture(
+        "Nearest videos: each query is followed by what was found for it, best first",
+        images,
+        labels,
+        "sheet",
+        facts,
+    )

@@ -25,10 +25,17 @@ def write_claim(path: Path, side: int) -> None:
     """A PNG of a few bytes that says it has side x side pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b""))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
 
 
 def test_a_picture_too_large_to_be_one_is_skipped_and_counted(tmp_path: Path) -> None:
@@ -52,7 +59,9 @@ def test_sixteen_bit_levels_are_scaled_and_not_cut_off(tmp_path: Path) -> None:
     Image.fromarray(deep.astype(np.int32)).save(tmp_path / "long.tif")
     for name in ("deep.png", "deep.tif", "long.tif"):
         for mode, channels in (("RGB", 3), ("L", 1)):
-            assert load_image(tmp_path / name, None, mode).tolist() == [[[0, 1, 156, 255]]] * channels, name
+            assert (
+                load_image(tmp_path / name, None, mode).tolist() == [[[0, 1, 156, 255]]] * channels
+            ), name
     with opened(tmp_path / "deep.png") as picture:
         assert np.asarray(converted(picture, "L")).tolist() == [[0, 1, 156, 255]]
 
@@ -61,7 +70,9 @@ def test_floating_point_pixels_are_refused_with_the_reason(tmp_path: Path) -> No
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(tmp_path / name / "x.tif")
-    with pytest.raises(DataError, match="its pixels are floating-point numbers: save it with 8 or 16 bits"):
+    with pytest.raises(
+        DataError, match="its pixels are floating-point numbers: save it with 8 or 16 bits"
+    ):
         ImageFolder(root=str(tmp_path)).federation(1, 0)
 
 
@@ -71,7 +82,9 @@ def test_sixteen_bits_and_resizing(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     big = rng.integers(0, 256, (40, 40)).astype(np.float32)
     want = np.asarray(Image.fromarray(big).resize((20, 20), Image.Resampling.BICUBIC))
-    np.testing.assert_allclose(resize(torch.from_numpy(big)[None], 20)[0].numpy(), want.clip(0, 255))
+    np.testing.assert_allclose(
+        resize(torch.from_numpy(big)[None], 20)[0].numpy(), want.clip(0, 255)
+    )
 
 
 def on_its_side(path: Path, number: int) -> None:
@@ -97,7 +110,9 @@ CORNERS = {
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif"])
 @pytest.mark.parametrize("number", CORNERS)
-def test_photos_are_turned_as_their_exif_says_whatever_reads_them(tmp_path: Path, number: int, suffix: str) -> None:
+def test_photos_are_turned_as_their_exif_says_whatever_reads_them(
+    tmp_path: Path, number: int, suffix: str
+) -> None:
     file = tmp_path / f"a{suffix}"
     on_its_side(file, number)
     size = (24, 16) if number >= 5 else (16, 24)
@@ -105,9 +120,17 @@ def test_photos_are_turned_as_their_exif_says_whatever_reads_them(tmp_path: Path
     with opened(file) as picture:
         assert upright_size(picture) == size[::-1]
     people = np.asarray(people_image(file, upright=True)).transpose(2, 0, 1)
-    for pixels in (read_image(file).numpy(), load_image(file, None).numpy(), read_picture(file).transpose(2, 0, 1), people):
+    for pixels in (
+        read_image(file).numpy(),
+        load_image(file, None).numpy(),
+        read_picture(file).transpose(2, 0, 1),
+        people,
+    ):
         assert pixels.shape[1:] == size
-        assert pixels[0, y, x] > 200 and sum(int(pixels[0, a, b] > 200) for a in (0, -1) for b in (0, -1)) == 1
+        assert (
+            pixels[0, y, x] > 200
+            and sum(int(pixels[0, a, b] > 200) for a in (0, -1) for b in (0, -1)) == 1
+        )
 
 
 def test_published_annotations_count_stored_pixels(tmp_path: Path) -> None:
@@ -129,14 +152,18 @@ def test_a_folder_of_turned_frames_has_one_size(tmp_path: Path) -> None:
 
 
 def test_broken_exif_leaves_the_pixels_as_they_are(tmp_path: Path) -> None:
-    Image.fromarray(np.zeros((16, 24, 3), np.uint8)).save(tmp_path / "a.jpg", exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xffjunk")
+    Image.fromarray(np.zeros((16, 24, 3), np.uint8)).save(
+        tmp_path / "a.jpg", exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xffjunk"
+    )
     assert read_image(tmp_path / "a.jpg").shape == (3, 16, 24)
 
 
 def test_a_png_broken_in_its_middle_is_said_to_be(tmp_path: Path) -> None:
     """PIL finds out when it decodes, and calls it a syntax error."""
     file = tmp_path / "a.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 300, 3), dtype=np.uint8)).save(file)
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 300, 3), dtype=np.uint8)).save(
+        file
+    )
     raw = file.read_bytes()
     second = raw.index(b"IDAT", raw.index(b"IDAT") + 4)
     file.write_bytes(raw[:second] + b"\x00\x01\x02\x03" + raw[second + 4 :])

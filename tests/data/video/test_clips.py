@@ -16,20 +16,35 @@ def test_groups_by_clip_folder_and_label_file(tmp_path: Path) -> None:
     flat = make_clips(tmp_path / "flat", ["a", "b", "c"])
     base = {"frames": 3, "crop": 16, "scale": 4}
     federation = Clips(str(flat), split="groups", **base).federation(3, 0)
-    assert federation.facts["clips"] == [["a"], ["b"], ["c"]] and federation.facts["windows"] == [3, 3, 3]
-    assert federation.facts["notes"][0].startswith("the sides of 3 clips (a, ...) cannot be divided by the scale 4")  # 34x50
+    assert federation.facts["clips"] == [["a"], ["b"], ["c"]] and federation.facts["windows"] == [
+        3,
+        3,
+        3,
+    ]
+    assert federation.facts["notes"][0].startswith(
+        "the sides of 3 clips (a, ...) cannot be divided by the scale 4"
+    )  # 34x50
     batch = federation.holdings[2].batch(torch.arange(3))
     assert batch["x"].shape == (3, 3, 3, 4, 4) and batch["y"].shape == (3, 3, 3, 16, 16)
     assert float(batch["y"].min()) >= 40 / 255 and float(batch["y"].max()) < 60 / 255
     nested = make_clips(tmp_path / "nested", ["bowling/v1", "bowling/v2", "archery/v1"])
-    assert Clips(str(nested), split="groups", **base).federation(2, 0).facts["groups"] == [["archery"], ["bowling"]]
+    assert Clips(str(nested), split="groups", **base).federation(2, 0).facts["groups"] == [
+        ["archery"],
+        ["bowling"],
+    ]
     (tmp_path / "labels.json").write_text(json.dumps({"a": "x", "b": "y", "c": "x"}))
-    labelled = Clips(str(flat), split="groups", labels=str(tmp_path / "labels.json"), **base).federation(2, 0)
+    labelled = Clips(
+        str(flat), split="groups", labels=str(tmp_path / "labels.json"), **base
+    ).federation(2, 0)
     assert labelled.facts["clips"] == [["a", "c"], ["b"]]
     # By number: b is number 1 also where a is left out, and then tested on.
     (tmp_path / "numbers.json").write_text(json.dumps({"0": "x", "1": "y", "2": "z"}))
-    numbered = Clips(str(flat), split="groups", labels=str(tmp_path / "numbers.json"), leave_out="a", **base).federation(2, 0)
-    assert numbered.facts["groups"] == [["y"], ["z"]] and [numbered.test.name(i) for i in range(len(numbered.test))] == ["a"]
+    numbered = Clips(
+        str(flat), split="groups", labels=str(tmp_path / "numbers.json"), leave_out="a", **base
+    ).federation(2, 0)
+    assert numbered.facts["groups"] == [["y"], ["z"]] and [
+        numbered.test.name(i) for i in range(len(numbered.test))
+    ] == ["a"]
     with pytest.raises(DataError, match="3 groups of clips for 4 clients"):
         Clips(str(flat), split="groups", **base).federation(4, 0)
 
@@ -58,14 +73,24 @@ def test_bad_input(tmp_path: Path) -> None:
         Clips(str(tmp_path / "nowhere")).federation(1, 0)
     with pytest.raises(DataError, match="environment variable in it is not set"):
         Clips("$FEDLENS_NO_SUCH_VARIABLE/x").federation(1, 0)
-    for text, sentence in [("[1]", r"is not an object \{clip name or number: group\}"), ("{", "is not JSON")]:
+    for text, sentence in [
+        ("[1]", r"is not an object \{clip name or number: group\}"),
+        ("{", "is not JSON"),
+    ]:
         (tmp_path / "labels.json").write_text(text)
         with pytest.raises(DataError, match=sentence):
-            Clips(str(root), frames=5, crop=16, labels=str(tmp_path / "labels.json")).federation(1, 0)
+            Clips(str(root), frames=5, crop=16, labels=str(tmp_path / "labels.json")).federation(
+                1, 0
+            )
     odd = make_clips(tmp_path / "odd", ["a"])
     Image.new("RGB", (48, 34)).save(odd / "a" / "00000004.png")
-    with pytest.raises(DataError, match=r"odd/a has frames of different sizes: .* 48x34 pixels, but the clip began with 50x34"):
+    with pytest.raises(
+        DataError,
+        match=r"odd/a has frames of different sizes: .* 48x34 pixels, but the clip began with 50x34",
+    ):
         Clips(str(odd), frames=5, crop=16).federation(1, 0)
     low = make_clips(tmp_path / "low", ["a"], size=(9, 12))
-    with pytest.raises(DataError, match="low-resolution frames have 12x9 pixels, 12x8 were expected at x4"):
+    with pytest.raises(
+        DataError, match="low-resolution frames have 12x9 pixels, 12x8 were expected at x4"
+    ):
         Clips(str(root), test=str(root), test_low=str(low), frames=5, crop=16).federation(1, 0)

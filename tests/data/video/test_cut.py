@@ -28,7 +28,16 @@ def test_pooled_deals_every_piece_once(tmp_path: Path) -> None:
 def test_cameras_of_different_resolution_see_as_much_of_the_scene() -> None:
     """Every second client films at half the resolution: its frames are the others' shrunk by two (`degrade`, whose agreement with MATLAB is
     tested elsewhere), its crop is the same middle of the scene with half the side, and its low resolution is made from that."""
-    options = {"clips": 2, "groups": 2, "split": "groups", "frames": 2, "crop": 32, "height": 64, "width": 64, "scale": 4}
+    options = {
+        "clips": 2,
+        "groups": 2,
+        "split": "groups",
+        "frames": 2,
+        "crop": 32,
+        "height": 64,
+        "width": 64,
+        "scale": 4,
+    }
     plain = MovingTextures(**options).federation(2, 0)  # type: ignore[arg-type]
     mixed = MovingTextures(**options, native=(1, 2)).federation(2, 0)  # type: ignore[arg-type]
     first = torch.arange(1)
@@ -40,6 +49,8 @@ def test_cameras_of_different_resolution_see_as_much_of_the_scene() -> None:
     assert torch.equal(half["y"][0], small[..., 8:24, 8:24])
     assert torch.equal(full["y"][0], film[..., 16:48, 16:48].float() / 255)
     torch.testing.assert_close(half["x"][0], degrade(small, 4)[..., 2:6, 2:6], atol=1e-6, rtol=0)
-    assert mixed.facts["resolutions"] == ["8x8", "4x4"] and len(mixed.holdings[1]) == len(plain.holdings[1])
+    assert mixed.facts["resolutions"] == ["8x8", "4x4"] and len(mixed.holdings[1]) == len(
+        plain.holdings[1]
+    )
     with pytest.raises(DataError, match=r"crops of 32 must be divisible by it and by the scale 4"):
         MovingTextures(**options, native=(3,))  # type: ignore[arg-type]

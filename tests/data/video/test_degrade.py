@@ -38,7 +38,11 @@ def imresize_matrix(n: int, m: int, scale: float) -> np.ndarray:
 def test_equals_matlab_imresize_up_to_the_border(scale: int) -> None:
     h, w = 12 * scale, 7 * scale
     x = torch.rand(2, 3, h, w, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    down = imresize_matrix(h, h // scale, 1 / scale) @ x.numpy() @ imresize_matrix(w, w // scale, 1 / scale).T
+    down = (
+        imresize_matrix(h, h // scale, 1 / scale)
+        @ x.numpy()
+        @ imresize_matrix(w, w // scale, 1 / scale).T
+    )
     np.testing.assert_allclose(shrink(x, scale).numpy(), down, atol=1e-12)
     up = imresize_matrix(h, h * scale, scale) @ x.numpy() @ imresize_matrix(w, w * scale, scale).T
     np.testing.assert_allclose(enlarge(x, scale).numpy(), up, atol=1e-12)
@@ -50,7 +54,9 @@ def test_known_values() -> None:
     (-3 - 9 + 58 + 333 + 444 + 145 - 54 - 21) / 256 = 893 / 256. The others follow by symmetry."""
     x = torch.arange(1.0, 9.0, dtype=torch.float64).repeat(8, 1)[None]
     row = shrink(x, 2)[0, 0]
-    torch.testing.assert_close(row, torch.tensor([371 / 256, 893 / 256, 9 - 893 / 256, 9 - 371 / 256], dtype=torch.float64))
+    torch.testing.assert_close(
+        row, torch.tensor([371 / 256, 893 / 256, 9 - 893 / 256, 9 - 371 / 256], dtype=torch.float64)
+    )
 
 
 def test_sizes() -> None:

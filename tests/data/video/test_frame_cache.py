@@ -15,7 +15,13 @@ class Counting(Frames):
     """Frames that count how often they are decoded."""
 
     def __init__(self, array: torch.Tensor) -> None:
-        self.array, self.name, self.size, self.reads, self.block = array, "counted", (array.shape[2], array.shape[3]), 0, 4
+        self.array, self.name, self.size, self.reads, self.block = (
+            array,
+            "counted",
+            (array.shape[2], array.shape[3]),
+            0,
+            4,
+        )
 
     def __len__(self) -> int:
         return len(self.array)
@@ -31,7 +37,10 @@ def test_cache_decodes_once_and_stays_within_its_budget() -> None:
     cache = Cache(budget=2 * bytes_of_block)
     frames = Cached(inner, cache, "k")
     assert torch.equal(frames.read(1, 7), inner.array[1:7]) and inner.reads == 8
-    assert torch.equal(frames.crop(2, 6, (4, 5, 10, 12)), inner.array[2:6, :, 4:14, 5:17]) and inner.reads == 8
+    assert (
+        torch.equal(frames.crop(2, 6, (4, 5, 10, 12)), inner.array[2:6, :, 4:14, 5:17])
+        and inner.reads == 8
+    )
     frames.read(12, 16)
     assert cache.held == 2 * bytes_of_block and inner.reads == 12
     frames.read(4, 5)  # used more recently than the first block, so still here
@@ -42,7 +51,10 @@ def test_cache_on_disk(tmp_path: Path) -> None:
     inner = Counting(ramp(9))
     frames = Cached(inner, Cache(folder=tmp_path), "k")
     assert torch.equal(frames.crop(3, 9, (0, 8, 20, 20)), inner.array[3:9, :, :20, 8:28])
-    assert torch.equal(Cached(inner, Cache(folder=tmp_path), "k").read(0, 9), inner.array) and inner.reads == 9
+    assert (
+        torch.equal(Cached(inner, Cache(folder=tmp_path), "k").read(0, 9), inner.array)
+        and inner.reads == 9
+    )
 
 
 def test_cache_on_disk_knows_a_rewritten_clip(tmp_path: Path, film: Path) -> None:

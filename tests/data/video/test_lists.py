@@ -11,16 +11,35 @@ from fedlens.data.video.videos import Videos
 
 
 def test_a_table_with_a_split_and_sources(shelf: Path, tmp_path: Path) -> None:
-    rows = [(p, p.parent.name, "test" if "c01" in p.name else "train") for p in sorted((shelf / "videos").rglob("*.mp4"))]
+    rows = [
+        (p, p.parent.name, "test" if "c01" in p.name else "train")
+        for p in sorted((shelf / "videos").rglob("*.mp4"))
+    ]
     csv = tmp_path / "list.csv"
-    csv.write_text("path,class,split,source\n" + "".join(f"{p},{c},{s},{p.stem[-7:-4]}\n" for p, c, s in rows))
+    csv.write_text(
+        "path,class,split,source\n" + "".join(f"{p},{c},{s},{p.stem[-7:-4]}\n" for p, c, s in rows)
+    )
     found = Videos(root=str(shelf), listing=str(csv), partition="sources").federation(2, 0)
     assert len(found.test.gallery) == len(found.test.queries) == 6
-    assert [sorted(set(h.sources)) for h in found.holdings] in ([["g00"], ["g01"]], [["g01"], ["g00"]])
+    assert [sorted(set(h.sources)) for h in found.holdings] in (
+        [["g00"], ["g01"]],
+        [["g01"], ["g00"]],
+    )
     listed = tmp_path / "list.json"
-    listed.write_text(json.dumps([{"name": str(p.with_suffix("")), "label": 1 + k % 3} for k, (p, _, _) in enumerate(rows)]))
+    listed.write_text(
+        json.dumps(
+            [
+                {"name": str(p.with_suffix("")), "label": 1 + k % 3}
+                for k, (p, _, _) in enumerate(rows)
+            ]
+        )
+    )
     by_name = Videos(root=str(shelf), listing=str(listed), test_share=0.0).federation(3, 0)
-    assert by_name.facts["classes"] == ["1", "2", "3"] and not by_name.facts["skipped"] and by_name.test is None
+    assert (
+        by_name.facts["classes"] == ["1", "2", "3"]
+        and not by_name.facts["skipped"]
+        and by_name.test is None
+    )
 
 
 def test_class_lists_that_do_not_match(shelf: Path, tmp_path: Path) -> None:
@@ -32,7 +51,9 @@ def test_class_lists_that_do_not_match(shelf: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="class 'swim' is in the class list but has no video"):
         Videos(root=str(shelf / "videos"), classes=str(names)).federation(2, 0)
     names.write_text("wave\nrun\njump\n")
-    assert Videos(root=str(shelf / "videos"), classes=str(names)).federation(2, 0).facts["classes"] == ["wave", "run", "jump"]
+    assert Videos(root=str(shelf / "videos"), classes=str(names)).federation(2, 0).facts[
+        "classes"
+    ] == ["wave", "run", "jump"]
 
 
 def test_official_splits_of_ucf101_and_hmdb51(data_pack: Path, tmp_path: Path) -> None:
@@ -56,7 +77,9 @@ def test_official_splits_of_ucf101_and_hmdb51(data_pack: Path, tmp_path: Path) -
     waves = sorted(p for p in samples.glob("*wave*.avi"))
     for p in waves:
         (hmdb / "wave" / p.name).symlink_to(p)
-    (lists / "wave_test_split1.txt").write_text("".join(f"{p.name} {use} \n" for p, use in zip(waves, (1, 2, 0))))
+    (lists / "wave_test_split1.txt").write_text(
+        "".join(f"{p.name} {use} \n" for p, use in zip(waves, (1, 2, 0)))
+    )
     found = Videos(root=str(hmdb), listing=str(lists), layout="hmdb51", side=64).federation(1, 0)
     assert [len(found.holdings[0]), len(found.test)] == [1, 1]
     assert found.test.gallery.sources == ["RATRACE"]
@@ -64,11 +87,17 @@ def test_official_splits_of_ucf101_and_hmdb51(data_pack: Path, tmp_path: Path) -
 
 def test_kinetics_list(shelf: Path, tmp_path: Path) -> None:
     (tmp_path / "jump rope").mkdir()
-    (tmp_path / "jump rope" / "abc_000003_000013.mp4").symlink_to(next((shelf / "videos" / "jump").glob("*.mp4")))
+    (tmp_path / "jump rope" / "abc_000003_000013.mp4").symlink_to(
+        next((shelf / "videos" / "jump").glob("*.mp4"))
+    )
     table = tmp_path / "train.csv"
-    table.write_text("label,youtube_id,time_start,time_end,split\njump rope,abc,3,13,train\njump rope,gone,0,10,train\n")
+    table.write_text(
+        "label,youtube_id,time_start,time_end,split\njump rope,abc,3,13,train\njump rope,gone,0,10,train\n"
+    )
     found = Videos(root=str(tmp_path), listing=str(table), layout="kinetics").federation(1, 0)
-    assert len(found.holdings[0]) == 1 and found.facts["skipped"] == ["gone_000000_000010.mp4: there is no such file"]
+    assert len(found.holdings[0]) == 1 and found.facts["skipped"] == [
+        "gone_000000_000010.mp4: there is no such file"
+    ]
 
 
 def test_sources_by_name() -> None:

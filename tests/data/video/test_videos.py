@@ -29,17 +29,24 @@ def test_class_folders_with_broken_files(shelf: Path, tmp_path: Path) -> None:
     found = Videos(root=str(root), side=16, test_share=0.5).federation(2, 0)
     assert found.facts["classes"] == ["jump", "run", "wave"]
     assert [s.split(":")[0] for s in found.facts["skipped"]] == ["broken.mp4", "empty.avi", "odd"]
-    assert found.facts["skipped"][2].endswith("frames of different sizes: 15.png has 48x33 pixels, but the clip began with 48x32")
+    assert found.facts["skipped"][2].endswith(
+        "frames of different sizes: 15.png has 48x33 pixels, but the clip began with 48x32"
+    )
     assert sum(len(h) for h in found.holdings) + len(found.test) == 12
     assert found.holdings[0].clips[0].size == (16, 24)
     assert found.holdings[0].clips[0].read(0, 2).shape == (2, 3, 16, 24)
-    films = [{(y, s) for y, s in zip(part.labels, part.sources)} for part in (found.test.gallery, found.test.queries)]
+    films = [
+        {(y, s) for y, s in zip(part.labels, part.sources)}
+        for part in (found.test.gallery, found.test.queries)
+    ]
     assert not films[0] & films[1], "clips of one film are on both sides"
 
 
 def test_nothing_to_read_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(DataError, match=r"holds no videos in class folders, and there is no labels.csv"):
+    with pytest.raises(
+        DataError, match=r"holds no videos in class folders, and there is no labels.csv"
+    ):
         Videos(root=str(tmp_path)).federation(2, 0)
     (tmp_path / "a" / "x.mp4").touch()
     with pytest.raises(DataError, match=r"no readable video in .* \(1 skipped, first: x.mp4"):
@@ -63,7 +70,9 @@ def test_frames_are_what_the_decoder_gives_and_few_files_stay_open(shelf: Path) 
 def test_cache_on_disk_knows_a_rewritten_file(tmp_path: Path) -> None:
     def level(shade: int) -> float:
         shaded(tmp_path / "videos" / "run" / "a.mp4", shade=shade)
-        source = Videos(root=str(tmp_path / "videos"), test_share=0.0, cache=str(tmp_path / "cache"))
+        source = Videos(
+            root=str(tmp_path / "videos"), test_share=0.0, cache=str(tmp_path / "cache")
+        )
         return float(source.federation(1, 0).holdings[0].clips[0].read(0, 1).float().mean())
 
     assert [level(40), level(200)] == pytest.approx([40, 200], abs=3)

@@ -23,7 +23,16 @@ from fedlens.runs.folder import read_records
 from fedlens.sites import study as sites
 
 pytest.importorskip("flwr")
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedlens.engines.flower import engine as flower
@@ -37,7 +46,12 @@ class Grid:
     `broken`: clients whose process dies. Nodes 21 to 23 are clients 2, 0, 1."""
 
     def __init__(
-        self, folder: Path, stack: str, slow: dict[int, set[int]] | None = None, broken: set[int] | None = None, run: Any = None
+        self,
+        folder: Path,
+        stack: str,
+        slow: dict[int, set[int]] | None = None,
+        broken: set[int] | None = None,
+        run: Any = None,
     ) -> None:
         self.folder, self.run = folder, run or {}
         self.clients = {21: 2, 22: 0, 23: 1}
@@ -48,7 +62,13 @@ class Grid:
 
         def make_site(node: Any, config: Any) -> Site:
             id = int(node["client"])
-            return Site(id, STACKS[stack].make(), alone(id, EVERYONE.holdings[id], EVERYONE.held_out_of(id)), folder / str(id), "recipe")
+            return Site(
+                id,
+                STACKS[stack].make(),
+                alone(id, EVERYONE.holdings[id], EVERYONE.held_out_of(id)),
+                folder / str(id),
+                "recipe",
+            )
 
         self.app = flower.client_app(sites.make_site if run else make_site)
 
@@ -63,7 +83,13 @@ class Grid:
         name = f"m{self.sent}"
         message.metadata.__dict__["_message_id"] = name
         client = self.clients[message.metadata.dst_node_id]
-        context = Context(1, 1, {"client": client, "folder": str(self.folder / str(client))}, RecordDict(), self.run)
+        context = Context(
+            1,
+            1,
+            {"client": client, "folder": str(self.folder / str(client))},
+            RecordDict(),
+            self.run,
+        )
         train = message.metadata.message_type == "train"
         if train and client in self.broken:
             self.replies[name] = Message(Error(8, "crashed"), reply_to=message)
@@ -88,10 +114,14 @@ def identity(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def engine(grid: Grid, stack: str, **options: Any) -> Any:
-    return flower.Flower(grid, STACKS[stack].make(), 3, recipe="recipe", poll=0.01, patience=1.0, **options)
+    return flower.Flower(
+        grid, STACKS[stack].make(), 3, recipe="recipe", poll=0.01, patience=1.0, **options
+    )
 
 
-def go(grid: Grid, stack: str, number: int = 3, late: int = 0, **options: Any) -> tuple[Any, list[Round]]:
+def go(
+    grid: Grid, stack: str, number: int = 3, late: int = 0, **options: Any
+) -> tuple[Any, list[Round]]:
     rounds: list[Round] = []
     here = engine(grid, stack, late=late, **options)
     state = run(here.algorithm, here, number, seed=3, late=late, test=EVERYONE.test, evaluate_every=1, personal=True,
@@ -107,10 +137,17 @@ def test_the_loopbacks_bits_metrics_and_bytes(tmp_path: Path, stack: str) -> Non
     got, rounds = go(Grid(tmp_path, stack), stack)
     assert same_bits(got, state)
     for a, b in zip(rounds, wanted, strict=True):
-        assert (a.bytes_down, a.bytes_up, dict(a.metrics), a.scalars) == (b.bytes_down, b.bytes_up, dict(b.metrics), b.scalars)
+        assert (a.bytes_down, a.bytes_up, dict(a.metrics), a.scalars) == (
+            b.bytes_down,
+            b.bytes_up,
+            dict(b.metrics),
+            b.scalars,
+        )
 
 
-def test_a_client_that_misses_the_deadline_is_not_asked_until_it_has_answered(tmp_path: Path) -> None:
+def test_a_client_that_misses_the_deadline_is_not_asked_until_it_has_answered(
+    tmp_path: Path,
+) -> None:
     """Client 1 answers round 0 during round 1. Without `late` that is too late; with it, it counts."""
     for late in (0, 1):
         grid = Grid(tmp_path / str(late), "fedavg", slow={0: {1}})
@@ -118,7 +155,9 @@ def test_a_client_that_misses_the_deadline_is_not_asked_until_it_has_answered(tm
         assert [(x.sender, x.reason) for x in rounds[0].lost] == [(1, "no answer within 0.5 s")]
         reasons = [x.reason for x in rounds[1].lost if x.sender == 1]
         assert "still busy with round 0" in reasons
-        assert ("too late: answers round 0" in reasons) is (late == 0) and (1 in rounds[1].scalars) is (late == 1)
+        assert ("too late: answers round 0" in reasons) is (late == 0) and (
+            1 in rounds[1].scalars
+        ) is (late == 1)
         assert list(rounds[2].scalars) == [0, 1, 2]
 
 
@@ -139,7 +178,9 @@ def test_rounds_do_not_run_away_while_everybody_is_busy(tmp_path: Path) -> None:
 
 def test_a_process_that_dies_costs_one_reply(tmp_path: Path) -> None:
     _, rounds = go(Grid(tmp_path, "scaffold", broken={0}), "scaffold", number=1)
-    assert [(x.sender, x.reason) for x in rounds[0].lost] == [(0, "its process died while it worked")]
+    assert [(x.sender, x.reason) for x in rounds[0].lost] == [
+        (0, "its process died while it worked")
+    ]
     assert list(rounds[0].scalars) == [1, 2]
 
 
@@ -163,7 +204,9 @@ def test_a_number_out_of_range_and_a_double_are_not_let_in(tmp_path: Path) -> No
     grid = Grid(tmp_path, "fedavg")
     grid.clients |= {24: 1, 25: 2}
     grid.online |= {24, 25}
-    here = flower.Flower(grid, STACKS["fedavg"].make(), 2, recipe="recipe", poll=0.01, patience=1.0, log=said.append)
+    here = flower.Flower(
+        grid, STACKS["fedavg"].make(), 2, recipe="recipe", poll=0.01, patience=1.0, log=said.append
+    )
     run(here.algorithm, here, 1)
     text = "\n".join(said)
     assert "calls itself client 1, which is somebody else already" in text
@@ -208,7 +251,10 @@ REPLIES: dict[str, Any] = {
     "another kind of record": {"fedlens": MetricRecord({"client": 0})},
     "no message": {"fedlens": ConfigRecord({"client": 0})},
     "no arrays": {"fedlens": ConfigRecord({"client": 0}), "message": ConfigRecord({"a": 1})},
-    "noise": {"fedlens": ConfigRecord({"client": 0}), "message": ArrayRecord({"0": Array("uint8", (64,), "x", bytes(range(64)))})},
+    "noise": {
+        "fedlens": ConfigRecord({"client": 0}),
+        "message": ArrayRecord({"0": Array("uint8", (64,), "x", bytes(range(64)))}),
+    },
 }
 
 
@@ -235,9 +281,18 @@ def test_a_site_whose_classes_differ_is_not_let_in(tmp_path: Path) -> None:
             for k in range(4):
                 Image.new("L", (8, 8), 60 * k).save(tmp_path / f"scans-{id}" / name / f"{k}.png")
         names = ("benign", "malignant") if id == 2 else ()
-        federation = ImageFolder(root=str(tmp_path / f"scans-{id}"), names=names, least=1).federation(1, 0)
+        federation = ImageFolder(
+            root=str(tmp_path / f"scans-{id}"), names=names, least=1
+        ).federation(1, 0)
         here = alone(id, EVERYONE.holdings[id])
-        return Site(id, STACKS["fedavg"].make(), here, tmp_path / str(id), "recipe", classes=tuple(federation.facts["classes"]))
+        return Site(
+            id,
+            STACKS["fedavg"].make(),
+            here,
+            tmp_path / str(id),
+            "recipe",
+            classes=tuple(federation.facts["classes"]),
+        )
 
     grid.app = flower.client_app(make_site)
     here = engine(grid, "fedavg", log=said.append, classes="benign, malignant")
@@ -271,18 +326,24 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_recipes_end_in_the_simulators_bits_also_when_resumed(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipes_end_in_the_simulators_bits_also_when_resumed(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What the ServerApp and the sites of `fedlens run --engine flower` do, stopped after half the rounds and resumed by a new server:
     networks, and a scene whose images, kernels and multipliers live at the sites."""
     config = recipes.read(name, [*METHODS[name], "workers=0"])
     wanted = job.start(config, tmp_path / "simulated")
-    half = recipes.read(name, [*METHODS[name], "workers=0", f"rounds={config.settings.rounds // 2}"])
+    half = recipes.read(
+        name, [*METHODS[name], "workers=0", f"rounds={config.settings.rounds // 2}"]
+    )
     for part, resume in ((half, False), (config, True)):
         facts = {"name": name, "recipe": part.to_toml(), "out": str(tmp_path / "real"), "resume": resume, "fresh": False,
                  "patience": 5.0, "least": 3, "forgive": False}  # fmt: skip
         sites.main(Grid(tmp_path, "", run=facts), facts)
     found = Checkpoint(tmp_path / "real" / "checkpoint").load()
-    lines = [read_records(folder / "metrics.jsonl") for folder in (tmp_path / "real", wanted.folder)]
+    lines = [
+        read_records(folder / "metrics.jsonl") for folder in (tmp_path / "real", wanted.folder)
+    ]
     assert found and same_bits(found[0].state, wanted.state)
     for a, b in zip(*lines, strict=True):
         assert {k: v for k, v in a.items() if k not in ("seconds", "metrics")} == {

@@ -35,24 +35,46 @@ def site(folder: Path, stack: str = "scaffold", id: int = 0, recipe: str = "r") 
 def message(stack: str, round: int, **scalars: float) -> Message:
     algorithm = STACKS[stack].make()
     state = algorithm.init().note(round=round, rounds=9, seed=3, population=2, **scalars)
-    return algorithm.broadcast(state).note(round=round, rounds=9, seed=3, population=2, cohort=2, **scalars)
+    return algorithm.broadcast(state).note(
+        round=round, rounds=9, seed=3, population=2, cohort=2, **scalars
+    )
 
 
-def ask(make: Any, round: int = 0, heard: int = NEVER, **facts: Any) -> tuple[dict[str, Any], list[bytes]]:
-    told = {"version": fedlens.__version__, "recipe": "r", "job": "j", "heard": heard, "forgive": False, **facts}
-    return handle({"kind": "train", "facts": told, "node": {}, "run": {}}, pack(message("scaffold", round)), make)
+def ask(
+    make: Any, round: int = 0, heard: int = NEVER, **facts: Any
+) -> tuple[dict[str, Any], list[bytes]]:
+    told = {
+        "version": fedlens.__version__,
+        "recipe": "r",
+        "job": "j",
+        "heard": heard,
+        "forgive": False,
+        **facts,
+    }
+    return handle(
+        {"kind": "train", "facts": told, "node": {}, "run": {}},
+        pack(message("scaffold", round)),
+        make,
+    )
 
 
 def test_pieces_carry_every_type_and_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedlens.engines.flower.site.PIECE", 1000)
     x = torch.randn(999, generator=torch.Generator().manual_seed(0))
-    trees = {"a": {"x": x, "half": x.bfloat16(), "n": torch.arange(7)}, "b": {"empty": torch.zeros(0, 3)}}
+    trees = {
+        "a": {"x": x, "half": x.bfloat16(), "n": torch.arange(7)},
+        "b": {"empty": torch.zeros(0, 3)},
+    }
     sent = Message(trees, {"loss": 0.1}, {"a": {"mean": 1 / 3}}, 4)
     pieces = pack(sent)
     assert len(pieces) > 5 and all(len(p) <= 1000 for p in pieces)
     got = unpack(pieces)
     assert same_bits(got, sent) and not pieces
-    assert (dict(got.scalars), got.weights, got.sender) == ({"loss": 0.1}, {"a": {"mean": 1 / 3}}, 4)
+    assert (dict(got.scalars), got.weights, got.sender) == (
+        {"loss": 0.1},
+        {"a": {"mean": 1 / 3}},
+        4,
+    )
 
 
 def test_a_reply_that_arrived_is_built_upon_and_one_that_got_lost_is_not(tmp_path: Path) -> None:
@@ -82,7 +104,9 @@ def test_amnesia_is_noticed(tmp_path: Path, how: str) -> None:
         shutil.copytree(tmp_path / "backup", folder)
     if how == "server went back too far":
         heard = 0
-    with pytest.raises(SiteError, match=f"heard this site in round {heard}, but the site remembers"):
+    with pytest.raises(
+        SiteError, match=f"heard this site in round {heard}, but the site remembers"
+    ):
         respond(s, message("scaffold", 3), "j", heard)
     # Declining changed nothing; with forgiveness the site begins anew, and can go on from there.
     fresh = respond(s, message("scaffold", 3), "j", heard, forgive=True)
@@ -99,7 +123,10 @@ def test_versions_and_recipes_must_agree(tmp_path: Path) -> None:
     facts, pieces = ask(make)
     assert facts == {"client": 0} and unpack(pieces).sender == 0
     facts, _ = ask(make, version="9.9")
-    assert facts["lost"] == f"the server runs FedLens 9.9, this site {fedlens.__version__}: install the same version at both"
+    assert (
+        facts["lost"]
+        == f"the server runs FedLens 9.9, this site {fedlens.__version__}: install the same version at both"
+    )
     facts, _ = ask(make, recipe="0123456789abcdef")
     assert "recipe (0123456789ab) is not the one this site agreed to (r)" in facts["lost"]
 
@@ -143,14 +170,29 @@ def test_the_resident_worker_answers_as_the_site_itself_does(tmp_path: Path) -> 
     from fedlens.engines.flower import client_app as flower_client
     from fedlens.engines.flower.site import serve
 
-    path, asked = tmp_path / "s", message("scaffold", 0)  # made here: hidden random state is one for all threads of a process
+    path, asked = (
+        tmp_path / "s",
+        message("scaffold", 0),
+    )  # made here: hidden random state is one for all threads of a process
     threading.Thread(target=serve, args=(path,), daemon=True).start()
     while not path.exists():
         time.sleep(0.01)
     assert path.stat().st_mode & 0o077 == 0
-    run_config = {"site": "toy_app:make_site", "clients": 2, "stack": "scaffold", "delay": 0.0, "out": str(tmp_path)}
+    run_config = {
+        "site": "toy_app:make_site",
+        "clients": 2,
+        "stack": "scaffold",
+        "delay": 0.0,
+        "out": str(tmp_path),
+    }
     node = {"client": 1, "folder": str(tmp_path / "memory"), "recipe": "r"}
-    told = {"version": fedlens.__version__, "recipe": "r", "job": "j", "heard": NEVER, "forgive": False}
+    told = {
+        "version": fedlens.__version__,
+        "recipe": "r",
+        "job": "j",
+        "heard": NEVER,
+        "forgive": False,
+    }
     header = {"kind": "train", "facts": told, "node": node, "run": run_config}
     with socket.socket(socket.AF_UNIX) as rude:
         rude.connect(str(path))

@@ -43,7 +43,11 @@ def job(here: Deployment, name: str, **config: Any) -> Path:
 
 
 def finished(here: Deployment, out: Path) -> Message:
-    here.wait_for(lambda: (out / "done").exists() or (out / "failed").exists(), PATIENCE, f"the end of {out.name}")
+    here.wait_for(
+        lambda: (out / "done").exists() or (out / "failed").exists(),
+        PATIENCE,
+        f"the end of {out.name}",
+    )
     assert (out / "done").exists(), (out / "failed").read_text()
     return Message.from_bytes((out / "state").read_bytes())
 
@@ -95,11 +99,22 @@ def test_scaffold_ends_in_the_simulators_bits(two_sites: Deployment) -> None:
     out = job(here, "short")
     here.submit(here.folder / "app-short", "run-short")
     assert same_bits(finished(here, out), expected("scaffold", 2, 2))
-    assert [r["heard"] for r in rounds(out)] == [[0, 1], [0, 1]] and not any(r["lost"] for r in rounds(out))
+    assert [r["heard"] for r in rounds(out)] == [[0, 1], [0, 1]] and not any(
+        r["lost"] for r in rounds(out)
+    )
 
 
 METHODS = {
-    "fedvsr": ["clients=2", "cohort=2", "rounds=2", "data.clips=2", "data.groups=2", "data.height=32", "data.width=32", "data.crop=16"],
+    "fedvsr": [
+        "clients=2",
+        "cohort=2",
+        "rounds=2",
+        "data.clips=2",
+        "data.groups=2",
+        "data.height=32",
+        "data.width=32",
+        "data.crop=16",
+    ],
     "deblur-partial": ["clients=2", "rounds=3", "evaluate_every=2", "data.size=48"],
 }
 
@@ -113,7 +128,12 @@ def test_every_method_ends_in_the_simulators_bits(two_sites: Deployment, name: s
     out = here.folder / name
     facts: dict[str, Any] = {"name": name, "recipe": config.to_toml(), "out": str(out), "resume": False, "fresh": False,
                              "patience": PATIENCE, "least": 2, "forgive": False}  # fmt: skip
-    flower.write_app(here.folder / f"app-{name}", "fedlens.sites.study:main", "fedlens.sites.study:make_site", facts)
+    flower.write_app(
+        here.folder / f"app-{name}",
+        "fedlens.sites.study:main",
+        "fedlens.sites.study:make_site",
+        facts,
+    )
     here.submit(here.folder / f"app-{name}", f"run-{name}")
     here.wait_for(lambda: (out / "summary.json").exists(), PATIENCE, f"the end of {name}")
     wanted = jobs.start(config, here.folder / f"{name}-simulated")
@@ -122,7 +142,9 @@ def test_every_method_ends_in_the_simulators_bits(two_sites: Deployment, name: s
     real, simulated = (read_records(f / "metrics.jsonl") for f in (out, wanted.folder))
     for a, b in zip(real, simulated, strict=True):
         assert b["bytes_up"] > 0 < b["bytes_down"]
-        assert {k: v for k, v in a.items() if k != "seconds"} == {k: v for k, v in b.items() if k != "seconds"}
+        assert {k: v for k, v in a.items() if k != "seconds"} == {
+            k: v for k, v in b.items() if k != "seconds"
+        }
 
 
 @pytest.mark.slow
@@ -141,11 +163,21 @@ def test_the_example_app_runs_both_ways(two_sites: Deployment) -> None:
     own = here.folder / "own"
     shutil.copytree(example, own)
     text = (own / "pyproject.toml").read_text()
-    (own / "pyproject.toml").write_text(text.replace("client_app:app", "own_client_app:app").replace("strategy = false", "strategy = true"))
+    (own / "pyproject.toml").write_text(
+        text.replace("client_app:app", "own_client_app:app").replace(
+            "strategy = false", "strategy = true"
+        )
+    )
     here.start("first", "flwr", "run", str(example), "here", "--stream")
-    here.wait_for(lambda: "round 1: loss" in here.log("first"), PATIENCE, "the second round of the example")
+    here.wait_for(
+        lambda: "round 1: loss" in here.log("first"), PATIENCE, "the second round of the example"
+    )
     here.start("second", "flwr", "run", str(own), "here", "--stream")
-    here.wait_for(lambda: "Strategy execution finished" in here.log("second"), PATIENCE, "the end of Flower's own loop")
+    here.wait_for(
+        lambda: "Strategy execution finished" in here.log("second"),
+        PATIENCE,
+        "the end of Flower's own loop",
+    )
     assert here.log("second").count("aggregate_train: Received 2 results and 0 failures") == 2
 
 
@@ -157,7 +189,9 @@ def test_a_deadline_leaves_the_slow_behind(two_sites: Deployment) -> None:
     here.submit(here.folder / "app-slow", "run-slow")
     final = finished(here, out)
     ((client, why),) = rounds(out)[0]["lost"]
-    assert client == 0 and why.startswith("no answer within")  # by our clock, or by Flower's, whose message expires with the round
+    assert client == 0 and why.startswith(
+        "no answer within"
+    )  # by our clock, or by Flower's, whose message expires with the round
     assert same_bits(final, STACKS["fedavg"].make().init())
 
 
@@ -169,7 +203,11 @@ def test_a_node_dies_and_another_comes_late(tmp_path: Path) -> None:
         here.superlink()
         here.supernode(0)
         here.supernode(1)
-        here.wait_for(lambda: all("SuperNode ID" in here.log(f"site-{k}") for k in (0, 1)), PATIENCE, "two sites")
+        here.wait_for(
+            lambda: all("SuperNode ID" in here.log(f"site-{k}") for k in (0, 1)),
+            PATIENCE,
+            "two sites",
+        )
         out = job(here, "bad-day", clients=3, rounds=7, delay=2.0, patience=60.0)
         here.submit(here.folder / "app-bad-day")
         here.wait_for(lambda: working(out, 1, 1), PATIENCE, "round 1 at site 1")
@@ -225,8 +263,14 @@ def test_a_superlink_that_restarts_in_the_middle_and_a_server_that_dies(tmp_path
         here.stop("superlink", signal.SIGKILL)
         here.superlink()
         before = len(rounds(out))
-        with contextlib.suppress(AssertionError):  # Flower may give a run up with its SuperLink: it is resumed below all the same
-            here.wait_for(lambda: len(rounds(out)) > before + 1 or (out / "done").exists(), 150, "two more rounds")
+        with contextlib.suppress(
+            AssertionError
+        ):  # Flower may give a run up with its SuperLink: it is resumed below all the same
+            here.wait_for(
+                lambda: len(rounds(out)) > before + 1 or (out / "done").exists(),
+                150,
+                "two more rounds",
+            )
         print("rounds before and after the SuperLink's death:", before, len(rounds(out)))
         for process in psutil.process_iter(["cmdline"]):
             command = " ".join(process.info["cmdline"] or [])
@@ -244,7 +288,10 @@ def test_the_walkthrough_works_as_written(tmp_path: Path) -> None:
     blocks = [b.split("```")[0] for b in text.split("```sh\n")[1:]]
     assert len(blocks) >= 5
     here = Deployment(tmp_path)
-    script = "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\n" + "\n".join(blocks)
+    script = (
+        "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\n"
+        + "\n".join(blocks)
+    )
     here.env["FEDLENS_HOME"] = str(tmp_path / "fedlens-home")
     del here.env["FLWR_HOME"]
     (tmp_path / "bin").mkdir()
@@ -255,7 +302,14 @@ def test_the_walkthrough_works_as_written(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     with open(tmp_path / "walkthrough.log", "wb") as log:
-        process = subprocess.Popen(["bash", "-c", script], cwd=work, env=here.env, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            ["bash", "-c", script],
+            cwd=work,
+            env=here.env,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     here.running["walkthrough"] = process
     try:
         process.wait(900)

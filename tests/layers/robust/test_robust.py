@@ -59,7 +59,9 @@ def test_krum_by_hand() -> None:
 
 def test_multi_krum_by_hand() -> None:
     """f = 0 as above: scores 10, 5, 13, 97^2 + 99^2. The best two are 1 (3 samples) and 0 (1 sample): mean 3/4."""
-    assert merged(MultiKrum(liars=0, keep=2), 0.0, targets(1.0, 1.0, 1.0), 3.0, 100.0) == pytest.approx([0.75])
+    assert merged(
+        MultiKrum(liars=0, keep=2), 0.0, targets(1.0, 1.0, 1.0), 3.0, 100.0
+    ) == pytest.approx([0.75])
 
 
 def test_bulyan_by_hand() -> None:
@@ -80,15 +82,23 @@ def test_geometric_median_by_hand() -> None:
     """Three points of an equilateral triangle: its centre. Three points on a line: the middle one, like the median.
     A triangle with an angle above 120 degrees: the corner that has it (Fermat's point)."""
     top = math.sqrt(3)
-    assert merged(GeometricMedian(), [0.0, 0.0], [2.0, 0.0], [1.0, top], size=2) == pytest.approx([1, top / 3], abs=1e-5)
-    assert merged(GeometricMedian(), [0.0, 0.0], [1.0, 0.0], [50.0, 0.0], size=2) == pytest.approx([1, 0], abs=1e-3)
-    assert merged(GeometricMedian(), [-10.0, 0.0], [10.0, 0.0], [0.0, 1.0], size=2) == pytest.approx([0, 1], abs=1e-3)
+    assert merged(GeometricMedian(), [0.0, 0.0], [2.0, 0.0], [1.0, top], size=2) == pytest.approx(
+        [1, top / 3], abs=1e-5
+    )
+    assert merged(GeometricMedian(), [0.0, 0.0], [1.0, 0.0], [50.0, 0.0], size=2) == pytest.approx(
+        [1, 0], abs=1e-3
+    )
+    assert merged(
+        GeometricMedian(), [-10.0, 0.0], [10.0, 0.0], [0.0, 1.0], size=2
+    ) == pytest.approx([0, 1], abs=1e-3)
 
 
 def test_geometric_median_with_samples() -> None:
     """A client with more samples than all others together is the weighted geometric median."""
     crowd = targets(*[[3.0, 4.0]] * 5)
-    assert merged(GeometricMedian("examples"), crowd, [0.0, 0.0], [9.0, 0.0], size=2) == pytest.approx([3, 4], abs=1e-3)
+    assert merged(
+        GeometricMedian("examples"), crowd, [0.0, 0.0], [9.0, 0.0], size=2
+    ) == pytest.approx([3, 4], abs=1e-3)
 
 
 def test_norm_clip_by_hand() -> None:
@@ -106,7 +116,9 @@ def test_norm_clip_at_the_rounds_median() -> None:
 def test_norm_clip_in_front_of_a_median() -> None:
     """Along two axes: (3, 0), (0, 1), (0, 2) clipped to 1: (1, 0), (0, 1), (0, 1), median (0, 1). Without clipping (0, 1) as well, but
     for (3, 3), (0, 1), (4, 0): median (3, 1) without, (0.707, 0.707) with: coordinates 0.707 0 1 and 0.707 1 0."""
-    game = Rounds(stack(fedavg(2), Median(), NormClip(1.0)), federation([3.0, 3.0], [0.0, 1.0], [4.0, 0.0]))
+    game = Rounds(
+        stack(fedavg(2), Median(), NormClip(1.0)), federation([3.0, 3.0], [0.0, 1.0], [4.0, 0.0])
+    )
     game.play()
     assert game.w == pytest.approx([math.sqrt(0.5)] * 2)
 
@@ -117,7 +129,10 @@ def test_norm_clip_in_front_of_a_median() -> None:
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 10, 16, 33])
 def test_median_against_numpy(n: int) -> None:
     rng = torch.Generator().manual_seed(n)
-    trees = [{"a": torch.randn(50_001, generator=rng), "b": torch.randint(-9, 9, (3, 5), generator=rng)} for _ in range(n)]
+    trees = [
+        {"a": torch.randn(50_001, generator=rng), "b": torch.randint(-9, 9, (3, 5), generator=rng)}
+        for _ in range(n)
+    ]
     out = median(trees)
     for name in ("a", "b"):
         expected = np.median(np.stack([t[name].numpy() for t in trees]), axis=0)
@@ -138,7 +153,10 @@ def flower(results: list[tuple[np.ndarray, int]], strategy: Any, rounds: int = 1
 
     out = None
     for number in range(1, rounds + 1):
-        fit = [(None, FitRes(Status(Code.OK, ""), ndarrays_to_parameters([w]), n, {})) for w, n in results]
+        fit = [
+            (None, FitRes(Status(Code.OK, ""), ndarrays_to_parameters([w]), n, {}))
+            for w, n in results
+        ]
         out, _ = strategy.aggregate_fit(number, fit, [])
     assert out is not None
     return parameters_to_ndarrays(out)[0]
@@ -152,7 +170,10 @@ def strategies() -> dict[str, tuple[Layer | None, Any]]:
         "median": (Median(), s.FedMedian()),
         "trimmed": (TrimmedMean(0.2), s.FedTrimmedAvg(beta=0.2)),
         "krum": (Krum(2), s.Krum(num_malicious_clients=2)),
-        "multi-krum": (MultiKrum(liars=2, keep=4), s.Krum(num_malicious_clients=2, num_clients_to_keep=4)),
+        "multi-krum": (
+            MultiKrum(liars=2, keep=4),
+            s.Krum(num_malicious_clients=2, num_clients_to_keep=4),
+        ),
         "bulyan": (Bulyan(2), s.Bulyan(num_malicious_clients=2, to_keep=0)),
     }
 
@@ -178,7 +199,10 @@ def test_against_flower(name: str, seed: int) -> None:
         ((Median(), Krum()), "Krum and Median both decide how replies become one"),
         ((LossAware(), TrimmedMean()), "TrimmedMean and LossAware both decide"),
         ((Median(), FedCDA()), "FedCDA and Median both decide"),
-        ((Median(), FedAvgM()), "FedAvgM works on the merged update, Median on single ones: put FedAvgM before Median"),
+        (
+            (Median(), FedAvgM()),
+            "FedAvgM works on the merged update, Median on single ones: put FedAvgM before Median",
+        ),
         ((Median(), FedNova()), "put FedNova before Median"),
         ((NormClip(), Median()), "put Median before NormClip"),
     ],
@@ -189,6 +213,12 @@ def test_refused(layers: tuple[Layer, ...], why: str) -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    for make in (lambda: TrimmedMean(0.5), lambda: Krum(-1), lambda: Krum(1, 0), lambda: Bulyan(-1), lambda: NormClip(0.0, "client")):
+    for make in (
+        lambda: TrimmedMean(0.5),
+        lambda: Krum(-1),
+        lambda: Krum(1, 0),
+        lambda: Bulyan(-1),
+        lambda: NormClip(0.0, "client"),
+    ):
         with pytest.raises(StackError):
             make()

@@ -39,7 +39,12 @@ def client(root: Path) -> TestClient:
 
 def test_the_list(client: TestClient) -> None:
     runs = {c["name"]: c for c in client.get("/api/runs").json()["runs"]}
-    assert {n: c["status"] for n, c in runs.items()} == {"a": "finished", "sweep/b": "finished", "empty": "empty", "notes": "not a run"}
+    assert {n: c["status"] for n, c in runs.items()} == {
+        "a": "finished",
+        "sweep/b": "finished",
+        "empty": "empty",
+        "notes": "not a run",
+    }
     assert runs["sweep/b"]["title"]["algorithm"] == ["FedAvg", "FedProx"] and runs["a"]["done"] == 4
 
 
@@ -47,7 +52,10 @@ def test_a_run_and_its_pictures(client: TestClient, root: Path) -> None:
     view = client.get("/api/run", params={"name": "a"}).json()["views"][0]
     assert len(view["curves"]["loss"]) == 4
     answer = client.get(view["pictures"][0]["images"][0])
-    assert answer.headers["content-type"] == "image/png" and answer.content == (root / "a" / "pictures" / "00-00.png").read_bytes()
+    assert (
+        answer.headers["content-type"] == "image/png"
+        and answer.content == (root / "a" / "pictures" / "00-00.png").read_bytes()
+    )
 
 
 def test_what_is_no_run_is_shown_as_what_it_is(client: TestClient) -> None:
@@ -56,15 +64,43 @@ def test_what_is_no_run_is_shown_as_what_it_is(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../elsewhere", "a/../../elsewhere", "/etc", "link", "", "absent", "a/config.toml", "a\0", "x" * 5000, "..", "%2e%2e"]
+    "name",
+    [
+        "../elsewhere",
+        "a/../../elsewhere",
+        "/etc",
+        "link",
+        "",
+        "absent",
+        "a/config.toml",
+        "a\0",
+        "x" * 5000,
+        "..",
+        "%2e%2e",
+    ],
 )
 def test_no_run_outside_the_directory(client: TestClient, name: str) -> None:
     for path in ("/api/run", "/picture", "/report", "/events"):
         answer = client.get(path, params={"name": name, "run": name or "../x", "file": "00-00.png"})
-        assert answer.status_code == 404 and answer.json() in ({"error": "There is no such run."}, {"error": "There is no such picture."})
+        assert answer.status_code == 404 and answer.json() in (
+            {"error": "There is no such run."},
+            {"error": "There is no such picture."},
+        )
 
 
-@pytest.mark.parametrize("file", ["../config.toml", "../../../secret.png", "index.json", "", ".", "/etc/hostname", "out.png", "a\0.png"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../config.toml",
+        "../../../secret.png",
+        "index.json",
+        "",
+        ".",
+        "/etc/hostname",
+        "out.png",
+        "a\0.png",
+    ],
+)
 def test_no_file_but_pictures(client: TestClient, root: Path, file: str) -> None:
     (root / "a" / "pictures" / "out.png").symlink_to(root.parent / "secret.png")
     answer = client.get("/picture", params={"run": "a", "file": file})
@@ -85,7 +121,13 @@ def test_static_files_are_a_fixed_list(client: TestClient) -> None:
 @pytest.mark.parametrize("method", ["post", "put", "delete", "patch"])
 def test_it_only_reads(client: TestClient, root: Path, method: str) -> None:
     before = {p: p.stat().st_mtime_ns for p in root.rglob("*")}
-    for path in ("/", "/api/runs", "/api/run?name=a", "/picture?run=a&file=00-00.png", "/report?run=a"):
+    for path in (
+        "/",
+        "/api/runs",
+        "/api/run?name=a",
+        "/picture?run=a&file=00-00.png",
+        "/report?run=a",
+    ):
         assert getattr(client, method)(path).status_code == 405
         assert client.get(path).status_code == 200
     assert {p: p.stat().st_mtime_ns for p in root.rglob("*")} == before
@@ -98,7 +140,10 @@ def test_another_site_cannot_reach_it_under_its_own_name(client: TestClient) -> 
 
 def test_the_report_can_be_saved(client: TestClient) -> None:
     answer = client.get("/report", params={"run": "a"})
-    assert answer.headers["content-disposition"] == 'attachment; filename="a.html"' and "data:image/png;base64," in answer.text
+    assert (
+        answer.headers["content-disposition"] == 'attachment; filename="a.html"'
+        and "data:image/png;base64," in answer.text
+    )
 
 
 def test_only_what_changed_is_read_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +164,9 @@ def test_only_what_changed_is_read_again(root: Path, monkeypatch: pytest.MonkeyP
 def test_broken_files_do_not_take_the_list_down(client: TestClient, root: Path) -> None:
     with (root / "a" / "metrics.jsonl").open("a") as file:
         file.write('{"round": 1' + "0" * 400 + "}\n" + "[" * 100_000 + "\n")
-    (root / "sweep" / "b" / "summary.json").write_text('{"metrics": {"accuracy": 1' + "0" * 400 + "}}")
+    (root / "sweep" / "b" / "summary.json").write_text(
+        '{"metrics": {"accuracy": 1' + "0" * 400 + "}}"
+    )
     write_run(root / "c", rounds=1)
     (root / "c" / "config.toml").write_text("x = " + "[" * 100_000)
     (root / "c" / "pictures" / "index.json").write_text(json.dumps([{"files": ["a\0.png"]}]))
@@ -128,7 +175,9 @@ def test_broken_files_do_not_take_the_list_down(client: TestClient, root: Path) 
     assert all(v["problems"] for v in views)
 
 
-def test_a_run_that_cannot_be_read_is_listed_with_the_reason(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_be_read_is_listed_with_the_reason(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedlens.report import page_data as views
 
     real, board = views.glance, Board(root)
@@ -140,7 +189,10 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(root: Path, monkeyp
 
     monkeypatch.setattr(views, "glance", fail)
     cards = board.cards()
-    assert cards["a"]["status"] == "broken" and cards["a"]["problem"] == "This folder could not be read (KeyError)."
+    assert (
+        cards["a"]["status"] == "broken"
+        and cards["a"]["problem"] == "This folder could not be read (KeyError)."
+    )
     assert cards["sweep/b"]["status"] == "finished"
     monkeypatch.setattr(views, "glance", real)
     assert board.cards()["a"]["status"] == "finished"
@@ -151,7 +203,10 @@ def test_a_name_that_is_not_utf8_is_listed_but_not_opened(client: TestClient, ro
     text = client.get("/api/runs").text
     cards = {c["name"]: c for c in json.loads(text)["runs"]}
     assert cards["a"]["status"] == "finished" and all(name.encode() for name in cards)
-    assert cards["bad\\udcffname"]["status"] == "broken" and "not UTF-8" in cards["bad\\udcffname"]["problem"]
+    assert (
+        cards["bad\\udcffname"]["status"] == "broken"
+        and "not UTF-8" in cards["bad\\udcffname"]["problem"]
+    )
     assert client.get("/api/run", params={"name": "bad\\udcffname"}).status_code == 404
 
 

@@ -44,7 +44,9 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def address(root: Path) -> Iterator[str]:
     listener = cli_board._listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(make(root), log_level="warning", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(make(root), log_level="warning", timeout_graceful_shutdown=1)
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     while not server.started:
@@ -97,7 +99,9 @@ def test_list_filter_sort_choose_compare(tab: Tab, address: str) -> None:
     assert page.locator(".results tbody tr").count() == 2
 
 
-def test_a_run_is_followed_live_and_the_reader_is_left_alone(tab: Tab, address: str, root: Path) -> None:
+def test_a_run_is_followed_live_and_the_reader_is_left_alone(
+    tab: Tab, address: str, root: Path
+) -> None:
     """New rounds and better pictures arrive by themselves; the slider stays where it was put."""
     page = tab.page
     page.goto(address + "#/run/live")
@@ -110,7 +114,9 @@ def test_a_run_is_followed_live_and_the_reader_is_left_alone(tab: Tab, address: 
     assert page.locator("[data-chart=training] path.series").get_attribute("d") != before
     seen = page.locator(".compare .stage img").first.get_attribute("src")
     write_pictures(root / "live" / "pictures", quality=0.9)
-    tab.wait(f"document.querySelector('.compare .stage img').getAttribute('src') !== {json.dumps(seen)}")
+    tab.wait(
+        f"document.querySelector('.compare .stage img').getAttribute('src') !== {json.dumps(seen)}"
+    )
     assert page.locator(".split").input_value() == "30"
     assert page.evaluate("document.querySelector('.stage .divider').style.left") == "30%"
 
@@ -138,7 +144,9 @@ def test_half_a_line_is_not_shown_until_it_is_whole(tab: Tab, address: str, root
         tab.wait("document.querySelector('.problems')?.textContent.includes('incomplete')")
         assert "3 of 20 rounds" in page.locator(".what").inner_text()
         file.write(text[40:])
-    tab.wait("document.querySelector('.what').textContent.includes('4 of 20 rounds') && !document.querySelector('.problems')")
+    tab.wait(
+        "document.querySelector('.what').textContent.includes('4 of 20 rounds') && !document.querySelector('.problems')"
+    )
 
 
 def test_what_is_not_there_is_a_sentence(browser: Any, address: str) -> None:
@@ -172,10 +180,14 @@ def test_a_slow_page_does_not_replace_a_newer_one(tab: Tab, address: str) -> Non
         held[0].continue_()
     page.wait_for_timeout(300)
     assert page.locator("h1").inner_text() == "second" and page.title().startswith("second")
-    assert page.evaluate("streams.filter((s) => s.readyState !== 2).map((s) => s.url.split('?')[1])") == ["run=second"]
+    assert page.evaluate(
+        "streams.filter((s) => s.readyState !== 2).map((s) => s.url.split('?')[1])"
+    ) == ["run=second"]
 
 
-def test_what_was_deleted_while_the_connection_was_lost_leaves_the_list(tab: Tab, address: str, root: Path) -> None:
+def test_what_was_deleted_while_the_connection_was_lost_leaves_the_list(
+    tab: Tab, address: str, root: Path
+) -> None:
     page = tab.page
     page.add_init_script(RECORD)
     page.goto(address)
@@ -184,12 +196,16 @@ def test_what_was_deleted_while_the_connection_was_lost_leaves_the_list(tab: Tab
     tab.wait("streams.at(-1)?.readyState === 1")
     page.evaluate("streams.at(-1).close()")
     shutil.rmtree(root / "second")
-    page.evaluate("streams.at(-1).dispatchEvent(new Event('open'))")  # what the browser says when it is connected again
+    page.evaluate(
+        "streams.at(-1).dispatchEvent(new Event('open'))"
+    )  # what the browser says when it is connected again
     tab.wait("!document.querySelector('[data-run=second]')")
     assert page.get_by_role("button", name="Compare").is_disabled()
 
 
-def test_an_open_run_that_is_deleted_says_so_until_it_is_back(browser: Any, address: str, root: Path) -> None:
+def test_an_open_run_that_is_deleted_says_so_until_it_is_back(
+    browser: Any, address: str, root: Path
+) -> None:
     tab = Tab(browser)
     tab.page.goto(address + "#/run/second")
     tab.page.locator(".what").wait_for()
@@ -201,7 +217,9 @@ def test_an_open_run_that_is_deleted_says_so_until_it_is_back(browser: Any, addr
     tab.close()
 
 
-def test_a_run_that_goes_before_its_stream_opens_is_noticed_too(browser: Any, address: str, root: Path) -> None:
+def test_a_run_that_goes_before_its_stream_opens_is_noticed_too(
+    browser: Any, address: str, root: Path
+) -> None:
     write_run(root / "bare", rounds=2, pictures=False)
     tab = Tab(browser)
     held: list[Any] = []
@@ -218,7 +236,9 @@ def test_a_run_that_goes_before_its_stream_opens_is_noticed_too(browser: Any, ad
     tab.close()
 
 
-def test_a_comparison_goes_on_without_a_run_that_is_deleted(browser: Any, address: str, root: Path) -> None:
+def test_a_comparison_goes_on_without_a_run_that_is_deleted(
+    browser: Any, address: str, root: Path
+) -> None:
     tab = Tab(browser)
     page = tab.page
     page.goto(address + "#/compare/first/second/live")
@@ -232,7 +252,9 @@ def test_a_comparison_goes_on_without_a_run_that_is_deleted(browser: Any, addres
     add_round(root / "live", 4)
     tab.wait("document.querySelectorAll('[data-chart=accuracy] path.series').length === 2")
     tab.close()
-    assert [c for c in tab.complaints if "Failed to load" not in c] == []  # pictures of what was deleted may be asked for once more
+    assert [
+        c for c in tab.complaints if "Failed to load" not in c
+    ] == []  # pictures of what was deleted may be asked for once more
 
 
 def test_a_comparison_that_is_cut_says_so(tab: Tab, address: str, root: Path) -> None:
@@ -241,14 +263,20 @@ def test_a_comparison_that_is_cut_says_so(tab: Tab, address: str, root: Path) ->
         write_run(root / name, rounds=1, clients=2, cohort=2, pictures=False)
     tab.page.goto(f"{address}#/compare/{'/'.join(many)}")
     tab.page.locator(".problems").wait_for()
-    assert tab.page.locator(".problems").inner_text() == "Only the first 24 of 26 runs are compared; 2 did not fit."
+    assert (
+        tab.page.locator(".problems").inner_text()
+        == "Only the first 24 of 26 runs are compared; 2 did not fit."
+    )
     assert tab.page.locator("h1").inner_text() == "24 runs side by side"
 
 
 def test_a_damaged_address_is_a_sentence(tab: Tab, address: str) -> None:
     tab.page.goto(address + "#/run/%E0%A4%A")
     tab.page.locator(".problems").wait_for()
-    assert tab.page.locator(".problems").inner_text() == "This address cannot be read: a % in it stands for nothing."
+    assert (
+        tab.page.locator(".problems").inner_text()
+        == "This address cannot be read: a % in it stands for nothing."
+    )
 
 
 def test_a_name_that_is_not_utf8_does_not_cost_the_list(tab: Tab, address: str, root: Path) -> None:
@@ -266,7 +294,9 @@ def test_readable_on_a_phone_and_by_keyboard(browser: Any, address: str) -> None
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360
     tab.page.get_by_role("link", name="first").focus()
     tab.page.keyboard.press("Enter")
-    tab.wait("document.querySelector('h1').textContent === 'first' && document.querySelector('.compare .stage')?.clientHeight > 100")
+    tab.wait(
+        "document.querySelector('h1').textContent === 'first' && document.querySelector('.compare .stage')?.clientHeight > 100"
+    )
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360
     tab.close()
     assert tab.complaints == []

@@ -13,7 +13,15 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from fedlens.data.images.labelled import Collection, Labelled, LabelledSource, Reader, class_folders, find, listing
+from fedlens.data.images.labelled import (
+    Collection,
+    Labelled,
+    LabelledSource,
+    Reader,
+    class_folders,
+    find,
+    listing,
+)
 from fedlens.data.source import DataError
 
 TEN = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -28,12 +36,18 @@ class _Cifar(LabelledSource):
     download: bool = False
 
     names: ClassVar[tuple[str, ...]]
-    binary: ClassVar[tuple[str, tuple[str, ...], str, int]]  # folder, train files, test file, label bytes (the last one counts)
-    python: ClassVar[tuple[str, tuple[str, ...], str, bytes]]  # folder, train files, test file, key of the labels
+    binary: ClassVar[
+        tuple[str, tuple[str, ...], str, int]
+    ]  # folder, train files, test file, label bytes (the last one counts)
+    python: ClassVar[
+        tuple[str, tuple[str, ...], str, bytes]
+    ]  # folder, train files, test file, key of the labels
     torchvision: ClassVar[str]
 
     def read(self, seed: int) -> Collection:
-        root = Path(self.root).expanduser() if self.download else find(self.root, type(self).__name__)
+        root = (
+            Path(self.root).expanduser() if self.download else find(self.root, type(self).__name__)
+        )
         for place in (root, root / "jpg", root / self.binary[0], root / self.python[0]):
             if (place / self.binary[1][0]).is_file():
                 return self._binary(place)
@@ -43,7 +57,9 @@ class _Cifar(LabelledSource):
                 return self._folders(place)
         if self.download:
             return self._fetched(root)
-        raise DataError(f"{root} holds no {type(self).__name__}: neither {self.binary[0]}, {self.python[0]} nor train/ and test/ folders")
+        raise DataError(
+            f"{root} holds no {type(self).__name__}: neither {self.binary[0]}, {self.python[0]} nor train/ and test/ folders"
+        )
 
     def _binary(self, place: Path) -> Collection:
         _, train, test, wide = self.binary
@@ -53,12 +69,16 @@ class _Cifar(LabelledSource):
             for name in names:
                 raw = np.fromfile(_there(place / name), dtype=np.uint8)
                 if not len(raw) or len(raw) % (wide + 3072):
-                    raise DataError(f"{place / name} is damaged: {len(raw)} bytes are not a whole number of images")
+                    raise DataError(
+                        f"{place / name} is damaged: {len(raw)} bytes are not a whole number of images"
+                    )
                 rows.append(raw.reshape(-1, wide + 3072))
             table = np.concatenate(rows)
             return self._labelled(table[:, wide:], table[:, wide - 1])
 
-        names = [place / n for n in ("batches.meta.txt", "fine_label_names.txt") if (place / n).is_file()]
+        names = [
+            place / n for n in ("batches.meta.txt", "fine_label_names.txt") if (place / n).is_file()
+        ]
         classes = tuple(names[0].read_text().split()) if names else self.names
         return Collection(one(train), one((test,)), classes)
 
@@ -67,20 +87,30 @@ class _Cifar(LabelledSource):
 
         def one(names: tuple[str, ...]) -> Labelled:
             found = [_unpickle(_there(place / n)) for n in names]
-            return self._labelled(np.concatenate([f[b"data"] for f in found]), np.concatenate([np.asarray(f[key]) for f in found]))
+            return self._labelled(
+                np.concatenate([f[b"data"] for f in found]),
+                np.concatenate([np.asarray(f[key]) for f in found]),
+            )
 
         return Collection(one(train), one((test,)), self.names)
 
     def _labelled(self, pixels: Any, labels: Any) -> Labelled:
         y = torch.from_numpy(np.asarray(labels).astype(np.int64))
         if int(y.max()) >= len(self.names):
-            raise DataError(f"label {int(y.max())} is out of range for {len(self.names)} classes: is this really {type(self).__name__}?")
+            raise DataError(
+                f"label {int(y.max())} is out of range for {len(self.names)} classes: is this really {type(self).__name__}?"
+            )
         return Labelled(torch.from_numpy(np.ascontiguousarray(pixels).reshape(-1, 3, 32, 32)), y)
 
     def _folders(self, place: Path) -> Collection:
         names = [p.name for p in class_folders(place / "train")]
         reader = Reader(32)
-        return Collection(reader.read(listing(place / "train", names)), reader.read(listing(place / "test", names)), names, reader.skipped)
+        return Collection(
+            reader.read(listing(place / "train", names)),
+            reader.read(listing(place / "test", names)),
+            names,
+            reader.skipped,
+        )
 
     def _fetched(self, root: Path) -> Collection:
         from torchvision import datasets
@@ -108,7 +138,9 @@ class _Arrays(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.allowed:
-            raise DataError(f"a CIFAR file asks for {module}.{name}: it is not what it claims to be")
+            raise DataError(
+                f"a CIFAR file asks for {module}.{name}: it is not what it claims to be"
+            )
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
@@ -116,7 +148,14 @@ def _unpickle(path: Path) -> dict[bytes, Any]:
     with path.open("rb") as file:
         try:
             found: dict[bytes, Any] = _Arrays(file, encoding="bytes").load()
-        except (pickle.UnpicklingError, EOFError, IndexError, KeyError, AttributeError, TypeError) as e:
+        except (
+            pickle.UnpicklingError,
+            EOFError,
+            IndexError,
+            KeyError,
+            AttributeError,
+            TypeError,
+        ) as e:
             raise DataError(f"{path} is damaged: {e}") from None
     if not isinstance(found, dict) or b"data" not in found:
         raise DataError(f"{path} is not a CIFAR batch")
@@ -129,8 +168,18 @@ class Cifar10(_Cifar):
 
     root: str = "cifar10"
     names: ClassVar[tuple[str, ...]] = TEN
-    binary: ClassVar[Any] = ("cifar-10-batches-bin", tuple(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin", 1)
-    python: ClassVar[Any] = ("cifar-10-batches-py", tuple(f"data_batch_{k}" for k in range(1, 6)), "test_batch", b"labels")
+    binary: ClassVar[Any] = (
+        "cifar-10-batches-bin",
+        tuple(f"data_batch_{k}.bin" for k in range(1, 6)),
+        "test_batch.bin",
+        1,
+    )
+    python: ClassVar[Any] = (
+        "cifar-10-batches-py",
+        tuple(f"data_batch_{k}" for k in range(1, 6)),
+        "test_batch",
+        b"labels",
+    )
     torchvision: ClassVar[str] = "CIFAR10"
 
 

@@ -18,7 +18,16 @@ import torch
 from torch.nn import functional as F
 
 from fedlens.core.limits import Count
-from fedlens.data.images.labelled import Collection, Labelled, LabelledSource, Reader, class_folders, find, images_in, listing
+from fedlens.data.images.labelled import (
+    Collection,
+    Labelled,
+    LabelledSource,
+    Reader,
+    class_folders,
+    find,
+    images_in,
+    listing,
+)
 from fedlens.data.images.reading import converted
 from fedlens.data.source import DataError
 
@@ -56,7 +65,9 @@ class ImageFolder(LabelledSource):
 def ordered(found: list[str], names: Sequence[str], where: Path) -> list[str]:
     """The classes in their order: those that were found, or those that were named, among which the found ones must be."""
     if strange := [n for n in found if names and n not in names]:
-        raise DataError(f"{where} has the class {strange[0]!r}, which is not among the names {', '.join(names)}")
+        raise DataError(
+            f"{where} has the class {strange[0]!r}, which is not among the names {', '.join(names)}"
+        )
     if names and not found:
         raise DataError(f"{where} holds none of the classes {', '.join(names)}")
     return list(names) or found
@@ -74,20 +85,31 @@ class TinyImageNet(LabelledSource):
         root = find(self.root, "Tiny-ImageNet")
         try:
             wnids = (root / "wnids.txt").read_text().split()
-            notes = [line.split("\t") for line in (root / "val" / "val_annotations.txt").read_text().splitlines()]
+            notes = [
+                line.split("\t")
+                for line in (root / "val" / "val_annotations.txt").read_text().splitlines()
+            ]
         except OSError as e:
-            raise DataError(f"{root} is not Tiny-ImageNet: {Path(str(e.filename)).name} is missing") from None
+            raise DataError(
+                f"{root} is not Tiny-ImageNet: {Path(str(e.filename)).name} is missing"
+            ) from None
         wnids = [w for w in wnids if (root / "train" / w).is_dir()]
         place = {w: k for k, w in enumerate(wnids)}
         reader = Reader(self.size)
         train = reader.read(listing(root / "train", wnids))
-        test = reader.read([(root / "val" / "images" / row[0], place[row[1]]) for row in notes if row[1] in place])
+        test = reader.read(
+            [(root / "val" / "images" / row[0], place[row[1]]) for row in notes if row[1] in place]
+        )
         return Collection(train, test, self._words(root, wnids), reader.skipped)
 
     @staticmethod
     def _words(root: Path, wnids: list[str]) -> list[str]:
         file = root / "words.txt"
-        known = dict(line.split("\t", 1) for line in file.read_text().splitlines() if "\t" in line) if file.is_file() else {}
+        known = (
+            dict(line.split("\t", 1) for line in file.read_text().splitlines() if "\t" in line)
+            if file.is_file()
+            else {}
+        )
         return [known.get(w, w).split(",")[0] for w in wnids]
 
 
@@ -108,7 +130,10 @@ class Csv(LabelledSource):
     def read(self, seed: int) -> Collection:
         table = find(self.file, "table")
         rows = self._rows(table)
-        found = sorted({r[self.label] for r in rows}, key=lambda s: (0, int(s), "") if s.isdigit() else (1, 0, s))
+        found = sorted(
+            {r[self.label] for r in rows},
+            key=lambda s: (0, int(s), "") if s.isdigit() else (1, 0, s),
+        )
         names = ordered(found, self.names, table)
         place = {n: k for k, n in enumerate(names)}
         reader = Reader(self.size, "L" if self.gray else "RGB")
@@ -117,7 +142,9 @@ class Csv(LabelledSource):
 
         def take(part: list[dict[str, str]]) -> Labelled:
             groups = [r[self.group] for r in part] if self.group in rows[0] else None
-            return reader.read([(table.parent / r[self.path], place[r[self.label]]) for r in part], groups)
+            return reader.read(
+                [(table.parent / r[self.path], place[r[self.label]]) for r in part], groups
+            )
 
         return Collection(take(trains), take(tests) if tests else None, names, reader.skipped)
 
@@ -129,7 +156,9 @@ class Csv(LabelledSource):
             for row in reader:
                 for column in (self.path, self.label):
                     if column not in row:
-                        raise DataError(f"{table} has no column {column!r}; it has {', '.join(reader.fieldnames or ())}")
+                        raise DataError(
+                            f"{table} has no column {column!r}; it has {', '.join(reader.fieldnames or ())}"
+                        )
                     if not row[column].strip():
                         raise DataError(f"{table}, line {reader.line_num}: there is no {column}")
                 rows.append(row)
@@ -151,17 +180,29 @@ class Npz(LabelledSource):
     def read(self, seed: int) -> Collection:
         file = find(self.file, ".npz file")
         if not is_zipfile(file):
-            raise DataError(f"{file} cannot be read as .npz: it is cut off, or another kind of file")
+            raise DataError(
+                f"{file} cannot be read as .npz: it is cut off, or another kind of file"
+            )
         try:
             with np.load(file, allow_pickle=False) as found:
                 arrays = {k: found[k] for k in found.files}
         except (OSError, EOFError, BadZipFile, zlib.error) as e:
             raise DataError(f"{file} cannot be read as .npz: {e}") from None
-        except ValueError:  # numpy's own advice is to allow pickles, but one that needs them could run anything
-            raise DataError(f"{file} cannot be read as .npz: it holds Python objects, not arrays of numbers") from None
+        except (
+            ValueError
+        ):  # numpy's own advice is to allow pickles, but one that needs them could run anything
+            raise DataError(
+                f"{file} cannot be read as .npz: it holds Python objects, not arrays of numbers"
+            ) from None
         if missing := {"train_images", "train_labels"} - arrays.keys():
-            raise DataError(f"{file} has no array {min(missing)!r}; it has {', '.join(sorted(arrays))}")
-        train = [self._part(arrays, p) for p in ("train", "val") if f"{p}_images" in arrays and (p == "train" or self.use_val)]
+            raise DataError(
+                f"{file} has no array {min(missing)!r}; it has {', '.join(sorted(arrays))}"
+            )
+        train = [
+            self._part(arrays, p)
+            for p in ("train", "val")
+            if f"{p}_images" in arrays and (p == "train" or self.use_val)
+        ]
         whole = Labelled(torch.cat([t.images for t in train]), torch.cat([t.labels for t in train]))
         test = self._part(arrays, "test") if "test_images" in arrays else None
         top = max(int(p.labels.max()) for p in (whole, test) if p is not None)
@@ -171,12 +212,26 @@ class Npz(LabelledSource):
         pixels, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
         labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
         if labels.ndim != 1 or len(labels) != len(pixels):
-            raise DataError(f"{part}_labels must hold one class per image: its shape is {labels.shape}")
+            raise DataError(
+                f"{part}_labels must hold one class per image: its shape is {labels.shape}"
+            )
         if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4):
-            raise DataError(f"{part}_images must be uint8 of shape (N, H, W) or (N, H, W, C), not {pixels.dtype} {pixels.shape}")
-        x = torch.from_numpy(pixels if pixels.ndim == 4 else pixels[..., None]).permute(0, 3, 1, 2).contiguous()
+            raise DataError(
+                f"{part}_images must be uint8 of shape (N, H, W) or (N, H, W, C), not {pixels.dtype} {pixels.shape}"
+            )
+        x = (
+            torch.from_numpy(pixels if pixels.ndim == 4 else pixels[..., None])
+            .permute(0, 3, 1, 2)
+            .contiguous()
+        )
         if self.size is not None and x.shape[-2:] != (self.size, self.size):
-            x = F.interpolate(x.float(), size=(self.size, self.size), mode="bilinear", antialias=True).round().byte()
+            x = (
+                F.interpolate(
+                    x.float(), size=(self.size, self.size), mode="bilinear", antialias=True
+                )
+                .round()
+                .byte()
+            )
         if self.channels == 3 and x.shape[1] == 1:
             x = x.repeat(1, 3, 1, 1)
         return Labelled(x, torch.from_numpy(labels.astype(np.int64)))
@@ -197,19 +252,34 @@ class HuggingFace(LabelledSource):
         try:
             import datasets
         except ImportError:
-            raise DataError('reading a HuggingFace folder needs the package datasets: pip install "fedlens[hub]"') from None
-        saved = any((root / n).is_file() for n in ("dataset_dict.json", "dataset_info.json", "state.json"))
+            raise DataError(
+                'reading a HuggingFace folder needs the package datasets: pip install "fedlens[hub]"'
+            ) from None
+        saved = any(
+            (root / n).is_file() for n in ("dataset_dict.json", "dataset_info.json", "state.json")
+        )
         datasets.disable_progress_bars()  # they speak of downloading what lies here
-        found: Any = datasets.load_from_disk(str(root)) if saved else datasets.load_dataset(str(root))
+        found: Any = (
+            datasets.load_from_disk(str(root)) if saved else datasets.load_dataset(str(root))
+        )
         parts = dict(found) if hasattr(found, "keys") else {"train": found}
         first = parts.get("train", next(iter(parts.values())))
         for column in (self.image, self.label):
             if column not in first.features:
-                raise DataError(f"{root} has no column {column!r}; it has {', '.join(first.features)}")
-        names = getattr(first.features[self.label], "names", None) or [str(v) for v in sorted(set(first[self.label]))]
+                raise DataError(
+                    f"{root} has no column {column!r}; it has {', '.join(first.features)}"
+                )
+        names = getattr(first.features[self.label], "names", None) or [
+            str(v) for v in sorted(set(first[self.label]))
+        ]
         skipped: list[str] = []
         test = next((parts[t] for t in TESTS if t in parts), None)
-        return Collection(self._part(first, skipped), self._part(test, skipped) if test is not None else None, names, skipped)
+        return Collection(
+            self._part(first, skipped),
+            self._part(test, skipped) if test is not None else None,
+            names,
+            skipped,
+        )
 
     def _part(self, part: Any, skipped: list[str]) -> Labelled:
         images, labels = [], []
@@ -222,10 +292,16 @@ class HuggingFace(LabelledSource):
                 continue
             picture = picture.resize((self.size, self.size)) if self.size else picture
             pixels = np.array(picture)
-            images.append(torch.from_numpy(pixels if pixels.ndim == 3 else pixels[..., None]).permute(2, 0, 1))
+            images.append(
+                torch.from_numpy(pixels if pixels.ndim == 3 else pixels[..., None]).permute(2, 0, 1)
+            )
             labels.append(int(row[self.label]))
         if not images or len({i.shape for i in images}) > 1:
-            raise DataError("no readable image" if not images else "images differ in size: set size=N to bring all to one size")
+            raise DataError(
+                "no readable image"
+                if not images
+                else "images differ in size: set size=N to bring all to one size"
+            )
         return Labelled(torch.stack(images), torch.tensor(labels))
 
 

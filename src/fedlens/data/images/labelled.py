@@ -85,11 +85,15 @@ class LabelledSource(Source):
 
     def federation(self, clients: int, seed: int) -> Federation:
         if not 0 <= self.holdout < 1 or not 0 < self.test_share < 1:
-            raise DataError(f"holdout and test_share are shares between 0 and 1, not {self.holdout} and {self.test_share}")
+            raise DataError(
+                f"holdout and test_share are shares between 0 and 1, not {self.holdout} and {self.test_share}"
+            )
         if self.noise < 0:
             raise DataError(f"noise is a standard deviation, so it cannot be {self.noise}")
         if self.strongest < 0 or (self.skew != "none" and not self.strongest):
-            raise DataError(f"skew={self.skew} needs a positive strongest: how much of it the last client has, not {self.strongest:g}")
+            raise DataError(
+                f"skew={self.skew} needs a positive strongest: how much of it the last client has, not {self.strongest:g}"
+            )
         found = self.read(seed)
         train, test = found.train, found.test
         if test is None:
@@ -100,21 +104,39 @@ class LabelledSource(Source):
         per = self.classes_per_client if self.partition == "classes" else self.shards
         parts, notes = split(self.partition, train.labels.numpy(), clients, seed, alpha=self.alpha, per_client=per,
                              groups=train.groups, least=self.least)  # fmt: skip
-        counts = [torch.bincount(train.labels[torch.from_numpy(p)], minlength=len(found.classes)).tolist() for p in parts]
+        counts = [
+            torch.bincount(train.labels[torch.from_numpy(p)], minlength=len(found.classes)).tolist()
+            for p in parts
+        ]
         pairs = [self._client(train.take(p), i, clients, seed) for i, p in enumerate(parts)]
         facts = {"labels": counts, "classes": list(found.classes), "skipped": list(found.skipped), "notes": notes,
                  "shape": list(train.images.shape[1:])}  # fmt: skip
         if self.skew != "none":
             facts["look"] = [f"{self.skew} {s:.3g}" for s in strengths(clients, self.strongest)]
-        return Federation([a for a, _ in pairs], [b for _, b in pairs] if self.holdout else (), self._tensors(test, False), facts)
+        return Federation(
+            [a for a, _ in pairs],
+            [b for _, b in pairs] if self.holdout else (),
+            self._tensors(test, False),
+            facts,
+        )
 
-    def _client(self, own: Labelled, client: int, clients: int, seed: int) -> tuple[Tensors, Tensors | None]:
+    def _client(
+        self, own: Labelled, client: int, clients: int, seed: int
+    ) -> tuple[Tensors, Tensors | None]:
         """Train and held-out part. Both have the client's own look; a client with one image only keeps it for training."""
         if self.noise:
-            own = Labelled(degrade(own.images, "noise", 255 * self.noise, generator(seed, client, 0xA0)), own.labels, own.groups)
+            own = Labelled(
+                degrade(own.images, "noise", 255 * self.noise, generator(seed, client, 0xA0)),
+                own.labels,
+                own.groups,
+            )
         if self.skew != "none":
             strength = strengths(clients, self.strongest)[client]
-            own = Labelled(degrade(own.images, self.skew, strength, generator(seed, client, 0xDE)), own.labels, own.groups)
+            own = Labelled(
+                degrade(own.images, self.skew, strength, generator(seed, client, 0xDE)),
+                own.labels,
+                own.groups,
+            )
         if not self.holdout:
             return self._tensors(own, self.augment), None
         rest, cut = stratified(own.labels, self.holdout, np.random.default_rng([seed, 4, client]))
@@ -137,10 +159,17 @@ class CropFlip:
         mirror = torch.rand(n, 1, generator=rng) < 0.5
         rows = top + torch.arange(h)
         columns = left + torch.where(mirror, torch.arange(w - 1, -1, -1), torch.arange(w))
-        return big[torch.arange(n)[:, None, None, None], torch.arange(c)[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+        return big[
+            torch.arange(n)[:, None, None, None],
+            torch.arange(c)[:, None, None],
+            rows[:, None, :, None],
+            columns[:, None, None, :],
+        ]
 
 
-def stratified(labels: Tensor, share: float, rng: np.random.Generator) -> tuple[list[int], list[int]]:
+def stratified(
+    labels: Tensor, share: float, rng: np.random.Generator
+) -> tuple[list[int], list[int]]:
     """Indices that stay and indices that are cut off: about `share` of every class, at least one stays in all."""
     stay: list[int] = []
     cut: list[int] = []
@@ -180,7 +209,12 @@ def degrade(images: Tensor, kind: Skew, strength: float, rng: Generator) -> Tens
         x = gaussian_blur(x, [max(3, reach)] * 2, [strength] * 2)
     else:
         small = [max(1, round(side / (1 + strength))) for side in x.shape[-2:]]
-        x = F.interpolate(F.interpolate(x, size=small, mode="area"), size=x.shape[-2:], mode="bilinear", align_corners=False)
+        x = F.interpolate(
+            F.interpolate(x, size=small, mode="area"),
+            size=x.shape[-2:],
+            mode="bilinear",
+            align_corners=False,
+        )
     return x.round().clamp(0, 255).byte()
 
 
@@ -194,7 +228,11 @@ def find(root: str, what: str, key: str = "data.root or data.file") -> Path:
     if not root:
         raise DataError(f"say where the {what} is: {key}")
     given = Path(root).expanduser()
-    places = [given] if given.is_absolute() else [given, Path(os.environ.get("FEDLENS_DATA", "../shared/data")) / root]
+    places = (
+        [given]
+        if given.is_absolute()
+        else [given, Path(os.environ.get("FEDLENS_DATA", "../shared/data")) / root]
+    )
     for place in places:
         if place.exists():
             return place
@@ -210,7 +248,11 @@ def load_image(path: Path, size: int | None, mode: str = "RGB") -> Tensor:
         if size is not None and picture.size != (size, size):
             picture = picture.resize((size, size), Image.Resampling.BILINEAR)
         pixels = np.array(picture)
-    return torch.from_numpy(pixels if pixels.ndim == 3 else pixels[..., None]).permute(2, 0, 1).contiguous()
+    return (
+        torch.from_numpy(pixels if pixels.ndim == 3 else pixels[..., None])
+        .permute(2, 0, 1)
+        .contiguous()
+    )
 
 
 @dataclass
@@ -221,24 +263,38 @@ class Reader:
     mode: str = "RGB"
     skipped: list[str] = field(default_factory=list)
 
-    def read(self, items: Iterable[tuple[Path, int]], groups: Sequence[Any] | None = None) -> Labelled:
+    def read(
+        self, items: Iterable[tuple[Path, int]], groups: Sequence[Any] | None = None
+    ) -> Labelled:
         images: list[Tensor] = []
         labels: list[int] = []
         kept: list[Any] = []
         for k, (path, label) in enumerate(items):
             try:
                 image = load_image(path, self.size, self.mode)
-            except (OSError, ValueError, SyntaxError) as e:  # what PIL raises on broken files, by format
-                self.skipped.append(f"{path.name}: {str(e).splitlines()[0] if str(e) else type(e).__name__}")
+            except (
+                OSError,
+                ValueError,
+                SyntaxError,
+            ) as e:  # what PIL raises on broken files, by format
+                self.skipped.append(
+                    f"{path.name}: {str(e).splitlines()[0] if str(e) else type(e).__name__}"
+                )
                 continue
             if images and image.shape != images[0].shape:
-                raise DataError(f"{path} is {_size(image)}, others are {_size(images[0])}: set size=N to bring all to one size")
+                raise DataError(
+                    f"{path} is {_size(image)}, others are {_size(images[0])}: set size=N to bring all to one size"
+                )
             images.append(image)
             labels.append(label)
             kept.append(groups[k] if groups is not None else None)
         if not images:
-            raise DataError(f"no readable image ({len(self.skipped)} skipped, first: {self.skipped[0] if self.skipped else 'none found'})")
-        return Labelled(torch.stack(images), torch.tensor(labels), kept if groups is not None else None)
+            raise DataError(
+                f"no readable image ({len(self.skipped)} skipped, first: {self.skipped[0] if self.skipped else 'none found'})"
+            )
+        return Labelled(
+            torch.stack(images), torch.tensor(labels), kept if groups is not None else None
+        )
 
 
 def _size(image: Tensor) -> str:
@@ -253,5 +309,7 @@ def images_in(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
 
 
-def listing(root: Path, names: Sequence[str], order: Callable[[Path], list[Path]] = images_in) -> list[tuple[Path, int]]:
+def listing(
+    root: Path, names: Sequence[str], order: Callable[[Path], list[Path]] = images_in
+) -> list[tuple[Path, int]]:
     return [(path, k) for k, name in enumerate(names) for path in order(root / name)]

@@ -104,7 +104,11 @@ def read_image(path: Path, colour: str = "auto") -> Tensor:
         else:
             with opened(path) as image:
                 keep = image.mode in ("L", "RGB") or image.mode.startswith("I")
-                array = np.asarray(upright(image) if keep else converted(image, "L" if image.mode in ("1", "LA") else "RGB"))
+                array = np.asarray(
+                    upright(image)
+                    if keep
+                    else converted(image, "L" if image.mode in ("1", "LA") else "RGB")
+                )
     except FileNotFoundError as e:
         raise DataError(f"there is no image at {path}") from e
     except (OSError, ValueError) as e:
@@ -117,7 +121,9 @@ def shipped(name: str, colour: str) -> Tensor:
     try:
         from skimage import data
     except ImportError as e:
-        raise DataError("the shipped images come with scikit-image: pip install scikit-image, or give image=PATH") from e
+        raise DataError(
+            "the shipped images come with scikit-image: pip install scikit-image, or give image=PATH"
+        ) from e
     if name not in SHIPPED:
         raise DataError(f"there is no image {name!r}: give a path, or one of {', '.join(SHIPPED)}")
     try:
@@ -125,7 +131,9 @@ def shipped(name: str, colour: str) -> Tensor:
     except DataError:
         raise
     except Exception as e:  # scikit-image tries to download what its wheel does not hold
-        raise DataError(f"the image {name!r} is not in this installation of scikit-image: try camera or astronaut") from e
+        raise DataError(
+            f"the image {name!r} is not in this installation of scikit-image: try camera or astronaut"
+        ) from e
 
 
 def _to_tensor(array: np.ndarray, colour: str, name: str) -> Tensor:
@@ -136,7 +144,9 @@ def _to_tensor(array: np.ndarray, colour: str, name: str) -> Tensor:
     elif x.dim() == 2:
         x = x[None]
     if x.dim() != 3 or x.shape[0] not in (1, 3):
-        raise DataError(f"{name} has the shape {tuple(array.shape)}, which is neither a grey nor an RGB image")
+        raise DataError(
+            f"{name} has the shape {tuple(array.shape)}, which is neither a grey nor an RGB image"
+        )
     if not bool(torch.isfinite(x).all()):
         raise DataError(f"{name} holds NaN or infinite pixels")
     if colour == "grey" and x.shape[0] == 3:
@@ -150,5 +160,8 @@ def resize(x: Tensor, size: int) -> Tensor:
     """Bicubic with antialiasing, a channel at a time and without rounding, kept inside [0, 255]."""
     from PIL import Image
 
-    planes = [np.asarray(Image.fromarray(p.numpy()).resize((size, size), Image.Resampling.BICUBIC)) for p in x]
+    planes = [
+        np.asarray(Image.fromarray(p.numpy()).resize((size, size), Image.Resampling.BICUBIC))
+        for p in x
+    ]
     return torch.from_numpy(np.stack(planes)).clamp(0, 255)

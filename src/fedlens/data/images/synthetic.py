@@ -36,11 +36,17 @@ class Synthetic(LabelledSource):
 
     def read(self, seed: int) -> Collection:
         if not 2 <= self.classes <= len(SHAPES) * len(TEXTURES):
-            raise DataError(f"Synthetic has 2 to {len(SHAPES) * len(TEXTURES)} classes, not {self.classes}")
+            raise DataError(
+                f"Synthetic has 2 to {len(SHAPES) * len(TEXTURES)} classes, not {self.classes}"
+            )
         if self.images < self.classes or self.test_images < self.classes:
-            raise DataError("Synthetic needs at least one image per class for training and for testing")
+            raise DataError(
+                "Synthetic needs at least one image per class for training and for testing"
+            )
         return Collection(
-            self._make(self.images, generator(seed, 0x571)), self._make(self.test_images, generator(seed, 0x7E57)), self.names
+            self._make(self.images, generator(seed, 0x571)),
+            self._make(self.test_images, generator(seed, 0x7E57)),
+            self.names,
         )
 
     @property
@@ -57,8 +63,13 @@ class Synthetic(LabelledSource):
         colours = _colours(n, rng)
         mask = _figures(labels % k, labels // k, self.size, (0.6, 0.9), 0.2, rng)
         image = colours[0] + mask * (colours[1] - colours[0])
-        other = torch.randint(k, (n,), generator=rng), torch.randint(len(TEXTURES), (n,), generator=rng)
-        small = _figures(*other, self.size, (0.15, 0.3), 0.8, rng) * (torch.rand(n, 1, 1, 1, generator=rng) < self.clutter)
+        other = (
+            torch.randint(k, (n,), generator=rng),
+            torch.randint(len(TEXTURES), (n,), generator=rng),
+        )
+        small = _figures(*other, self.size, (0.15, 0.3), 0.8, rng) * (
+            torch.rand(n, 1, 1, 1, generator=rng) < self.clutter
+        )
         image = image + small * (colours[2] - image)
         image = image + self.noise * torch.randn(image.shape, generator=rng)
         return (image.clamp(0, 1) * 255).round().byte()
@@ -75,16 +86,28 @@ def _colours(n: int, rng: Generator) -> Tensor:
     return colours
 
 
-def _figures(shape: Tensor, texture: Tensor, size: int, radius: tuple[float, float], reach: float, rng: Generator) -> Tensor:
+def _figures(
+    shape: Tensor,
+    texture: Tensor,
+    size: int,
+    radius: tuple[float, float],
+    reach: float,
+    rng: Generator,
+) -> Tensor:
     """Soft masks (N, 1, size, size): a shape of random place, size and angle, times its texture."""
     n = len(shape)
     draw = torch.rand(6, n, 1, 1, generator=rng)
     line = torch.linspace(-1, 1, size)
     r = radius[0] + (radius[1] - radius[0]) * draw[0]
-    x, y = line[None, None, :] - reach * (2 * draw[1] - 1), line[None, :, None] - reach * (2 * draw[2] - 1)
+    x, y = (
+        line[None, None, :] - reach * (2 * draw[1] - 1),
+        line[None, :, None] - reach * (2 * draw[2] - 1),
+    )
     angle = math.pi / 3 * (draw[3] - 0.5)
     u, v = (x * angle.cos() + y * angle.sin()) / r, (y * angle.cos() - x * angle.sin()) / r
-    inside = torch.stack(_shapes(u, v)).gather(0, shape.view(1, n, 1, 1).expand(1, n, size, size))[0]
+    inside = torch.stack(_shapes(u, v)).gather(0, shape.view(1, n, 1, 1).expand(1, n, size, size))[
+        0
+    ]
     filled = torch.stack(_textures(u * r, v * r, 2 * math.pi * draw[4], 8 + 4 * draw[5]))
     filled = filled.gather(0, texture.view(1, n, 1, 1).expand(1, n, size, size))[0]
     return (torch.sigmoid(inside * r * size) * filled)[:, None]
@@ -104,4 +127,9 @@ def _textures(u: Tensor, v: Tensor, phase: Tensor, frequency: Tensor) -> list[Te
     stripes = torch.sigmoid(6 * a)
     checks = torch.sigmoid(6 * a * b * 2)
     dots = torch.sigmoid(6 * (a + b - 0.4))
-    return [0.15 + 0.85 * stripes, 0.15 + 0.85 * checks, 0.15 + 0.85 * dots, torch.full_like(u, 0.6)]
+    return [
+        0.15 + 0.85 * stripes,
+        0.15 + 0.85 * checks,
+        0.15 + 0.85 * dots,
+        torch.full_like(u, 0.6),
+    ]

@@ -21,7 +21,17 @@ import torch
 from fedlens.core.client import generator
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Share
-from fedlens.data.pose.people import SKELETONS, Array, Augment, People, Person, Size, Skeleton, fit, joints_box
+from fedlens.data.pose.people import (
+    SKELETONS,
+    Array,
+    Augment,
+    People,
+    Person,
+    Size,
+    Skeleton,
+    fit,
+    joints_box,
+)
 from fedlens.data.source import DataError, Source
 
 
@@ -60,15 +70,24 @@ class PoseSource(Source):
         test = test[: self.test_people]
         share = self.per_client or len(train) // clients
         if not train or share < 1 or share * clients > len(train):
-            raise DataError(f"{clients} clients with {max(share, 1)} people each need more than the {len(train)} there are")
+            raise DataError(
+                f"{clients} clients with {max(share, 1)} people each need more than the {len(train)} there are"
+            )
         order = torch.randperm(len(train), generator=generator(seed, 0x905E)).tolist()
         augment = Augment(self.flip, self.scale, self.rotation)
         own = [self.sizes[k % len(self.sizes)] for k in range(clients)]
         everyone = People(train, self.skeleton, self.shape, augment)
-        parts = [everyone.subset(order[k * share : (k + 1) * share]).at(size) for k, size in enumerate(own)]
+        parts = [
+            everyone.subset(order[k * share : (k + 1) * share]).at(size)
+            for k, size in enumerate(own)
+        ]
         kept = round(self.hold_out * share)
         held_out = [p.subset(range(kept)) for p in parts] if kept else ()
-        facts = {"resolutions": [f"{h}x{w}" for h, w in own], "people": [share - kept] * clients, "notes": notes}
+        facts = {
+            "resolutions": [f"{h}x{w}" for h, w in own],
+            "people": [share - kept] * clients,
+            "notes": notes,
+        }
         whole = People(test, self.skeleton, max(own), augment) if test else None
         return Federation([p.subset(range(kept, share)) for p in parts], held_out, whole, facts)
 
@@ -77,7 +96,9 @@ class PoseSource(Source):
             raise DataError("sizes must name at least one resolution, and none below 8 pixels")
         aspects = [w / h for h, w in self.sizes]
         if max(aspects) > 1.05 * min(aspects):
-            raise DataError("all sizes must have the same shape (3:4 in the paper): crops would otherwise show different things")
+            raise DataError(
+                "all sizes must have the same shape (3:4 in the paper): crops would otherwise show different things"
+            )
         if not 0 <= self.hold_out < 1:
             raise DataError("hold_out is a part of the people, from 0 to less than 1")
 
@@ -92,7 +113,12 @@ def keep_usable(people: Sequence[Person], notes: list[str]) -> list[Person]:
 
 def inside(joints: Array, width: float, height: float) -> tuple[Array, int]:
     """Joints marked visible but lying outside the image become invisible; how many there were."""
-    out = (joints[:, 2] > 0) & ((joints[:, 0] < 0) | (joints[:, 1] < 0) | (joints[:, 0] > width - 1) | (joints[:, 1] > height - 1))
+    out = (joints[:, 2] > 0) & (
+        (joints[:, 0] < 0)
+        | (joints[:, 1] < 0)
+        | (joints[:, 0] > width - 1)
+        | (joints[:, 1] > height - 1)
+    )
     fixed = joints.copy()
     fixed[out, 2] = 0
     return fixed, int(out.sum())
@@ -122,14 +148,27 @@ class Lspet(PoseSource):
                 people[tested].append(Person(root / "images" / name, joints, (0, 0), (1, 1), 1))
                 continue
             centre, box = joints_box(joints)
-            people[tested].append(Person(root / "images" / name, joints, centre, fit(box, self.shape), torso(joints), box[0] * box[1]))
+            people[tested].append(
+                Person(
+                    root / "images" / name,
+                    joints,
+                    centre,
+                    fit(box, self.shape),
+                    torso(joints),
+                    box[0] * box[1],
+                )
+            )
         if outside:
             notes.append(f"{outside} joints outside their image count as invisible")
         return keep_usable(people[False], notes), keep_usable(people[True], notes)
 
 
 def _folder(given: str, name: str) -> Path:
-    root = Path(given) if given else Path(os.environ.get("FEDLENS_DATA", Path("..") / "shared" / "data")) / name
+    root = (
+        Path(given)
+        if given
+        else Path(os.environ.get("FEDLENS_DATA", Path("..") / "shared" / "data")) / name
+    )
     if not root.is_dir():
         raise DataError(f"no folder {root}: give the data's own with data.folder=...")
     return root
@@ -145,9 +184,18 @@ def _lsp_csv(root: Path) -> list[Row]:
         for row in csv.DictReader(file):
             try:
                 joints = np.array([[float(row[f"{n}_{k}"]) for k in "xyv"] for n in names])
-                rows.append((row["image"], joints, (float(row["width"]), float(row["height"])), row["split"] == "test"))
+                rows.append(
+                    (
+                        row["image"],
+                        joints,
+                        (float(row["width"]), float(row["height"])),
+                        row["split"] == "test",
+                    )
+                )
             except (KeyError, TypeError, ValueError) as e:
-                raise DataError(f"{root / 'joints.csv'}, line {len(rows) + 2}: {e} is missing or not a number") from e
+                raise DataError(
+                    f"{root / 'joints.csv'}, line {len(rows) + 2}: {e} is missing or not a number"
+                ) from e
     return rows
 
 
@@ -155,10 +203,14 @@ def _lsp_mat(root: Path) -> list[Row]:
     if not (root / "joints.mat").is_file():
         raise DataError(f"neither joints.csv nor joints.mat in {root}")
     found = _mat(root / "joints.mat")["joints"]
-    joints = found if found.shape[1] == 3 else found.transpose(1, 0, 2)  # LSP itself has (3, 14, N), LSPET (14, 3, N)
+    joints = (
+        found if found.shape[1] == 3 else found.transpose(1, 0, 2)
+    )  # LSP itself has (3, 14, N), LSPET (14, 3, N)
     files = sorted(p.name for p in (root / "images").glob("*.jpg"))
     if len(files) != joints.shape[2]:
-        raise DataError(f"{len(files)} images in {root / 'images'}, but joints.mat knows {joints.shape[2]}")
+        raise DataError(
+            f"{len(files)} images in {root / 'images'}, but joints.mat knows {joints.shape[2]}"
+        )
     return [(name, joints[:, :, k].astype(float), None, k % 5 == 4) for k, name in enumerate(files)]
 
 
@@ -190,21 +242,33 @@ class Mpii(PoseSource):
         train = [self._person(root, entry, None) for entry in _json(root, self.train)]
         entries = _json(root, self.val)
         heads = self._heads(root, len(entries), notes)
-        test = [self._person(root, entry, heads[k] if heads is not None else None) for k, entry in enumerate(entries)]
+        test = [
+            self._person(root, entry, heads[k] if heads is not None else None)
+            for k, entry in enumerate(entries)
+        ]
         return keep_usable(train, notes), keep_usable(test, notes)
 
     def _heads(self, root: Path, people: int, notes: list[str]) -> list[tuple[float, Array]] | None:
         path = _find(root, self.heads)
         if path is None:
-            notes.append(f"{self.heads} is not there: PCKh divides by the head segment of the joints, not by the head box")
+            notes.append(
+                f"{self.heads} is not there: PCKh divides by the head segment of the joints, not by the head box"
+            )
             return None
         found = _mat(path)
         boxes, missing = found["headboxes_src"], found["jnt_missing"]
         if boxes.shape[-1] != people:
-            raise DataError(f"{path.name} has {boxes.shape[-1]} head boxes for the {people} people of {self.val}")
-        return [(0.6 * float(np.linalg.norm(boxes[1, :, k] - boxes[0, :, k])), 1.0 - missing[:, k]) for k in range(people)]
+            raise DataError(
+                f"{path.name} has {boxes.shape[-1]} head boxes for the {people} people of {self.val}"
+            )
+        return [
+            (0.6 * float(np.linalg.norm(boxes[1, :, k] - boxes[0, :, k])), 1.0 - missing[:, k])
+            for k in range(people)
+        ]
 
-    def _person(self, root: Path, entry: dict[str, Any], head: tuple[float, Array] | None) -> Person:
+    def _person(
+        self, root: Path, entry: dict[str, Any], head: tuple[float, Array] | None
+    ) -> Person:
         scale, (x, y) = float(entry["scale"]), entry["center"]
         joints = np.zeros((16, 3))
         if "joints" in entry:
@@ -213,7 +277,9 @@ class Mpii(PoseSource):
         joints[(joints[:, :2] < 0).any(1), 2] = 0
         if head is not None:
             joints[:, 2] *= head[1]
-        reference = head[0] if head is not None else float(np.hypot(*(joints[9, :2] - joints[8, :2])))
+        reference = (
+            head[0] if head is not None else float(np.hypot(*(joints[9, :2] - joints[8, :2])))
+        )
         side = 200 * scale * 1.25
         path = root / "images" / str(entry["image"])
         path = path if path.exists() else root / str(entry["image"])
@@ -236,7 +302,9 @@ class CocoPose(PoseSource):
 
     def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
         root = _folder(self.folder, "coco")
-        return self._people(root, self.train, self.train_images, notes), self._people(root, self.val, self.val_images, notes)
+        return self._people(root, self.train, self.train_images, notes), self._people(
+            root, self.val, self.val_images, notes
+        )
 
     def _people(self, root: Path, name: str, images: str, notes: list[str]) -> list[Person]:
         found = _json(root, name)
@@ -246,13 +314,25 @@ class CocoPose(PoseSource):
             if entry.get("iscrowd") or "keypoints" not in entry:
                 continue
             image = files[entry["image_id"]]
-            joints, out = inside(np.asarray(entry["keypoints"], float).reshape(-1, 3), image["width"], image["height"])
+            joints, out = inside(
+                np.asarray(entry["keypoints"], float).reshape(-1, 3),
+                image["width"],
+                image["height"],
+            )
             outside += out
             left, top, width, height = entry["bbox"]
             centre = (left + (width - 1) / 2, top + (height - 1) / 2)
             path = root / images / image["file_name"]
             people.append(
-                Person(path, joints, centre, fit((width, height), self.shape), max(width, height), float(entry["area"]), int(image["id"]))
+                Person(
+                    path,
+                    joints,
+                    centre,
+                    fit((width, height), self.shape),
+                    max(width, height),
+                    float(entry["area"]),
+                    int(image["id"]),
+                )
             )
         if outside:
             notes.append(f"{name}: {outside} joints outside their image count as invisible")

@@ -115,7 +115,9 @@ class People:
     augment: Augment = Augment()
     capture: Size | None = None
     how: How = "bilinear"
-    budget: int = 1 << 30  # bytes of recorded pixels kept in memory; beyond that images are read again
+    budget: int = (
+        1 << 30
+    )  # bytes of recorded pixels kept in memory; beyond that images are read again
     _kept: dict[int, tuple[Array, Array]] = field(default_factory=dict, repr=False, compare=False)
     _views: dict[Any, People] = field(default_factory=dict, repr=False, compare=False)
 
@@ -127,8 +129,12 @@ class People:
         if (size, capture, how) == (self.size, self.capture, self.how):
             return self
         key = (size, capture, how)
-        if key not in self._views:  # kept, because a test set is looked at from the same resolutions again and again
-            self._views[key] = replace(self, size=size, capture=capture, how=how, _kept={}, _views={})
+        if (
+            key not in self._views
+        ):  # kept, because a test set is looked at from the same resolutions again and again
+            self._views[key] = replace(
+                self, size=size, capture=capture, how=how, _kept={}, _views={}
+            )
         return self._views[key]
 
     def subset(self, index: Sequence[int]) -> People:
@@ -145,7 +151,12 @@ class People:
         warp = to_image @ to_canvas  # 3x3, pixels of x -> canvas -> image
         truth = torch.from_numpy(np.stack([self.people[k].joints for k in chosen])).float()
         if self.capture is not None:
-            x = F.interpolate(x, size=self.size, mode=self.how, **({} if self.how == "area" else {"align_corners": False}))
+            x = F.interpolate(
+                x,
+                size=self.size,
+                mode=self.how,
+                **({} if self.how == "area" else {"align_corners": False}),
+            )
             warp = warp @ _resized(self.size, self.capture)
         mirrored = torch.linalg.det(warp[:, :2, :2]) < 0
         y = transform(torch.linalg.inv(warp)[:, :2], truth.double())
@@ -181,7 +192,11 @@ class People:
         bw, bh = person.box[0] * (w + 2 * mw) / w, person.box[1] * (h + 2 * mh) / h
         left, top = round(person.centre[0] + 0.5 - bw / 2), round(person.centre[1] + 0.5 - bh / 2)
         right, bottom = max(left + 1, round(left + bw)), max(top + 1, round(top + bh))
-        pixels = read_image(person.image, person.upright).crop((left, top, right, bottom)).resize((w + 2 * mw, h + 2 * mh), 2)
+        pixels = (
+            read_image(person.image, person.upright)
+            .crop((left, top, right, bottom))
+            .resize((w + 2 * mw, h + 2 * mh), 2)
+        )
         sx, sy = (right - left) / (w + 2 * mw), (bottom - top) / (h + 2 * mh)
         to_image = np.array([[sx, 0, sx / 2 - 0.5 + left], [0, sy, sy / 2 - 0.5 + top], [0, 0, 1]])
         kept = np.asarray(pixels), to_image
@@ -199,7 +214,9 @@ class People:
             chance = torch.rand(n, 2, generator=rng, dtype=torch.float64)
             f = self.augment
             scale = (1 + f.scale * draw[:, 0]).clamp(1 - f.scale, 1 + f.scale)
-            angle = (f.rotation * draw[:, 1]).clamp(-2 * f.rotation, 2 * f.rotation) * (chance[:, 0] < f.rotate_often)
+            angle = (f.rotation * draw[:, 1]).clamp(-2 * f.rotation, 2 * f.rotation) * (
+                chance[:, 0] < f.rotate_often
+            )
             c, s = torch.cos(angle * math.pi / 180), torch.sin(angle * math.pi / 180)
             turn = torch.stack([c, -s, s, c], 1).view(n, 2, 2) * scale[:, None, None]
             turn[:, :, 0] *= torch.where(chance[:, 1] < f.flip, -1.0, 1.0)[:, None]
@@ -214,12 +231,18 @@ class People:
         (h, w), (mh, mw) = self._native, self._margin
         if still:
             return canvas[:, :, mh : mh + h, mw : mw + w].float() / 255
-        rows, columns = torch.meshgrid(torch.arange(h, dtype=torch.float64), torch.arange(w, dtype=torch.float64), indexing="ij")
+        rows, columns = torch.meshgrid(
+            torch.arange(h, dtype=torch.float64),
+            torch.arange(w, dtype=torch.float64),
+            indexing="ij",
+        )
         here = torch.stack([columns, rows, torch.ones_like(rows)]).reshape(3, -1)
         there = (to_canvas[:, :2] @ here).reshape(-1, 2, h, w).permute(0, 2, 3, 1)
         whole = torch.tensor([canvas.shape[3], canvas.shape[2]])
         grid = ((2 * there + 1) / whole - 1).float()
-        return F.grid_sample(canvas.float() / 255, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        return F.grid_sample(
+            canvas.float() / 255, grid, mode="bilinear", padding_mode="zeros", align_corners=False
+        )
 
 
 def read_image(image: Path | Array, upright: bool = False) -> Any:
@@ -245,7 +268,9 @@ def transform(warp: Tensor, joints: Tensor) -> Tensor:
 def _resized(size: Size, capture: Size) -> Tensor:
     """Pixels of the interpolated image -> pixels of the captured one, pixel centres kept."""
     ry, rx = capture[0] / size[0], capture[1] / size[1]
-    return torch.tensor([[rx, 0, rx / 2 - 0.5], [0, ry, ry / 2 - 0.5], [0, 0, 1]], dtype=torch.float64)
+    return torch.tensor(
+        [[rx, 0, rx / 2 - 0.5], [0, ry, ry / 2 - 0.5], [0, 0, 1]], dtype=torch.float64
+    )
 
 
 def fit(box: tuple[float, float], size: Size, pad: float = 1.25) -> tuple[float, float]:
@@ -263,4 +288,7 @@ def joints_box(joints: Array) -> tuple[tuple[float, float], tuple[float, float]]
     """Centre and (width, height) of the visible joints."""
     seen = joints[joints[:, 2] > 0, :2]
     low, high = seen.min(0), seen.max(0)
-    return (float(low[0] + high[0]) / 2, float(low[1] + high[1]) / 2), (float(high[0] - low[0]), float(high[1] - low[1]))
+    return (float(low[0] + high[0]) / 2, float(low[1] + high[1]) / 2), (
+        float(high[0] - low[0]),
+        float(high[1] - low[1]),
+    )

@@ -22,7 +22,9 @@ class StickFigures(PoseSource):
     canvas: tuple[int, int] = (160, 120)
 
     def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
-        return [self.draw(k) for k in range(self.people)], [self.draw(k) for k in range(10**6, 10**6 + self.tests)]
+        return [self.draw(k) for k in range(self.people)], [
+            self.draw(k) for k in range(10**6, 10**6 + self.tests)
+        ]
 
     def draw(self, number: int) -> Person:
         from PIL import Image, ImageDraw
@@ -30,7 +32,9 @@ class StickFigures(PoseSource):
         rng = np.random.default_rng([0x571C, number])
         height, width = self.canvas
         coarse = rng.integers(30, 200, (max(2, height // 16), max(2, width // 16), 3), np.uint8)
-        ground = np.asarray(Image.fromarray(coarse).resize((width, height), 3), float) + rng.normal(0, 12, (height, width, 3))
+        ground = np.asarray(Image.fromarray(coarse).resize((width, height), 3), float) + rng.normal(
+            0, 12, (height, width, 3)
+        )
         image = Image.fromarray(ground.clip(0, 255).astype(np.uint8))
         joints = _articulate(rng, height, width)
         pen = ImageDraw.Draw(image)
@@ -41,12 +45,24 @@ class StickFigures(PoseSource):
             sides = {SKELETONS["lsp"].joints[k][0] for k in (a, b)}
             colour = colours["l" if sides == {"l"} else "r" if sides == {"r"} else "m"]
             shade = tuple(int(c * rng.uniform(0.8, 1.1)) for c in colour)
-            pen.line([*joints[a, :2], *joints[b, :2]], fill=tuple(min(255, s) for s in shade), width=thick)
+            pen.line(
+                [*joints[a, :2], *joints[b, :2]],
+                fill=tuple(min(255, s) for s in shade),
+                width=thick,
+            )
         x, y = joints[13, :2]
         pen.ellipse([x - thick, y - thick, x + thick, y + thick], fill=(240, 200, 170))
         joints, _ = inside(joints, width, height)
         centre, box = joints_box(joints)
-        return Person(np.asarray(image), joints, centre, fit(box, self.shape), torso(joints), box[0] * box[1], number)
+        return Person(
+            np.asarray(image),
+            joints,
+            centre,
+            fit(box, self.shape),
+            torso(joints),
+            box[0] * box[1],
+            number,
+        )
 
 
 def _articulate(rng: np.random.Generator, height: int, width: int) -> Array:
@@ -63,7 +79,10 @@ def _articulate(rng: np.random.Generator, height: int, width: int) -> Array:
     joints = np.ones((14, 3))
     joints[12, :2], joints[13, :2] = neck, go(neck, lean + rng.normal(0, 0.2), 0.13)
     # Seen from the front: the figure's right is the picture's left.
-    for side, hip, knee, ankle, wrist, elbow, shoulder in ((-1, 2, 1, 0, 6, 7, 8), (1, 3, 4, 5, 11, 10, 9)):
+    for side, hip, knee, ankle, wrist, elbow, shoulder in (
+        (-1, 2, 1, 0, 6, 7, 8),
+        (1, 3, 4, 5, 11, 10, 9),
+    ):
         joints[hip, :2] = hips + side * 0.055 * unit * across
         joints[shoulder, :2] = neck + side * 0.085 * unit * across
         thigh = math.pi - side * abs(rng.normal(0.15, 0.35))

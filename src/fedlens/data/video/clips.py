@@ -59,7 +59,17 @@ class Clips(Source):
 
     def __post_init__(self) -> None:
         self.test = None if self.test == "none" else self.test
-        self.cut = Cut(self.split, self.frames, self.scale, self.crop, self.regions, self.stride, self.repeat, self.held_out, self.native)
+        self.cut = Cut(
+            self.split,
+            self.frames,
+            self.scale,
+            self.crop,
+            self.regions,
+            self.stride,
+            self.repeat,
+            self.held_out,
+            self.native,
+        )
 
     def federation(self, clients: int, seed: int) -> Federation:
         cache = Cache(self.cache_mb << 20, Path(self.cache) if self.cache else None)
@@ -78,7 +88,9 @@ class Clips(Source):
         text = located(str(self.list_file)).read_text().split("\n")
         paths = [root / line.split()[0] for line in text if line.strip()]
         if missing := [p for p in paths if not p.exists()]:
-            raise DataError(f"{self.list_file} names {missing[0]}, which is not there ({len(missing)} are missing)")
+            raise DataError(
+                f"{self.list_file} names {missing[0]}, which is not there ({len(missing)} are missing)"
+            )
         return paths
 
     def _groups(self, numbered: Mapping[int, Path], root: Path) -> list[str]:
@@ -86,12 +98,20 @@ class Clips(Source):
         paths = list(numbered.values())
         if self.labels:
             table = read_labels(located(self.labels))
-            found = [table.get(p.name, table.get(p.stem, table.get(str(k)))) for k, p in numbered.items()]
+            found = [
+                table.get(p.name, table.get(p.stem, table.get(str(k)))) for k, p in numbered.items()
+            ]
             if None in found:
-                raise DataError(f"{self.labels} has no label for clip {paths[found.index(None)].name}")
+                raise DataError(
+                    f"{self.labels} has no label for clip {paths[found.index(None)].name}"
+                )
             return [str(g) for g in found]
         nested = [p.parent.name for p in paths if p.parent != root]
-        return nested if len(nested) == len(paths) and len(set(nested)) > 1 else [p.name for p in paths]
+        return (
+            nested
+            if len(nested) == len(paths) and len(set(nested)) > 1
+            else [p.name for p in paths]
+        )
 
     def _test(self, cache: Cache, own: Sequence[Path]) -> WholeClips | None:
         paths = find_clips(located(self.test)) if self.test else list(own)
@@ -100,7 +120,9 @@ class Clips(Source):
         clips = [Head(c, self.test_frames) for c in open_all(paths, cache)]
         if not self.test_low:
             return WholeClips(clips, self.scale)
-        low = [Head(c, self.test_frames) for c in open_all(find_clips(located(self.test_low)), cache)]
+        low = [
+            Head(c, self.test_frames) for c in open_all(find_clips(located(self.test_low)), cache)
+        ]
         check_pairs(clips, low, self.scale)
         return WholeClips(clips, self.scale, low)
 
@@ -122,10 +144,14 @@ class Head(Frames):
 
 def check_pairs(clips: Sequence[Frames], low: Sequence[Frames], scale: int) -> None:
     if len(clips) != len(low):
-        raise DataError(f"there are {len(clips)} high-resolution and {len(low)} low-resolution clips")
+        raise DataError(
+            f"there are {len(clips)} high-resolution and {len(low)} low-resolution clips"
+        )
     for a, b in zip(clips, low, strict=True):
         if len(a) != len(b):
-            raise DataError(f"clip {a.name} has {len(a)} frames in high and {len(b)} in low resolution")
+            raise DataError(
+                f"clip {a.name} has {len(a)} frames in high and {len(b)} in low resolution"
+            )
         want = (a.size[0] // scale, a.size[1] // scale)
         if b.size != want:
             raise DataError(

@@ -44,23 +44,34 @@ class Cut:
         if self.scale not in (1, 2, 3, 4):
             raise DataError(f"data.scale is {self.scale}: 2, 3 and 4 are known")
         if self.crop % self.scale:
-            raise DataError(f"crops of {self.crop} pixels are not divisible by the scale {self.scale}")
+            raise DataError(
+                f"crops of {self.crop} pixels are not divisible by the scale {self.scale}"
+            )
         for name in ("frames", "crop", "regions", "stride", "repeat"):
             if getattr(self, name) < 1:
                 raise DataError(f"data.{name} is {getattr(self, name)}: at least 1 is needed")
         if not 0 <= self.held_out < 1:
             raise DataError(f"data.held_out is {self.held_out}: it is a share below 1")
         if bad := [by for by in self.native if by < 1 or self.crop % (by * self.scale)]:
-            raise DataError(f"data.native is {bad[0]}: crops of {self.crop} must be divisible by it and by the scale {self.scale}")
+            raise DataError(
+                f"data.native is {bad[0]}: crops of {self.crop} must be divisible by it and by the scale {self.scale}"
+            )
         if not self.native:
             raise DataError("data.native is empty: (1,) gives every client the full resolution")
 
-    def federation(self, clips: Sequence[Frames], groups: Sequence[str], test: Any, clients: int, seed: int) -> Federation:
-        cut = [pieces_of(i, c, self.frames, self.scale, self.crop, self.regions, self.stride) for i, c in enumerate(clips)]
+    def federation(
+        self, clips: Sequence[Frames], groups: Sequence[str], test: Any, clients: int, seed: int
+    ) -> Federation:
+        cut = [
+            pieces_of(i, c, self.frames, self.scale, self.crop, self.regions, self.stride)
+            for i, c in enumerate(clips)
+        ]
         units = [unit for clip in cut for unit in clip]
         names = [groups[i] for i, clip in enumerate(cut) for _ in clip]
         rng = generator(seed, 0xC11)
-        shares = deal(units, clients, rng) if self.split == "pooled" else by_group(units, names, clients)
+        shares = (
+            deal(units, clients, rng) if self.split == "pooled" else by_group(units, names, clients)
+        )
         holdings, held = [], []
         smaller = {by: clips if by == 1 else [Smaller(c, by) for c in clips] for by in self.native}
         sides = [self.native[i % len(self.native)] for i in range(clients)]
@@ -68,10 +79,16 @@ class Cut:
             own, crop = smaller[by], self.crop // by
             share = [Piece(p.clip, p.start, _within(p.box, by, self.scale)) for p in share]
             kept = round(len(share) * self.held_out)
-            order = torch.randperm(len(share), generator=rng).tolist() if kept else range(len(share))
+            order = (
+                torch.randperm(len(share), generator=rng).tolist() if kept else range(len(share))
+            )
             mine = [share[k] for k in sorted(order[kept:])]
             holdings.append(Windows(own, mine, self.frames, self.scale, crop, self.repeat))
-            held.append(Windows(own, [share[k] for k in sorted(order[:kept])], self.frames, self.scale, crop))
+            held.append(
+                Windows(
+                    own, [share[k] for k in sorted(order[:kept])], self.frames, self.scale, crop
+                )
+            )
         facts: dict[str, Any] = {
             "clips": [sorted({clips[p.clip].name for p in share}) for share in shares],
             "groups": [sorted({groups[p.clip] for p in share}) for share in shares],
@@ -79,22 +96,32 @@ class Cut:
         }
         if uneven := [c.name for c in clips if any(n % self.scale for n in c.size)]:
             rest = "the last rows and columns beyond a multiple of it are not used"
-            facts["notes"] = [f"the sides of {len(uneven)} clips ({uneven[0]}, ...) cannot be divided by the scale {self.scale}: {rest}"]
+            facts["notes"] = [
+                f"the sides of {len(uneven)} clips ({uneven[0]}, ...) cannot be divided by the scale {self.scale}: {rest}"
+            ]
         if len(smaller) > 1:
-            facts["resolutions"] = [f"{self.crop // by // self.scale}x{self.crop // by // self.scale}" for by in sides]
+            facts["resolutions"] = [
+                f"{self.crop // by // self.scale}x{self.crop // by // self.scale}" for by in sides
+            ]
         out: Sequence[Data | None] = held if self.held_out else ()
         return Federation(holdings, out, test, facts)
 
 
-def pieces_of(clip: int, frames: Frames, window: int, scale: int, crop: int, regions: int, stride: int) -> list[list[Piece]]:
+def pieces_of(
+    clip: int, frames: Frames, window: int, scale: int, crop: int, regions: int, stride: int
+) -> list[list[Piece]]:
     """The windows of a clip, one list per region of its grid."""
     h, w = (n - n % scale for n in frames.size)
     if len(frames) < window:
-        raise DataError(f"clip {frames.name} has {len(frames)} frames, fewer than the window of {window}: set data.frames={len(frames)}")
+        raise DataError(
+            f"clip {frames.name} has {len(frames)} frames, fewer than the window of {window}: set data.frames={len(frames)}"
+        )
     ch, cw = (n // regions // scale * scale for n in (h, w))
     if ch < crop or cw < crop:
         part = "" if regions == 1 else f", {cw}x{ch} in each of its {regions}x{regions} regions"
-        raise DataError(f"clip {frames.name} has {w}x{h} usable pixels{part}, too few for crops of {crop}: set data.crop lower")
+        raise DataError(
+            f"clip {frames.name} has {w}x{h} usable pixels{part}, too few for crops of {crop}: set data.crop lower"
+        )
     boxes = [(r * ch, c * cw, ch, cw) for r in range(regions) for c in range(regions)]
     starts = range(0, len(frames) - window + 1, stride)
     return [[Piece(clip, s, box) for s in starts] for box in boxes]
@@ -110,11 +137,15 @@ def deal(units: Sequence[list[Piece]], clients: int, rng: Generator) -> list[lis
     return [[p for k in order[i::clients] for p in units[k]] for i in range(clients)]
 
 
-def by_group(units: Sequence[list[Piece]], groups: Sequence[str], clients: int) -> list[list[Piece]]:
+def by_group(
+    units: Sequence[list[Piece]], groups: Sequence[str], clients: int
+) -> list[list[Piece]]:
     """One group per client; more groups than clients go round."""
     names = list(dict.fromkeys(groups))
     if len(names) < clients:
-        raise DataError(f"there are {len(names)} groups of clips for {clients} clients: lower federation.clients or set data.split=pooled")
+        raise DataError(
+            f"there are {len(names)} groups of clips for {clients} clients: lower federation.clients or set data.split=pooled"
+        )
     owner = {g: k % clients for k, g in enumerate(names)}
     out: list[list[Piece]] = [[] for _ in range(clients)]
     for unit, group in zip(units, groups, strict=True):

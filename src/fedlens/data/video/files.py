@@ -17,15 +17,26 @@ import torch
 from torch import Tensor
 
 from fedlens.data.source import DataError
-from fedlens.data.video.frames import PICTURES, ArrayFrames, FolderFrames, Frames, natural, read_picture
+from fedlens.data.video.frames import (
+    PICTURES,
+    ArrayFrames,
+    FolderFrames,
+    Frames,
+    natural,
+    read_picture,
+)
 
 VIDEOS = {".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg", ".y4m"}
 SPARE = 2  # frames in a row that may have no picture
 HD = 720  # from this height on, players take colours of which the file says nothing for BT.709
 UNTOLD = 2  # ffmpeg's number for colours of which the file says nothing
 LATE = 0.5  # seconds that a file without a count of frames may end before its header says
-FORKED: list[Any] = []  # open files of a parent process: closing them would wait for threads that a fork leaves behind
-os.register_at_fork(after_in_child=gc.freeze)  # nor may the child collect those that the parent had already dropped
+FORKED: list[
+    Any
+] = []  # open files of a parent process: closing them would wait for threads that a fork leaves behind
+os.register_at_fork(
+    after_in_child=gc.freeze
+)  # nor may the child collect those that the parent had already dropped
 
 
 def load_av() -> Any:
@@ -58,17 +69,26 @@ class FileFrames(Frames):
                 stream = container.streams.video[0]
                 promised, seconds = stream.frames, (container.duration or 0) / 1e6
                 self.turns = quarter_turns(av, path) if "mov" in container.format.name else 0
-                self.whole = reduced((stream.codec_context.height, stream.codec_context.width), side)  # as it comes from the decoder
+                self.whole = reduced(
+                    (stream.codec_context.height, stream.codec_context.width), side
+                )  # as it comes from the decoder
                 self.size = self.whole[::-1] if self.turns % 2 else self.whole
                 self.rate = Fraction(stream.average_rate) if stream.average_rate else None
                 aspect = stream.sample_aspect_ratio or Fraction(1)
                 self.aspect, self.base = 1 / aspect if self.turns % 2 else aspect, stream.time_base
-                self.counted = container.format.name == "avi"  # its time stamps say nothing about the order of frames
+                self.counted = (
+                    container.format.name == "avi"
+                )  # its time stamps say nothing about the order of frames
                 # Programme and transport streams have no index: a seek lands anywhere, and times after it may not be those of the listing.
-                self.indexed = not self.counted and not container.format.flags & av.format.Flags.ts_discont.value
+                self.indexed = (
+                    not self.counted
+                    and not container.format.flags & av.format.Flags.ts_discont.value
+                )
                 times, lasted = stamps(container, stream)
         except (av.FFmpegError, OSError) as e:
-            raise DataError(f"{path} cannot be read as a video ({e.strerror or e}); it may be truncated") from e
+            raise DataError(
+                f"{path} cannot be read as a video ({e.strerror or e}); it may be truncated"
+            ) from e
         if not times or any(t is None for t in times):
             raise DataError(f"{path} has no frames with a time stamp")
         # AVI counts ticks of its clock, not frames: H.264 that was copied into one has several a frame, a pause has ticks without frames.
@@ -78,9 +98,13 @@ class FileFrames(Frames):
             self.rate = 1 / (self.base * ticks)
         reached = max(times) + ticks if self.counted else len(times)
         if promised and reached < promised - ticks:
-            raise DataError(f"{path} is truncated: its header promises {promised // ticks} frames, {len(times)} are there")
+            raise DataError(
+                f"{path} is truncated: its header promises {promised // ticks} frames, {len(times)} are there"
+            )
         if not promised and lasted < seconds - LATE:
-            raise DataError(f"{path} is truncated: its header promises {seconds:.1f} seconds, {lasted:.1f} are there")
+            raise DataError(
+                f"{path} is truncated: its header promises {seconds:.1f} seconds, {lasted:.1f} are there"
+            )
         self.times: list[int] = sorted(times)
 
     @property
@@ -95,19 +119,32 @@ class FileFrames(Frames):
         self._check(low, high)
         out = np.empty((high - low, *self.size, 3), np.uint8)
         av, got = load_av(), 0
-        shape = av.video.reformatter.VideoReformatter()  # one for all: a frame's own would be set up anew for every frame
+        shape = (
+            av.video.reformatter.VideoReformatter()
+        )  # one for all: a frame's own would be set up anew for every frame
         try:
             for frame in self._from(low, high - low):
                 height, width = self.whole
-                picture = shape.reformat(frame, width, height, "rgb24", src_colorspace=colours(frame), interpolation="AREA")
+                picture = shape.reformat(
+                    frame,
+                    width,
+                    height,
+                    "rgb24",
+                    src_colorspace=colours(frame),
+                    interpolation="AREA",
+                )
                 out[got] = np.rot90(picture.to_ndarray(), self.turns)
                 got += 1
         except av.FFmpegError as e:
-            raise DataError(f"{self.path} cannot be decoded after frame {low + got} ({e.strerror or e}); it may be truncated") from e
+            raise DataError(
+                f"{self.path} cannot be decoded after frame {low + got} ({e.strerror or e}); it may be truncated"
+            ) from e
         if got == high - low:
             return torch.from_numpy(out).permute(0, 3, 1, 2)
         if len(self) - low - got > SPARE:
-            raise DataError(f"{self.path} ends after frame {low + got}, though {len(self)} are listed: it is truncated")
+            raise DataError(
+                f"{self.path} ends after frame {low + got}, though {len(self)} are listed: it is truncated"
+            )
         # Packed MPEG-4 ends with placeholders that hold no picture: the last frame stays on.
         out[got:] = out[got - 1] if got else self.read(low - 1, low)[0].permute(1, 2, 0).numpy()
         return torch.from_numpy(out).permute(0, 3, 1, 2)
@@ -145,7 +182,14 @@ class FileFrames(Frames):
         if sought:
             container.seek(self.times[low], stream=stream, backward=True)
         times = range(len(self)) if self.counted else self.times
-        return _Reel(self.path, container, container.decode(stream), times, low if sought else 0, self.counted)
+        return _Reel(
+            self.path,
+            container,
+            container.decode(stream),
+            times,
+            low if sought else 0,
+            self.counted,
+        )
 
     def close(self) -> None:
         if self._open:
@@ -165,7 +209,15 @@ class _Reel:
     times: of all frames, in order; their numbers if the times of the file say nothing (`counted`). place: number of the frame that comes
     next; unless it is 0 at first, there was a seek."""
 
-    def __init__(self, path: Path, container: Any, decoder: Iterator[Any], times: Sequence[int], place: int, counted: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        container: Any,
+        decoder: Iterator[Any],
+        times: Sequence[int],
+        place: int,
+        counted: bool,
+    ) -> None:
         self.path, self.container, self.decoder, self.times = path, container, decoder, times
         self.place, self.sought, self.counted = place, place > 0, counted
         self.decoded = 0
@@ -206,7 +258,9 @@ class _Reel:
         shown = self.last or self.ahead
         assert shown is not None
         if abs(number - bisect_right(self.times, shown[0]) + 1) > SPARE:
-            raise DataError(f"{self.path} has no picture for frame {number}, though {len(self.times)} frames are listed: it is damaged")
+            raise DataError(
+                f"{self.path} has no picture for frame {number}, though {len(self.times)} frames are listed: it is damaged"
+            )
         return shown[1]
 
 
@@ -231,7 +285,11 @@ def median_gap(times: Sequence[int]) -> int:
 
 def colours(frame: Any) -> str | None:
     """What the numbers of a frame mean, where it does not say so itself: ffmpeg would take BT.601 at any size."""
-    return "ITU709" if frame.colorspace == UNTOLD and frame.height >= HD and not frame.format.is_rgb else None
+    return (
+        "ITU709"
+        if frame.colorspace == UNTOLD and frame.height >= HD and not frame.format.is_rgb
+        else None
+    )
 
 
 def quarter_turns(av: Any, path: Path) -> int:
@@ -245,7 +303,11 @@ def reduced(size: tuple[int, int], side: int | None) -> tuple[int, int]:
     """(height, width) with this short side, in proportion; never larger than it was."""
     if side is None or min(size) <= side:
         return size
-    return (side, round(size[1] * side / size[0])) if size[0] <= size[1] else (round(size[0] * side / size[1]), side)
+    return (
+        (side, round(size[1] * side / size[0]))
+        if size[0] <= size[1]
+        else (round(size[0] * side / size[1]), side)
+    )
 
 
 def open_frames(path: Path) -> Frames:
@@ -255,7 +317,9 @@ def open_frames(path: Path) -> Frames:
     if not path.exists():
         raise DataError(f"there is nothing at {path}")
     if path.suffix.lower() in PICTURES:
-        return ArrayFrames(torch.from_numpy(read_picture(path).copy()).permute(2, 0, 1)[None], path.stem)
+        return ArrayFrames(
+            torch.from_numpy(read_picture(path).copy()).permute(2, 0, 1)[None], path.stem
+        )
     return FileFrames(path)
 
 

@@ -47,7 +47,9 @@ class Cache:
         path = self.folder / f"{key}.npy"
         if not path.exists():
             part = path.with_suffix(f".{os.getpid()}.part")
-            out = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=(len(frames), *frames.size, 3))  # type: ignore[no-untyped-call]
+            out = np.lib.format.open_memmap(
+                part, mode="w+", dtype=np.uint8, shape=(len(frames), *frames.size, 3)
+            )  # type: ignore[no-untyped-call]
             for low in range(0, len(frames), 16):
                 high = min(low + 16, len(frames))
                 out[low:high] = frames.read(low, high).permute(0, 2, 3, 1).numpy()
@@ -63,7 +65,9 @@ def key_of(path: Path, side: int | None = None) -> str:
     """What a clip is called in a cache: by its place, its short side, and the bytes and the time of writing of its files, so that one that
     was rewritten is decoded anew."""
     files = [(f.name, f.stat()) for f in (pictures_in(path) if path.is_dir() else [path])]
-    told = f"{path.resolve()} {side} {[(name, now.st_size, now.st_mtime_ns) for name, now in files]}"
+    told = (
+        f"{path.resolve()} {side} {[(name, now.st_size, now.st_mtime_ns) for name, now in files]}"
+    )
     return hashlib.sha256(told.encode()).hexdigest()[:24]
 
 
@@ -72,7 +76,12 @@ class Cached(Frames):
 
     def __init__(self, frames: Frames, cache: Cache, key: str) -> None:
         self.frames, self.cache, self.key = frames, cache, key
-        self.name, self.size, self.rate, self.block = frames.name, frames.size, frames.rate, frames.block
+        self.name, self.size, self.rate, self.block = (
+            frames.name,
+            frames.size,
+            frames.rate,
+            frames.block,
+        )
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -84,12 +93,18 @@ class Cached(Frames):
         self._check(low, high)
         top, left, height, width = box
         if self.cache.folder is not None:
-            piece = self.cache.raw(self.key, self.frames)[low:high, top : top + height, left : left + width]
+            piece = self.cache.raw(self.key, self.frames)[
+                low:high, top : top + height, left : left + width
+            ]
             return torch.from_numpy(np.array(piece)).permute(0, 3, 1, 2)
         parts: list[Tensor] = []
         for number in range(low // self.block, (high - 1) // self.block + 1):
             block, first = self.cache.block(self.key, self.frames, number), number * self.block
-            parts.append(block[max(0, low - first) : high - first, :, top : top + height, left : left + width])
+            parts.append(
+                block[
+                    max(0, low - first) : high - first, :, top : top + height, left : left + width
+                ]
+            )
         return torch.cat(parts)
 
 

@@ -45,7 +45,9 @@ class Frames(ABC):
 
     def _check(self, low: int, high: int) -> None:
         if not 0 <= low < high <= len(self):
-            raise DataError(f"{self.name} has frames 0 to {len(self) - 1}; {low} to {high - 1} were asked for")
+            raise DataError(
+                f"{self.name} has frames 0 to {len(self) - 1}; {low} to {high - 1} were asked for"
+            )
 
 
 class ArrayFrames(Frames):
@@ -53,7 +55,9 @@ class ArrayFrames(Frames):
 
     def __init__(self, array: Tensor, name: str = "clip", rate: Fraction | None = None) -> None:
         if array.dim() != 4 or array.shape[1] != 3 or array.dtype != torch.uint8:
-            raise DataError(f"{name}: frames are uint8 (n, 3, H, W), not {array.dtype} {tuple(array.shape)}")
+            raise DataError(
+                f"{name}: frames are uint8 (n, 3, H, W), not {array.dtype} {tuple(array.shape)}"
+            )
         self.array, self.name, self.rate = array, name, rate
         self.size = (array.shape[2], array.shape[3])
 
@@ -93,7 +97,9 @@ class FolderFrames(Frames):
     def _same(self, file: Path, size: tuple[int, int]) -> None:
         if size != self.size:
             (h, w), (a, b) = self.size, size
-            raise DataError(f"{self.folder} has frames of different sizes: {file.name} has {b}x{a} pixels, but the clip began with {w}x{h}")
+            raise DataError(
+                f"{self.folder} has frames of different sizes: {file.name} has {b}x{a} pixels, but the clip began with {w}x{h}"
+            )
 
 
 def pictures_in(folder: Path) -> list[Path]:
@@ -102,7 +108,11 @@ def pictures_in(folder: Path) -> list[Path]:
 
 def natural(path: Path) -> list[Any]:
     """frame9 comes before frame10."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", path.name) if part]
+    return [
+        (0, int(part), "") if part.isdigit() else (1, 0, part)
+        for part in re.split(r"(\d+)", path.name)
+        if part
+    ]
 
 
 def read_picture(file: Path) -> np.ndarray[Any, Any]:

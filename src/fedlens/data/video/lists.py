@@ -40,9 +40,14 @@ class Entry:
 
 
 def in_folders(root: Path) -> list[Entry]:
-    parts = {"train": root / "train", "test": next((root / t for t in TESTS if (root / t).is_dir()), root / "test")}
+    parts = {
+        "train": root / "train",
+        "test": next((root / t for t in TESTS if (root / t).is_dir()), root / "test"),
+    }
     if not parts["train"].is_dir():
-        return [Entry(p, c.name, "", source_of(p)) for c in class_folders(root) for p in videos_in(c)]
+        return [
+            Entry(p, c.name, "", source_of(p)) for c in class_folders(root) for p in videos_in(c)
+        ]
     return [
         Entry(p, c.name, part, source_of(p)) for part, where in parts.items() if where.is_dir() for c in class_folders(where)
         for p in videos_in(c)
@@ -52,7 +57,12 @@ def in_folders(root: Path) -> list[Entry]:
 def videos_in(folder: Path) -> list[Path]:
     """Files, and folders that hold pictures."""
     inside = sorted(folder.iterdir())
-    return [p for p in inside if p.suffix.lower() in VIDEOS or (p.is_dir() and any(f.suffix.lower() in PICTURES for f in p.iterdir()))]
+    return [
+        p
+        for p in inside
+        if p.suffix.lower() in VIDEOS
+        or (p.is_dir() and any(f.suffix.lower() in PICTURES for f in p.iterdir()))
+    ]
 
 
 def source_of(path: Path) -> str:
@@ -80,17 +90,34 @@ def from_table(file: Path, root: Path) -> list[Entry]:
     place = next((k for k in ("path", "name", "file", "video") if k in rows[0]), None)
     label = next((k for k in ("class", "label", "action") if k in rows[0]), None)
     if place is None or label is None:
-        raise DataError(f"{file} needs the columns path and class (or label); it has {', '.join(rows[0])}")
+        raise DataError(
+            f"{file} needs the columns path and class (or label); it has {', '.join(rows[0])}"
+        )
     return [_row(r, place, label, file, root) for r in rows]
 
 
 def _row(row: dict[str, Any], place: str, label: str, file: Path, root: Path) -> Entry:
     name = str(row[place])
-    path = next((base / name for base in (file.parent, root) if (base / name).exists()), file.parent / name)
+    path = next(
+        (base / name for base in (file.parent, root) if (base / name).exists()), file.parent / name
+    )
     if not path.suffix:  # FedVSSL's lists leave the ending out
-        path = next((p for base in (file.parent, root) for e in VIDEOS if (p := base / f"{name}{e}").exists()), path)
+        path = next(
+            (
+                p
+                for base in (file.parent, root)
+                for e in VIDEOS
+                if (p := base / f"{name}{e}").exists()
+            ),
+            path,
+        )
     part = str(row.get("split", "")).lower()
-    return Entry(path, str(row[label]), "test" if part in TESTS else part and "train", str(row.get("source") or source_of(path)))
+    return Entry(
+        path,
+        str(row[label]),
+        "test" if part in TESTS else part and "train",
+        str(row.get("source") or source_of(path)),
+    )
 
 
 def from_ucf101(lists: Path, root: Path, number: int) -> list[Entry]:
@@ -98,7 +125,9 @@ def from_ucf101(lists: Path, root: Path, number: int) -> list[Entry]:
     for part in ("train", "test"):
         file = lists / f"{part}list{number:02d}.txt"
         if not file.is_file():
-            raise DataError(f"there is no {file.name} in {lists}: it holds UCF-101's official split")
+            raise DataError(
+                f"there is no {file.name} in {lists}: it holds UCF-101's official split"
+            )
         for line in file.read_text().splitlines():
             if line.strip():
                 path = root / line.split()[0]
@@ -107,14 +136,18 @@ def from_ucf101(lists: Path, root: Path, number: int) -> list[Entry]:
     if known.is_file():
         names = {line.split()[1] for line in known.read_text().splitlines() if line.strip()}
         if odd := sorted({e.label for e in out} - names):
-            raise DataError(f"{odd[0]} is in the split but not in {known.name}: the class lists do not match")
+            raise DataError(
+                f"{odd[0]} is in the split but not in {known.name}: the class lists do not match"
+            )
     return out
 
 
 def from_hmdb51(lists: Path, root: Path, number: int) -> list[Entry]:
     files = sorted(lists.glob(f"*_test_split{number}.txt"))
     if not files:
-        raise DataError(f"there is no <class>_test_split{number}.txt in {lists}: they hold HMDB-51's official split")
+        raise DataError(
+            f"there is no <class>_test_split{number}.txt in {lists}: they hold HMDB-51's official split"
+        )
     out = []
     for file in files:
         label = file.name.removesuffix(f"_test_split{number}.txt")
@@ -134,9 +167,24 @@ def from_kinetics(file: Path, root: Path) -> list[Entry]:
         raise DataError(f"{file} is not a Kinetics list: it needs the columns {', '.join(needed)}")
     out = []
     for r in rows:
-        name = f"{r['youtube_id']}_{int(float(r['time_start'])):06d}_{int(float(r['time_end'])):06d}"
-        folders = [root / r["label"], root / r["label"].replace(" ", "_"), root / str(r.get("split", "")) / r["label"], root]
-        path = next((p for d in folders for e in (".mp4", ".avi", ".mkv", ".webm") if (p := d / f"{name}{e}").exists()), None)
+        name = (
+            f"{r['youtube_id']}_{int(float(r['time_start'])):06d}_{int(float(r['time_end'])):06d}"
+        )
+        folders = [
+            root / r["label"],
+            root / r["label"].replace(" ", "_"),
+            root / str(r.get("split", "")) / r["label"],
+            root,
+        ]
+        path = next(
+            (
+                p
+                for d in folders
+                for e in (".mp4", ".avi", ".mkv", ".webm")
+                if (p := d / f"{name}{e}").exists()
+            ),
+            None,
+        )
         part = "test" if str(r.get("split", "")).lower() in TESTS else "train"
         out.append(Entry(path or folders[0] / f"{name}.mp4", r["label"], part, r["youtube_id"]))
     return out
@@ -148,9 +196,13 @@ def class_names(entries: Sequence[Entry], listed: Sequence[str]) -> list[str]:
     if not listed:
         return sorted(found, key=lambda s: (0, int(s), "") if s.isdigit() else (1, 0, s))
     if odd := sorted(found - set(listed)):
-        raise DataError(f"class {odd[0]!r} is in the data but not in the class list ({len(odd)} such): the class lists do not match")
+        raise DataError(
+            f"class {odd[0]!r} is in the data but not in the class list ({len(odd)} such): the class lists do not match"
+        )
     if odd := [c for c in listed if c not in found]:
-        raise DataError(f"class {odd[0]!r} is in the class list but has no video ({len(odd)} such): the class lists do not match")
+        raise DataError(
+            f"class {odd[0]!r} is in the class list but has no video ({len(odd)} such): the class lists do not match"
+        )
     return list(listed)
 
 
@@ -161,11 +213,17 @@ def by_part(entries: Sequence[Entry], test_share: float, seed: int) -> dict[str,
     films = sorted({(e.label, e.source) for e in entries})
     order = torch.randperm(len(films), generator=generator(seed, 0x7E57)).tolist()
     tested: set[tuple[str, str]] = set()
-    wanted = {c: math.floor(test_share * sum(e.label == c for e in entries)) for c in {e.label for e in entries}}
+    wanted = {
+        c: math.floor(test_share * sum(e.label == c for e in entries))
+        for c in {e.label for e in entries}
+    }
     held = {film: sum((e.label, e.source) == film for e in entries) for film in films}
     for k in order:
         film = films[k]
         if held[film] <= wanted[film[0]]:
             tested.add(film)
             wanted[film[0]] -= held[film]
-    return {p: [e for e in entries if ((e.label, e.source) in tested) == (p == "test")] for p in ("train", "test")}
+    return {
+        p: [e for e in entries if ((e.label, e.source) in tested) == (p == "test")]
+        for p in ("train", "test")
+    }

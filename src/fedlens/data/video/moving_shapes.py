@@ -40,12 +40,24 @@ class MovingShapes(Source):
             raise DataError(f"data.actions is {self.actions}: 2 to {len(ACTIONS)} are known")
         train, test = (self._some(n, seed, k) for k, n in enumerate((self.videos, self.tests)))
         names = ACTIONS[: self.actions]
-        return divide(train, test, names, clients, seed, rule=self.partition, per_client=self.classes_per_client, holdout=self.holdout)
+        return divide(
+            train,
+            test,
+            names,
+            clients,
+            seed,
+            rule=self.partition,
+            per_client=self.classes_per_client,
+            holdout=self.holdout,
+        )
 
     def _some(self, count: int, seed: int, part: int) -> VideoSet:
         labels = [k % self.actions for k in range(count)]
         clips = [
-            ArrayFrames(moving_shape(y, self.length, self.side, generator(seed, 0x5AE, part, k)), f"{ACTIONS[y]} {k}")
+            ArrayFrames(
+                moving_shape(y, self.length, self.side, generator(seed, 0x5AE, part, k)),
+                f"{ACTIONS[y]} {k}",
+            )
             for k, y in enumerate(labels)
         ]
         return VideoSet(clips, labels, [f"scene {k // 2}" for k in range(count)])
@@ -58,7 +70,9 @@ def moving_shape(action: int, length: int, side: int, rng: Generator) -> Tensor:
         return low + (high - low) * float(torch.rand((), generator=rng))
 
     ground = torch.rand(1, 3, 5, 5, generator=rng) * 0.6
-    canvas = torch.nn.functional.interpolate(ground, size=(side, side), mode="bicubic", align_corners=False)[0].clamp(0, 1)
+    canvas = torch.nn.functional.interpolate(
+        ground, size=(side, side), mode="bicubic", align_corners=False
+    )[0].clamp(0, 1)
     colour = torch.rand(3, 1, 1, generator=rng) * 0.6 + 0.4
     t = torch.linspace(-0.5, 0.5, length)
     travel, radius, phase = some(0.45, 0.65) * side, some(0.09, 0.15) * side, some(0, 2 * math.pi)
@@ -72,10 +86,18 @@ def moving_shape(action: int, length: int, side: int, rng: Generator) -> Tensor:
         x, y = x + 0.28 * side * angle.cos(), y + 0.28 * side * angle.sin()
     else:
         r = radius * (1.1 * t * (1 if action == 6 else -1)).exp() * 1.3
-    rows, columns = torch.meshgrid(torch.arange(side) + 0.5, torch.arange(side) + 0.5, indexing="ij")
+    rows, columns = torch.meshgrid(
+        torch.arange(side) + 0.5, torch.arange(side) + 0.5, indexing="ij"
+    )
     u, v = (columns - x[:, None, None]).abs(), (rows - y[:, None, None]).abs()
     form = int(torch.randint(3, (), generator=rng))
-    distance = (u.square() + v.square()).sqrt() if form == 0 else torch.maximum(u, v) if form == 1 else (u + v) / 1.3
+    distance = (
+        (u.square() + v.square()).sqrt()
+        if form == 0
+        else torch.maximum(u, v)
+        if form == 1
+        else (u + v) / 1.3
+    )
     inside = (r[:, None, None] - distance + 0.5).clamp(0, 1)[:, None]
     frames = canvas * (1 - inside) + colour * inside
     return (frames.clamp(0, 1) * 255).round().byte()

@@ -36,7 +36,11 @@ class VideoSet:
 
     def take(self, index: Iterable[int]) -> VideoSet:
         chosen = [int(i) for i in index]
-        return VideoSet([self.clips[i] for i in chosen], [self.labels[i] for i in chosen], [self.sources[i] for i in chosen])
+        return VideoSet(
+            [self.clips[i] for i in chosen],
+            [self.labels[i] for i in chosen],
+            [self.sources[i] for i in chosen],
+        )
 
     def at_least(self, frames: int) -> VideoSet:
         """Those that are long enough."""
@@ -65,19 +69,44 @@ def divide(
     labels = np.asarray(train.labels)
     names, groups = np.unique(np.asarray(train.sources), return_inverse=True)
     how: Any = known[rule]
-    parts, notes = split(how, labels, clients, seed, per_client=per_client, groups=groups if rule == "sources" else None, least=1)
+    parts, notes = split(
+        how,
+        labels,
+        clients,
+        seed,
+        per_client=per_client,
+        groups=groups if rule == "sources" else None,
+        least=1,
+    )
     counts = [np.bincount(labels[p], minlength=len(classes)).tolist() for p in parts]
-    facts = {"labels": counts, "classes": list(classes), "skipped": list(skipped), "notes": notes, "sources": len(names)}
+    facts = {
+        "labels": counts,
+        "classes": list(classes),
+        "skipped": list(skipped),
+        "notes": notes,
+        "sources": len(names),
+    }
     holdings, held = [], []
     for client, part in enumerate(parts):
         own = train.take(part)
-        stay, cut = stratified(torch.tensor(own.labels), holdout, np.random.default_rng([seed, 4, client])) if holdout else ([], [])
+        stay, cut = (
+            stratified(torch.tensor(own.labels), holdout, np.random.default_rng([seed, 4, client]))
+            if holdout
+            else ([], [])
+        )
         holdings.append(own.take(stay) if holdout else own)
         held.append(own.take(cut))
     out: Any = held if holdout else ()
-    return Federation(holdings, out, Search(train, test, classes) if test is not None and len(test) else None, facts)
+    return Federation(
+        holdings,
+        out,
+        Search(train, test, classes) if test is not None and len(test) else None,
+        facts,
+    )
 
 
 def check(holdout: float, test_share: float) -> None:
     if not 0 <= holdout < 1 or not 0 <= test_share < 1:
-        raise DataError(f"data.holdout and data.test_share are shares from 0 to below 1, not {holdout} and {test_share}")
+        raise DataError(
+            f"data.holdout and data.test_share are shares from 0 to below 1, not {holdout} and {test_share}"
+        )

@@ -25,7 +25,16 @@ from fedlens.data.source import DataError, Source
 from fedlens.data.video.files import FileFrames
 from fedlens.data.video.frame_cache import Cache, Cached, key_of
 from fedlens.data.video.frames import FolderFrames, Frames
-from fedlens.data.video.lists import Entry, by_part, class_names, from_hmdb51, from_kinetics, from_table, from_ucf101, in_folders
+from fedlens.data.video.lists import (
+    Entry,
+    by_part,
+    class_names,
+    from_hmdb51,
+    from_kinetics,
+    from_table,
+    from_ucf101,
+    in_folders,
+)
 from fedlens.data.video.video_set import VideoSet, check, divide
 
 OPEN = 8  # files that stay open in a process: a client's next block is often of the same film
@@ -43,7 +52,11 @@ class Opened:
             self.files.move_to_end(path)
             return self.files[path]
         # The workers share the cores already: a decoder with threads of its own would only be in their way.
-        found = FolderFrames(path, size) if path.is_dir() else FileFrames(path, self.side, threads="NONE")
+        found = (
+            FolderFrames(path, size)
+            if path.is_dir()
+            else FileFrames(path, self.side, threads="NONE")
+        )
         self.files[path] = found
         while len(self.files) > OPEN:
             old = self.files.popitem(last=False)[1]
@@ -74,7 +87,9 @@ class VideoFile(Frames):
         return self.opened.get(self.path, self.size).read(low, high)
 
 
-def scan(entries: Sequence[Entry], names: Sequence[str], cache: Cache, opened: Opened, skipped: list[str]) -> VideoSet:
+def scan(
+    entries: Sequence[Entry], names: Sequence[str], cache: Cache, opened: Opened, skipped: list[str]
+) -> VideoSet:
     """Look into every file once. What cannot be read goes to `skipped` with the reason, and the rest goes on."""
     place = {c: k for k, c in enumerate(names)}
     kept: list[tuple[Frames, Entry]] = []
@@ -88,7 +103,9 @@ def scan(entries: Sequence[Entry], names: Sequence[str], cache: Cache, opened: O
             skipped.append(f"{entry.path.name}: {why}")
             continue
         kept.append((Cached(frames, cache, key_of(entry.path, opened.side)), entry))
-    return VideoSet([f for f, _ in kept], [place[e.label] for _, e in kept], [e.source for _, e in kept])
+    return VideoSet(
+        [f for f, _ in kept], [place[e.label] for _, e in kept], [e.source for _, e in kept]
+    )
 
 
 @dataclass
@@ -125,11 +142,16 @@ class Videos(Source):
             y = torch.tensor([names.index(e.label) for e in parts["train"]])
             chosen = stratified(y, self.limit / len(y), np.random.default_rng([seed, 2]))[1]
             parts["train"] = [parts["train"][i] for i in chosen]
-        cache, opened = Cache(self.cache_mb << 20, Path(self.cache) if self.cache else None), Opened(self.side)
+        cache, opened = (
+            Cache(self.cache_mb << 20, Path(self.cache) if self.cache else None),
+            Opened(self.side),
+        )
         skipped: list[str] = []
         train, test = (scan(parts[p], names, cache, opened, skipped) for p in ("train", "test"))
         if not len(train):
-            raise DataError(f"no readable video in {root} ({len(skipped)} skipped{', first: ' + skipped[0] if skipped else ''})")
+            raise DataError(
+                f"no readable video in {root} ({len(skipped)} skipped{', first: ' + skipped[0] if skipped else ''})"
+            )
         return divide(train, test, names, clients, seed, rule=self.partition, per_client=self.classes_per_client, holdout=self.holdout,
                       skipped=skipped)  # fmt: skip
 
@@ -140,7 +162,9 @@ class Videos(Source):
         if layout == "auto":
             layout = "table" if where.is_file() else "folders"
         if layout in ("ucf101", "hmdb51", "kinetics", "table") and not where.exists():
-            raise DataError(f"layout {layout} needs data.listing: the table or the folder of split files")
+            raise DataError(
+                f"layout {layout} needs data.listing: the table or the folder of split files"
+            )
         read: dict[str, Callable[[], list[Entry]]] = {
             "folders": lambda: in_folders(root),
             "table": lambda: from_table(where, root),

@@ -49,7 +49,13 @@ class Windows:
         place = torch.rand(2, generator=rng) if rng is not None else torch.tensor([0.5, 0.5])
         steps = [(room - self.crop) // self.scale + 1 for room in (height, width)]
         y0, x0 = (int(p * n) * self.scale for p, n in zip(place.tolist(), steps, strict=True))
-        x, y = cut_pair(self.clips[piece.clip], piece.start, self.frames, (top + y0, left + x0, self.crop, self.crop), self.scale)
+        x, y = cut_pair(
+            self.clips[piece.clip],
+            piece.start,
+            self.frames,
+            (top + y0, left + x0, self.crop, self.crop),
+            self.scale,
+        )
         if rng is not None:
             x, y = turned(x, y, int(torch.randint(8, (), generator=rng)))
         return x, y
@@ -62,10 +68,22 @@ def cut_pair(clip: Frames, start: int, count: int, box: Box, scale: int) -> tupl
     margin = REACH * scale
     up, before = min(top, margin), min(left, margin)
     down, after = min(full[0] - top - height, margin), min(full[1] - left - width, margin)
-    wide = clip.crop(start, start + count, (top - up, left - before, height + up + down, width + before + after)).float() / 255
+    wide = (
+        clip.crop(
+            start,
+            start + count,
+            (top - up, left - before, height + up + down, width + before + after),
+        ).float()
+        / 255
+    )
     small = (shrink(wide, scale).clamp(0, 1) * 255).round() / 255
-    rows, columns = slice(up // scale, up // scale + height // scale), slice(before // scale, before // scale + width // scale)
-    return small[..., rows, columns].contiguous(), wide[..., up : up + height, before : before + width].contiguous()
+    rows, columns = (
+        slice(up // scale, up // scale + height // scale),
+        slice(before // scale, before // scale + width // scale),
+    )
+    return small[..., rows, columns].contiguous(), wide[
+        ..., up : up + height, before : before + width
+    ].contiguous()
 
 
 def turned(x: Tensor, y: Tensor, how: int) -> tuple[Tensor, Tensor]:
@@ -98,21 +116,35 @@ class WholeClips:
 
     def pair(self, i: int) -> tuple[Tensor, Tensor]:
         y = cut_to(self.clips[i].read(0, len(self.clips[i])).float() / 255, self.scale)
-        x = degrade(y, self.scale) if self.low is None else self.low[i].read(0, len(self.clips[i])).float() / 255
+        x = (
+            degrade(y, self.scale)
+            if self.low is None
+            else self.low[i].read(0, len(self.clips[i])).float() / 255
+        )
         return x, y
 
     def name(self, i: int) -> str:
         return self.clips[i].name
 
     def subset(self, index: Sequence[int]) -> WholeClips:
-        return WholeClips([self.clips[i] for i in index], self.scale, None if self.low is None else [self.low[i] for i in index])
+        return WholeClips(
+            [self.clips[i] for i in index],
+            self.scale,
+            None if self.low is None else [self.low[i] for i in index],
+        )
 
 
 class Smaller(Frames):
     """A clip as a camera with 1 / by of the pixels along each side would have filmed it."""
 
     def __init__(self, frames: Frames, by: int) -> None:
-        self.frames, self.by, self.name, self.rate, self.block = frames, by, frames.name, frames.rate, frames.block
+        self.frames, self.by, self.name, self.rate, self.block = (
+            frames,
+            by,
+            frames.name,
+            frames.rate,
+            frames.block,
+        )
         self.size = (frames.size[0] // by, frames.size[1] // by)
 
     def __len__(self) -> int:
@@ -123,4 +155,8 @@ class Smaller(Frames):
 
     def crop(self, low: int, high: int, box: Box) -> Tensor:
         top, left, height, width = (n * self.by for n in box)
-        return (cut_pair(self.frames, low, high - low, (top, left, height, width), self.by)[0] * 255).round().byte()
+        return (
+            (cut_pair(self.frames, low, high - low, (top, left, height, width), self.by)[0] * 255)
+            .round()
+            .byte()
+        )

@@ -32,8 +32,14 @@ def writer(target: Path, like: Frames, size: tuple[int, int], quality: int = 16)
         target.parent.mkdir(parents=True, exist_ok=True)
         yield lambda part: _save_picture(part[0], target)
         return
-    if suffix in PICTURES or suffix in VIDEOS - {*WRITTEN} or (suffix not in VIDEOS and target.exists() and not target.is_dir()):
-        raise DataError(f"{len(like)} frames cannot become {target}: give a folder, or a name that ends in {', '.join(WRITTEN)}")
+    if (
+        suffix in PICTURES
+        or suffix in VIDEOS - {*WRITTEN}
+        or (suffix not in VIDEOS and target.exists() and not target.is_dir())
+    ):
+        raise DataError(
+            f"{len(like)} frames cannot become {target}: give a folder, or a name that ends in {', '.join(WRITTEN)}"
+        )
     if suffix not in VIDEOS:
         yield _folder_writer(target, like)
         return
@@ -49,7 +55,11 @@ def writer(target: Path, like: Frames, size: tuple[int, int], quality: int = 16)
 
 def _folder_writer(folder: Path, like: Frames) -> Write:
     folder.mkdir(parents=True, exist_ok=True)
-    names = _distinct(like.files) if isinstance(like, FolderFrames) else [f"{k:08d}" for k in range(len(like))]
+    names = (
+        _distinct(like.files)
+        if isinstance(like, FolderFrames)
+        else [f"{k:08d}" for k in range(len(like))]
+    )
     left = iter(names)
 
     def write(part: Tensor) -> None:
@@ -77,7 +87,9 @@ def _even(film: FileFrames) -> bool:
     if film.counted or not film.rate:
         return True
     ticks = float(1 / (film.rate * film.base))
-    return all(abs(time - film.times[0] - k * ticks) <= ticks / 2 for k, time in enumerate(film.times))
+    return all(
+        abs(time - film.times[0] - k * ticks) <= ticks / 2 for k, time in enumerate(film.times)
+    )
 
 
 @contextmanager
@@ -87,7 +99,9 @@ def _file_writer(path: Path, like: Frames, size: tuple[int, int], quality: int) 
     film = like if isinstance(like, FileFrames) else None
     avi = path.suffix.lower() == ".avi"  # has a rate, but no times
     if avi and film and not _even(film):
-        raise DataError(f"the frames of {film.path} come at an uneven pace, which an .avi cannot keep: end the name in .mkv or .mp4")
+        raise DataError(
+            f"the frames of {film.path} come at an uneven pace, which an .avi cannot keep: end the name in .mkv or .mp4"
+        )
     with av.open(str(path), "w") as out:
         stream = out.add_stream("libx264", rate=like.rate or Fraction(25))
         # 4:2:0 needs even sides; x3 of an odd clip has odd ones and keeps full chroma instead.
@@ -95,8 +109,12 @@ def _file_writer(path: Path, like: Frames, size: tuple[int, int], quality: int) 
         stream.height, stream.width = height, width
         stream.options = {"crf": str(quality), "preset": "medium"}
         if avi:
-            stream.codec_context.max_b_frames = 0  # they are stored out of order, and it takes times to put them back
-        stream.codec_context.colorspace = BT709  # written down: players guess it from the size, and the size has changed
+            stream.codec_context.max_b_frames = (
+                0  # they are stored out of order, and it takes times to put them back
+            )
+        stream.codec_context.colorspace = (
+            BT709  # written down: players guess it from the size, and the size has changed
+        )
         if film:
             stream.codec_context.sample_aspect_ratio = film.aspect
         # Every frame at its own time, because telephones film at an uneven pace.
@@ -110,7 +128,9 @@ def _file_writer(path: Path, like: Frames, size: tuple[int, int], quality: int) 
         def write(part: Tensor) -> None:
             nonlocal done
             for frame in part:
-                picture = av.VideoFrame.from_ndarray(frame.permute(1, 2, 0).contiguous().numpy(), format="rgb24")
+                picture = av.VideoFrame.from_ndarray(
+                    frame.permute(1, 2, 0).contiguous().numpy(), format="rgb24"
+                )
                 picture = shape.reformat(picture, format=stream.pix_fmt, dst_colorspace="ITU709")
                 if timed:
                     picture.pts, picture.time_base = timed.times[done], timed.base
@@ -141,7 +161,9 @@ def _try_sound(path: Path, kind: str) -> None:
                     packet.stream = copied
                     out.mux(packet)
         except (ValueError, av.FFmpegError) as e:
-            raise DataError(f"{track.codec_context.name} sound of {path} cannot go into this kind of file: end the name in .mkv") from e
+            raise DataError(
+                f"{track.codec_context.name} sound of {path} cannot go into this kind of file: end the name in .mkv"
+            ) from e
 
 
 class _Sound:

@@ -46,7 +46,10 @@ def take(content: RecordDict) -> list[bytes]:
 def records(facts: dict[str, Any], pieces: list[bytes]) -> RecordDict:
     content = RecordDict({"fedlens": ConfigRecord(facts)})
     if pieces:
-        arrays = {f"{k:04d}": Array("uint8", (len(p),), "fedlens.core.message", p) for k, p in enumerate(pieces)}
+        arrays = {
+            f"{k:04d}": Array("uint8", (len(p),), "fedlens.core.message", p)
+            for k, p in enumerate(pieces)
+        }
         content["message"] = ArrayRecord(arrays)
     return content
 
@@ -63,7 +66,9 @@ def resident(path: str) -> Handle:
     return handle
 
 
-def over(line: socket.socket, header: dict[str, Any], pieces: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+def over(
+    line: socket.socket, header: dict[str, Any], pieces: list[bytes]
+) -> tuple[dict[str, Any], list[bytes]]:
     with line:
         send(line, header, pieces)
         answer = receive(line)

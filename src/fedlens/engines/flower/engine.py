@@ -67,7 +67,9 @@ def client_app(make_site: MakeSite) -> ClientApp:
     app = ClientApp()
 
     def ask(envelope: Envelope, context: Context) -> Envelope:
-        return flower_client.carry(envelope, context, lambda header, pieces: handle(header, pieces, make_site))
+        return flower_client.carry(
+            envelope, context, lambda header, pieces: handle(header, pieces, make_site)
+        )
 
     app.query()(ask)
     app.train()(ask)
@@ -112,9 +114,13 @@ class Flower:
     classes: str = ""
     log: Log = print
     nodes: dict[int, int] = field(default_factory=dict)  # client -> node
-    refused: dict[int, tuple[str, float]] = field(default_factory=dict)  # node -> why it was not let in, and when
+    refused: dict[int, tuple[str, float]] = field(
+        default_factory=dict
+    )  # node -> why it was not let in, and when
     _greetings: dict[str, int] = field(default_factory=dict)  # message id -> node
-    _open: dict[str, _Asked] = field(default_factory=dict)  # by message id, of this exchange and earlier ones
+    _open: dict[str, _Asked] = field(
+        default_factory=dict
+    )  # by message id, of this exchange and earlier ones
     _online: set[int] = field(default_factory=set)
     _looked: float = 0.0
     _begun: bool = False
@@ -122,10 +128,14 @@ class Flower:
     def ids(self) -> Sequence[int]:
         return range(self.clients)
 
-    def exchange(self, message: Message, ids: Sequence[int], heard: Mapping[int, int]) -> Iterator[Message | Lost | Nodes]:
+    def exchange(
+        self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
+    ) -> Iterator[Message | Lost | Nodes]:
         self._assemble()
         began = time.monotonic()
-        door = Worker(self.algorithm, Federation([]), Memory())  # checks and folds what comes in, as every engine does
+        door = Worker(
+            self.algorithm, Federation([]), Memory()
+        )  # checks and folds what comes in, as every engine does
         door.begin(message, self.algorithm.needs == "sums" and not self.late)
         place = {id: p for p, id in enumerate(sorted(ids))}
         earlier = set(self._open)
@@ -136,20 +146,28 @@ class Flower:
             for m, outcome in self._arrivals(mine if door.evaluating else self._open):
                 if isinstance(outcome, Message) and m in mine:
                     outcome = door.admit(place[outcome.sender], outcome, own=True)
-                elif isinstance(outcome, Message) and (why := refuse(outcome, self.algorithm.expects(message))):
+                elif isinstance(outcome, Message) and (
+                    why := refuse(outcome, self.algorithm.expects(message))
+                ):
                     outcome = Lost(outcome.sender, why, refused=True)
                 yield outcome
             self._look()
             if self.timeout and time.monotonic() - began > self.timeout:
                 break
-            time.sleep(min(3.0, max(self.poll, (time.monotonic() - began) / 20, len(self._open) / 50)))
+            time.sleep(
+                min(3.0, max(self.poll, (time.monotonic() - began) / 20, len(self._open) / 50))
+            )
         for m in mine & self._open.keys():
             yield Lost(self._open[m].client, f"no answer within {self.timeout:g} s")
         yield door.finish()
 
-    def _send(self, message: Message, ids: Sequence[int], heard: Mapping[int, int]) -> Iterator[Lost]:
+    def _send(
+        self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
+    ) -> Iterator[Lost]:
         busy = {asked.client: asked.round for asked in self._open.values()}
-        payload = flower_client.records({}, pack(message))["message"]  # one record for all: Flower stores equal content once
+        payload = flower_client.records({}, pack(message))[
+            "message"
+        ]  # one record for all: Flower stores equal content once
         ttl = self.timeout * (1 + self.late) if self.timeout else None
         for id in ids:
             if id in busy:
@@ -159,9 +177,13 @@ class Flower:
             elif self.nodes[id] not in self._online:
                 yield Lost(id, "is offline")
             else:
-                facts = ConfigRecord({**self._facts(), "heard": heard.get(id, NEVER), "forgive": self.forgive})
+                facts = ConfigRecord(
+                    {**self._facts(), "heard": heard.get(id, NEVER), "forgive": self.forgive}
+                )
                 content = RecordDict({"fedlens": facts, "message": payload})
-                envelope = Envelope(content, self.nodes[id], "train", ttl=ttl, group_id=str(message.round))
+                envelope = Envelope(
+                    content, self.nodes[id], "train", ttl=ttl, group_id=str(message.round)
+                )
                 (m,) = self.grid.push_messages([envelope]) or [None]
                 if m:
                     self._open[m] = _Asked(id, message.round, bool(message.scalars.get("evaluate")))
@@ -204,7 +226,10 @@ class Flower:
         self._begun = True
         if here < self.least:
             reasons = "; ".join(dict.fromkeys(why for why, _ in self.refused.values()))
-            raise SiteError(f"{here} of {self.clients} sites joined within {self.patience:g} s" + (f" ({reasons})" if reasons else ""))
+            raise SiteError(
+                f"{here} of {self.clients} sites joined within {self.patience:g} s"
+                + (f" ({reasons})" if reasons else "")
+            )
 
     def _present(self) -> int:
         return sum(node in self._online for node in self.nodes.values())
@@ -215,10 +240,14 @@ class Flower:
             self._looked = time.monotonic()
             self._online = set(self.grid.get_node_ids())
             settled = {*self.nodes.values(), *self._greetings.values()}
-            settled |= {node for node, (_, when) in self.refused.items() if self._looked - when < AGAIN}
+            settled |= {
+                node for node, (_, when) in self.refused.items() if self._looked - when < AGAIN
+            }
             for node in sorted(self._online - settled):
                 hello = RecordDict({"fedlens": ConfigRecord(self._facts())})
-                for m in self.grid.push_messages([Envelope(hello, node, "query", ttl=max(self.patience, 60.0))]):
+                for m in self.grid.push_messages(
+                    [Envelope(hello, node, "query", ttl=max(self.patience, 60.0))]
+                ):
                     self._greetings[m] = node
         for m in list(self._greetings):
             for envelope in self.grid.pull_messages([m]):
@@ -239,7 +268,9 @@ class Flower:
 
     def _objection(self, node: int, told: Mapping[str, Any]) -> str | None:
         client, classes = told.get("client"), str(told.get("classes", ""))
-        if type(client) is not int or type(told.get("examples")) is not int:  # somebody else's program: any type may come
+        if (
+            type(client) is not int or type(told.get("examples")) is not int
+        ):  # somebody else's program: any type may come
             return "does not say in numbers which client it is and how many examples it has: is it a FedLens site of the same version?"
         if not 0 <= client < self.clients:
             return f"calls itself client {client}, but there are {self.clients} (0 to {self.clients - 1})"
@@ -263,7 +294,10 @@ def _failure(envelope: Envelope) -> str | None:
     """Why an envelope carries no reply, in one sentence, or None if it carries one."""
     if envelope.has_error():
         code, reason = envelope.error.code, envelope.error.reason or ""
-        return _FAILURES.get(code) or (reason.strip().splitlines() or [f"Flower error {code}"])[0][:300]
+        return (
+            _FAILURES.get(code)
+            or (reason.strip().splitlines() or [f"Flower error {code}"])[0][:300]
+        )
     told = envelope.content.get("fedlens")
     if not isinstance(told, ConfigRecord):
         return "answered without the record by which FedLens sites are known"
@@ -273,13 +307,17 @@ def _failure(envelope: Envelope) -> str | None:
 
 def make(*_: Any, **__: Any) -> Flower:
     """Every other engine starts where the user is; this one lives in a ServerApp."""
-    raise ValueError("Flower runs at a SuperLink: fedlens run RECIPE --engine flower --superlink host:port")
+    raise ValueError(
+        "Flower runs at a SuperLink: fedlens run RECIPE --engine flower --superlink host:port"
+    )
 
 
 # -- an app -----------------------------------------------------------------------------------------------------------------------
 
 
-def write_app(folder: Path, server: str, site: str, config: Mapping[str, bool | int | float | str]) -> None:
+def write_app(
+    folder: Path, server: str, site: str, config: Mapping[str, bool | int | float | str]
+) -> None:
     """A Flower app as `flwr run` wants it. server: "module:main" (see `server_app`); site: "module:make_site". Both must be installed
     where they run: weights and packages do not fit into what Flower ships."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -288,8 +326,12 @@ def write_app(folder: Path, server: str, site: str, config: Mapping[str, bool | 
         f"from {module} import {name}\n\nfrom fedlens.engines.flower.engine import server_app\n\napp = server_app({name})\n"
     )
     (folder / "client.py").write_text(Path(flower_client.__file__).read_text())
-    lines = [f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in {"site": site, **config}.items()]
-    (folder / "pyproject.toml").write_text(_PYPROJECT.format(version=fedlens.__version__) + "".join(lines))
+    lines = [
+        f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in {"site": site, **config}.items()
+    ]
+    (folder / "pyproject.toml").write_text(
+        _PYPROJECT.format(version=fedlens.__version__) + "".join(lines)
+    )
 
 
 _PYPROJECT = """[project]

@@ -84,12 +84,16 @@ def unpack(pieces: list[bytes]) -> Message:
     return Message.from_bytes(out)
 
 
-def handle(header: Facts, pieces: list[bytes], make_site: MakeSite | None = None) -> tuple[dict[str, Any], list[bytes]]:
+def handle(
+    header: Facts, pieces: list[bytes], make_site: MakeSite | None = None
+) -> tuple[dict[str, Any], list[bytes]]:
     """One message in, one reply out. Whatever goes wrong at a site becomes one sentence in its reply; the round goes on with the others."""
     try:
         told = header["facts"]
         if told["version"] != fedlens.__version__:
-            raise SiteError(f"the server runs FedLens {told['version']}, this site {fedlens.__version__}: install the same version at both")
+            raise SiteError(
+                f"the server runs FedLens {told['version']}, this site {fedlens.__version__}: install the same version at both"
+            )
         site = (make_site or _named(str(header["run"]["site"])))(header["node"], header["run"])
         if told["recipe"] != site.recipe:
             raise SiteError(
@@ -97,15 +101,27 @@ def handle(header: Facts, pieces: list[bytes], make_site: MakeSite | None = None
                 "all of it but [data] must be equal"
             )
         if header["kind"] == "query":
-            return {"client": site.id, "examples": site.examples, "classes": ", ".join(site.classes)}, []
-        reply = respond(site, unpack(pieces), str(told["job"]), int(told["heard"]), forgive=bool(told["forgive"]))
+            return {
+                "client": site.id,
+                "examples": site.examples,
+                "classes": ", ".join(site.classes),
+            }, []
+        reply = respond(
+            site,
+            unpack(pieces),
+            str(told["job"]),
+            int(told["heard"]),
+            forgive=bool(told["forgive"]),
+        )
         return {"client": site.id}, pack(reply)
     except Exception as e:  # a client is somebody else's code and data: anything may come out of it
         text = str(e) if isinstance(e, ValueError) else f"{type(e).__name__}: {e}"
         return {"lost": (text.strip().splitlines() or [type(e).__name__])[0][:400]}, []
 
 
-def respond(site: Site, message: Message, job: str, heard: int, *, forgive: bool = False) -> Message:
+def respond(
+    site: Site, message: Message, job: str, heard: int, *, forgive: bool = False
+) -> Message:
     """`answer`, from memory on disk. Leaves a stamp by which the next call knows whether it remembers what the server thinks it does."""
     folder = site.folder / job
     stamp = folder / f"{site.id}.json"
@@ -129,7 +145,9 @@ def respond(site: Site, message: Message, job: str, heard: int, *, forgive: bool
             os.replace(part, stamp)
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
-            raise SiteError(f"this site cannot write its memory to {site.folder}: {os.strerror(e.errno)}") from e
+            raise SiteError(
+                f"this site cannot write its memory to {site.folder}: {os.strerror(e.errno)}"
+            ) from e
         raise
     return reply
 
@@ -164,7 +182,9 @@ def serve(path: Path) -> None:
             site = _named(str(run["site"]))(node, run)
             kept.clear()
             kept[key] = site
-            for remark in () if node.get("recipe") else site.remarks:  # with a recipe, `join` read the data before and said it
+            for remark in (
+                () if node.get("recipe") else site.remarks
+            ):  # with a recipe, `join` read the data before and said it
                 print(f"fedlens: {remark}", file=sys.stderr, flush=True)
         return kept[key]
 
@@ -175,12 +195,19 @@ def serve(path: Path) -> None:
         door.listen()
         while True:
             line, _ = door.accept()
-            with line, contextlib.suppress(OSError):  # a caller that went away has lost its reply, nothing else
+            with (
+                line,
+                contextlib.suppress(OSError),
+            ):  # a caller that went away has lost its reply, nothing else
                 frame = receive(line)
                 if frame:
                     facts, pieces = handle(*frame, make_site)
                     if "lost" in facts:  # the server hears it too, but here is who can put it right
-                        print(f"fedlens: this site could not answer: {facts['lost']}", file=sys.stderr, flush=True)
+                        print(
+                            f"fedlens: this site could not answer: {facts['lost']}",
+                            file=sys.stderr,
+                            flush=True,
+                        )
                     send(line, facts, pieces)
 
 

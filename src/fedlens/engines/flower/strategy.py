@@ -53,31 +53,46 @@ class StackStrategy(FlowerFedAvg):  # type: ignore[misc]
     """layers: what merges the replies, as in `stack(FedAvg(...), *layers)`. rounds: for layers that change over a run. server_lr: as in
     FedAvg. Everything else goes to Flower's FedAvg (fraction_train, min_train_nodes, ...)."""
 
-    def __init__(self, *layers: Layer, rounds: int = 1, server_lr: float = 1.0, seed: int = 0, **options: Any) -> None:
+    def __init__(
+        self, *layers: Layer, rounds: int = 1, server_lr: float = 1.0, seed: int = 0, **options: Any
+    ) -> None:
         super().__init__(**options)
         self.algorithm = stack(Elsewhere(server_lr=server_lr), *layers)
         self.rounds, self.seed = rounds, seed
         self.state: Message | None = None
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Envelope]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Envelope]:
         if self.state is None:
             self.state = Message({"model": dict(arrays.to_torch_state_dict())})
         messages: Iterable[Envelope] = super().configure_train(server_round, arrays, config, grid)
         return messages
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Envelope]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Envelope]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         valid, _ = self._check_and_log_replies(replies, is_train=True)
         if not valid or self.state is None:
             return None, None
-        known = {"round": server_round - 1, "rounds": self.rounds, "seed": self.seed, "population": len(valid)}
+        known = {
+            "round": server_round - 1,
+            "rounds": self.rounds,
+            "seed": self.seed,
+            "population": len(valid),
+        }
         state = self.state.note(**known)
         message = self.algorithm.broadcast(state).note(**known, cohort=len(valid))
         door = Worker(self.algorithm, Federation([]), Memory())
         door.begin(message, self.algorithm.needs == "sums")
         outcomes: list[Any] = []
         for position, envelope in enumerate(sorted(valid, key=self._place)):
-            client = Client(position, self._content(envelope), generator(self.seed, server_round, position), {})
-            outcomes.append(door.admit(position, self.algorithm.client_step(message, client).sent_by(position)))
+            client = Client(
+                position, self._content(envelope), generator(self.seed, server_round, position), {}
+            )
+            outcomes.append(
+                door.admit(position, self.algorithm.client_step(message, client).sent_by(position))
+            )
         harvest, lost = gather([*outcomes, door.finish()], range(len(valid)))
         for item in lost:
             _complain(item)
@@ -97,7 +112,9 @@ class StackStrategy(FlowerFedAvg):  # type: ignore[misc]
     @staticmethod
     def _place(envelope: Envelope) -> tuple[int, int]:
         metrics: Any = next(iter(envelope.content.metric_records.values()))
-        return int(next((metrics[k] for k in ORDER if k in metrics), 0)), envelope.metadata.src_node_id
+        return int(
+            next((metrics[k] for k in ORDER if k in metrics), 0)
+        ), envelope.metadata.src_node_id
 
 
 def _complain(lost: Lost) -> None:

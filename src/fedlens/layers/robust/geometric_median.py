@@ -29,7 +29,9 @@ class GeometricMedian(Robust):
 
     def merge(self, deltas: Sequence[Tree], weights: Sequence[float]) -> Tree:
         rows = torch.stack([flatten(t) for t in deltas])
-        w = torch.tensor(weights if self.weights == "examples" else [1.0] * len(deltas), dtype=torch.float64)
+        w = torch.tensor(
+            weights if self.weights == "examples" else [1.0] * len(deltas), dtype=torch.float64
+        )
         z = (w[:, None] * rows).sum(0) / w.sum()
         for _ in range(self.iterations):
             gaps = (rows - z).norm(dim=1)
@@ -45,4 +47,7 @@ class GeometricMedian(Robust):
 def unflatten(vector: torch.Tensor, like: Tree) -> Tree:
     pieces = torch.split(vector, [t.numel() for t in like.values()])
     kinds = [t.dtype if t.is_floating_point() else torch.float64 for t in like.values()]
-    return {n: p.reshape(t.shape).to(k) for (n, t), p, k in zip(like.items(), pieces, kinds, strict=True)}
+    return {
+        n: p.reshape(t.shape).to(k)
+        for (n, t), p, k in zip(like.items(), pieces, kinds, strict=True)
+    }

@@ -28,10 +28,14 @@ class Krum(Robust):
 
     def __post_init__(self) -> None:
         if self.liars < 0 or self.keep < 1:
-            raise StackError(f"Krum needs liars >= 0 and keep >= 1, not {self.liars} and {self.keep}")
+            raise StackError(
+                f"Krum needs liars >= 0 and keep >= 1, not {self.liars} and {self.keep}"
+            )
 
     def merge(self, deltas: Sequence[Tree], weights: Sequence[float]) -> Tree:
-        order = torch.argsort(scores(squared_distances(deltas), self.liars), stable=True)[: self.keep].tolist()
+        order = torch.argsort(scores(squared_distances(deltas), self.liars), stable=True)[
+            : self.keep
+        ].tolist()
         if self.keep == 1:
             return dict(deltas[order[0]])
         return weighted_mean([deltas[i] for i in order], [weights[i] for i in order])

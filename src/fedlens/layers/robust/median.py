@@ -11,7 +11,9 @@ from torch import Tensor
 from fedlens.core.tree import Tree
 from fedlens.layers.robust.merge import Robust
 
-CHUNK = 1 << 15  # elements sorted at a time: every row is used many times, so all of them stay in the second-level cache
+CHUNK = (
+    1 << 15
+)  # elements sorted at a time: every row is used many times, so all of them stay in the second-level cache
 
 RowMerge = Callable[[list[Tensor]], Tensor]
 
@@ -36,7 +38,9 @@ def by_rows(trees: Sequence[Tree], merge: RowMerge) -> Tree:
         flat = [t[name].reshape(-1) for t in trees]
         total = torch.empty(first.numel(), dtype=kind)
         for low in range(0, first.numel(), CHUNK):
-            total[low : low + CHUNK] = merge([t[low : low + CHUNK].to(kind, copy=True) for t in flat])
+            total[low : low + CHUNK] = merge(
+                [t[low : low + CHUNK].to(kind, copy=True) for t in flat]
+            )
         out[name] = total.reshape(first.shape)
     return out
 

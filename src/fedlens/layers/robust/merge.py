@@ -59,6 +59,9 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     out: Tree = {}
     for name, first in trees[0].items():
         kind = first.dtype if first.is_floating_point() else torch.float64
-        mean = sum(((t[name].double() * (w / total)) for t, w in zip(trees, weights, strict=True)), torch.zeros((), dtype=torch.float64))
+        mean = sum(
+            ((t[name].double() * (w / total)) for t, w in zip(trees, weights, strict=True)),
+            torch.zeros((), dtype=torch.float64),
+        )
         out[name] = mean.to(kind)
     return out

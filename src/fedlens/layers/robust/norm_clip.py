@@ -29,7 +29,9 @@ class NormClip(Layer):
 
     def __post_init__(self) -> None:
         if self.bound < 0 or (self.where == "client" and self.bound == 0):
-            raise StackError("NormClip on the clients needs a positive bound: only the server can see the others' lengths")
+            raise StackError(
+                "NormClip on the clients needs a positive bound: only the server can see the others' lengths"
+            )
 
     @property
     def own_needs(self) -> Needs:  # type: ignore[override]
@@ -45,7 +47,12 @@ class NormClip(Layer):
         lengths = sorted(tree.norm(self._counted(r.trees["delta"])) for r in replies)
         middle = (lengths[(len(lengths) - 1) // 2] + lengths[len(lengths) // 2]) / 2
         singles = {p: self._clipped(r, self.bound or middle) for p, r in replies.singles.items()}
-        clipped = Replies(replies.scalars, {k: s for k, s in replies.sums.items() if k[0] != "delta"}, singles, replies.means)
+        clipped = Replies(
+            replies.scalars,
+            {k: s for k, s in replies.sums.items() if k[0] != "delta"},
+            singles,
+            replies.means,
+        )
         return self.inner.server_step(state, clipped)
 
     def _clipped(self, reply: Message, bound: float) -> Message:

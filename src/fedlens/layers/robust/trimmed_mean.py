@@ -24,7 +24,9 @@ class TrimmedMean(Robust):
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 0.5:
-            raise StackError(f"TrimmedMean drops a share of at least 0 and below 0.5 at each end, not {self.share}")
+            raise StackError(
+                f"TrimmedMean drops a share of at least 0 and below 0.5 at each end, not {self.share}"
+            )
 
     def merge(self, deltas: Sequence[Tree], weights: Sequence[float]) -> Tree:
         cut = int(self.share * len(deltas))

@@ -22,7 +22,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    JSONResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 
 from fedlens.report import html as report
@@ -75,14 +81,22 @@ class Board:
         path = self.folder(name)
 
         def address(image: Path) -> str:
-            return "/picture?" + urlencode({"run": name, "file": image.name, "v": folders.digest(image)})
+            return "/picture?" + urlencode(
+                {"run": name, "file": image.name, "v": folders.digest(image)}
+            )
 
-        return {**views.view(folders.read(path), address), "name": name if name != "." else folders.printable(path.name)}
+        return {
+            **views.view(folders.read(path), address),
+            "name": name if name != "." else folders.printable(path.name),
+        }
 
     def views(self, names: Sequence[str]) -> dict[str, Any]:
         """Those that are there, and the names of those that are not: a deleted run must not end a comparison of the others."""
         there = self.there(names)
-        return {"views": [self.view(name) for name in there], "gone": [name for name in names if name not in there]}
+        return {
+            "views": [self.view(name) for name in there],
+            "gone": [name for name in names if name not in there],
+        }
 
     def there(self, names: Sequence[str]) -> dict[str, Path]:
         found = {}
@@ -99,16 +113,25 @@ def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Sta
     board = Board(root)
 
     async def page(request: Request) -> Response:
-        return HTMLResponse((report.PAGE / "board.html").read_text(), headers={"Content-Security-Policy": POLICY})
+        return HTMLResponse(
+            (report.PAGE / "board.html").read_text(), headers={"Content-Security-Policy": POLICY}
+        )
 
     async def static(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in STATIC:
             raise HTTPException(404, "There is no such file.")
-        return FileResponse(report.PAGE / name, media_type=STATIC[name], headers={"Cache-Control": "no-cache"})
+        return FileResponse(
+            report.PAGE / name, media_type=STATIC[name], headers={"Cache-Control": "no-cache"}
+        )
 
     async def runs(request: Request) -> Response:
-        return _json({"root": folders.printable(board.root.name), "runs": list((await _aside(board.cards)).values())})
+        return _json(
+            {
+                "root": folders.printable(board.root.name),
+                "runs": list((await _aside(board.cards)).values()),
+            }
+        )
 
     async def one(request: Request) -> Response:
         names = request.query_params.getlist("name")
@@ -118,24 +141,39 @@ def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Sta
         inside = board.folder(request.query_params.get("run", "")) / "pictures"
         try:
             path = (inside / request.query_params.get("file", "")).resolve()
-            allowed = path.parent == inside.resolve() and inside.resolve().is_relative_to(board.root) and path.is_file()
+            allowed = (
+                path.parent == inside.resolve()
+                and inside.resolve().is_relative_to(board.root)
+                and path.is_file()
+            )
         except (OSError, ValueError):
             allowed = False
         if not allowed or path.suffix.lower() not in folders.IMAGES:
             raise HTTPException(404, "There is no such picture.")
-        return FileResponse(path, headers={"Cache-Control": "max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"})
+        return FileResponse(
+            path,
+            headers={
+                "Cache-Control": "max-age=31536000, immutable",
+                "X-Content-Type-Options": "nosniff",
+            },
+        )
 
     async def save(request: Request) -> Response:
         """The self-contained report, made on the spot: nothing is written."""
         path = board.folder(request.query_params.get("run", ""))
         text = await _aside(lambda: report.render([folders.read(path)]))
-        return HTMLResponse(text, headers={"Content-Disposition": f'attachment; filename="{_plain(path.name)}.html"'})
+        return HTMLResponse(
+            text,
+            headers={"Content-Disposition": f'attachment; filename="{_plain(path.name)}.html"'},
+        )
 
     async def events(request: Request) -> Response:
         names = request.query_params.getlist("run")[:MOST]
         look = _watch_runs(board, names) if names else _watch_list(board)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_stream(request, look), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(
+            _stream(request, look), media_type="text/event-stream", headers=headers
+        )
 
     routes = {
         "/": page,
@@ -156,7 +194,9 @@ def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Sta
 def _card(path: Path, name: str) -> dict[str, Any]:
     """One run that cannot be read, for whatever reason, must not take the list with it."""
     if (shown := folders.printable(name)) != name:  # an address is UTF-8, so none leads there
-        return views.broken(path, shown, "The name of this folder is not UTF-8. Rename it to open it here.")
+        return views.broken(
+            path, shown, "The name of this folder is not UTF-8. Rename it to open it here."
+        )
     try:
         return views.card(path, name)
     except Exception as error:
@@ -181,8 +221,12 @@ async def _stream(request: Request, look: Callable[[], Any]) -> AsyncIterator[st
 def _watch_runs(board: Board, names: list[str]) -> Callable[[], Any]:
     paths = board.there(names)
 
-    def marks() -> dict[str, Any]:  # a folder that loses its files and one that is gone have the same signature
-        return {name: (os.path.isdir(path), folders.signature(path)) for name, path in paths.items()}
+    def marks() -> dict[
+        str, Any
+    ]:  # a folder that loses its files and one that is gone have the same signature
+        return {
+            name: (os.path.isdir(path), folders.signature(path)) for name, path in paths.items()
+        }
 
     before = marks()
 
@@ -217,15 +261,25 @@ async def _aside(work: Callable[..., Any], *args: Any) -> Any:
 
 def _json(value: Any) -> Response:
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return Response(text, media_type="application/json", headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
+    return Response(
+        text,
+        media_type="application/json",
+        headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},
+    )
 
 
 def _plain(name: str) -> str:
-    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name) or "report"
+    return (
+        "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name) or "report"
+    )
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    status, text = (error.status_code, error.detail) if isinstance(error, HTTPException) else (400, "That cannot be done.")
+    status, text = (
+        (error.status_code, error.detail)
+        if isinstance(error, HTTPException)
+        else (400, "That cannot be done.")
+    )
     return JSONResponse({"error": text}, status)
 
 
