@@ -1,9 +1,11 @@
-"""How fast are the sums? Weighted mean, coordinate-wise median and loss-aware weights against copying and numpy, in one run.
+"""How fast are the sums? Weighted mean, coordinate-wise median and loss-aware weights against
+copying and numpy, in one run.
 
-Weighted mean: 20 replies of 35.6 M float32 parameters, against copying the same bytes (`torch.Tensor.copy_`). Median: 10 x 10 M against
-`numpy.median`. LossAware: its server step against FedAvg's, on the same 20 replies, with the gate closed (losses within 15 %, the usual
-case) and wide open; open, by single replies (one mean with the final weights) and by two sums, as workers keep them. Measurements
-alternate, 20 of each. Ends by printing one JSON object.
+Weighted mean: 20 replies of 35.6 M float32 parameters, against copying the same bytes
+(`torch.Tensor.copy_`). Median: 10 x 10 M against `numpy.median`. LossAware: its server step against
+FedAvg's, on the same 20 replies, with the gate closed (losses within 15 %, the usual case) and wide
+open; open, by single replies (one mean with the final weights) and by two sums, as workers keep
+them. Measurements alternate, 20 of each. Ends by printing one JSON object.
 
     python benchmarks/aggregation.py [--repeats 20] [--parameters 35600000]
 """
@@ -54,7 +56,9 @@ def timed(f: Callable[[], object]) -> float:
 
 
 def alternate(repeats: int, **work: Callable[[], object]) -> dict[str, list[float]]:
-    """Each of them in turn, so that a busy machine hurts all alike; the first turn only warms up."""
+    """Each of them in turn, so that a busy machine hurts all alike; the first turn only warms
+    up.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for turn in range(repeats + 1):
         for name, f in work.items():
@@ -69,7 +73,9 @@ def ratio(a: list[float], b: list[float]) -> float:
 
 
 def make_replies(n: int, parameters: int, losses: list[float]) -> tuple[Replies, list[Tensor]]:
-    """Two arrays a reply, as a network would have several. `importance` is what LossAware's client half sends."""
+    """Two arrays a reply, as a network would have several. `importance` is what LossAware's client
+    half sends.
+    """
     rng = torch.Generator().manual_seed(0)
     arrays = [torch.randn(parameters, generator=rng) for _ in range(n)]
     messages = []

@@ -1,11 +1,14 @@
-"""A round of FedDeblur through the real simulator, against a plain implementation and against bare Fourier transforms.
+"""A round of FedDeblur through the real simulator, against a plain implementation and against bare
+Fourier transforms.
 
     python benchmarks/deblur.py [--blocks N] [--skip-large]
 
-Ten clients, 256 x 256, total variation, complete views, one thread. The plain form is Algorithm 1 as it stands in the paper: complex
-fft2 and ifft2 per client and round, float64, the same FFT library. The third opponent is ten looped float32 rfft2 + irfft2 pairs and
-nothing else. All three take turns in blocks within one process, so that a busy machine is busy for all; the headline compares the quickest
-round of each, since noise only ever adds, and medians stand beside it. Prints one JSON object.
+Ten clients, 256 x 256, total variation, complete views, one thread. The plain form is Algorithm 1
+as it stands in the paper: complex fft2 and ifft2 per client and round, float64, the same FFT
+library. The third opponent is ten looped float32 rfft2 + irfft2 pairs and nothing else. All three
+take turns in blocks within one process, so that a busy machine is busy for all; the headline
+compares the quickest round of each, since noise only ever adds, and medians stand beside it. Prints
+one JSON object.
 """
 
 from __future__ import annotations
@@ -128,9 +131,8 @@ def main() -> None:
             here.state.trees["image"]["camera"], there.state.trees["image"]["camera"]
         )
     truth = federation.test["camera"]  # type: ignore[index]
-    skipped = {
-        name: times[10:] for name, times in took.items()
-    }  # the first block fills caches and pages
+    # the first block fills caches and pages
+    skipped = {name: times[10:] for name, times in took.items()}
     best, middle = ({n: f(t) * 1e3 for n, t in skipped.items()} for f in (min, statistics.median))
     told_psnr = (
         score(here.state.trees["image"]["camera"], truth)["psnr"],
@@ -141,16 +143,26 @@ def main() -> None:
         if told.skip_large
         else {"cost_per_pixel_2048_over_256": round(per_pixel(2048, 4) / per_pixel(256, 30), 2)}
     )
-    print(json.dumps({
-        "speedup_over_plain": round(best["plain"] / best["ours"], 2),
-        "ratio_to_fft_pair": round(best["ours"] / best["pairs"], 3),
-        "median_speedup_over_plain": round(middle["plain"] / middle["ours"], 2),
-        "median_ratio_to_fft_pair": round(middle["ours"] / middle["pairs"], 3),
-        "ms": {n: {"best": round(best[n], 3), "median": round(middle[n], 3)} for n in took},
-        "psnr": round(told_psnr[0], 4), "psnr_plain": round(told_psnr[1], 4), "rounds": 10 * told.blocks,
-        "two_workers_same_bits": same, **large,
-        "setting": f"n={CLIENTS}, {SIZE}x{SIZE}, TV, complete, one thread, float32, Simulator(workers=0)",
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "speedup_over_plain": round(best["plain"] / best["ours"], 2),
+                "ratio_to_fft_pair": round(best["ours"] / best["pairs"], 3),
+                "median_speedup_over_plain": round(middle["plain"] / middle["ours"], 2),
+                "median_ratio_to_fft_pair": round(middle["ours"] / middle["pairs"], 3),
+                "ms": {n: {"best": round(best[n], 3), "median": round(middle[n], 3)} for n in took},
+                "psnr": round(told_psnr[0], 4),
+                "psnr_plain": round(told_psnr[1], 4),
+                "rounds": 10 * told.blocks,
+                "two_workers_same_bits": same,
+                **large,
+                "setting": (
+                    f"n={CLIENTS}, {SIZE}x{SIZE}, TV, complete, one thread, float32,"
+                    " Simulator(workers=0)"
+                ),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""Seconds a round for simulator, Ray and Flower on the same work, the same bits checked at the end; and a large payload through Flower.
+"""Seconds a round for simulator, Ray and Flower on the same work, the same bits checked at the end;
+and a large payload through Flower.
 
     python benchmarks/engines.py [--rounds 8] [--clients 2] [--only local|flower|floor|payload]
 
-Work: ResNet-8 on 32 x 32 images, a few hundred per client, one epoch. Simulator and Ray take turns round by round, so that whatever else
-the machine does troubles both alike. "floor" is a round in which clients do nothing: what the engine itself costs. The payload part
-sends 35.6 M float32 (142 MB) down and up, once per round, and reports the peak resident memory of each kind of process above what it
-holds without the payload, in copies of the payload.
+Work: ResNet-8 on 32 x 32 images, a few hundred per client, one epoch. Simulator and Ray take turns
+round by round, so that whatever else the machine does troubles both alike. "floor" is a round in
+which clients do nothing: what the engine itself costs. The payload part sends 35.6 M float32 (142
+MB) down and up, once per round, and reports the peak resident memory of each kind of process above
+what it holds without the payload, in copies of the payload.
 
 Prints progress to stderr and ends with one JSON object.
 """
@@ -55,7 +57,9 @@ def federation(clients: int, examples: int = 256) -> Federation:
 
 @dataclass
 class Echo(Algorithm):
-    """A tree down, the same tree up: nothing but transport. `at`: when the client had it, to tell the way down from the way up."""
+    """A tree down, the same tree up: nothing but transport. `at`: when the client had it, to tell
+    the way down from the way up.
+    """
 
     size: int = 1
 
@@ -108,7 +112,7 @@ def main(grid: Any, config: Mapping[str, Any]) -> None:
     (out / "server.json").write_text(json.dumps({"seconds": seconds, "down": down}))
 
 
-# -- measuring ---------------------------------------------------------------------------------------------------------------------
+# -- measuring -------------------------------------------------------------------------------------
 
 
 def steady(seconds: list[float]) -> float:
@@ -117,7 +121,9 @@ def steady(seconds: list[float]) -> float:
 
 
 def local(work: str, rounds: int, clients: int) -> tuple[float, float, bytes, bool]:
-    """Simulator and Ray in turns: steady seconds a round of each, the simulator's state, and whether Ray's is the same."""
+    """Simulator and Ray in turns: steady seconds a round of each, the simulator's state, and
+    whether Ray's is the same.
+    """
     from fedlens.engines.ray import Ray
     from fedlens.engines.simulator import Simulator
 
@@ -163,8 +169,12 @@ def flower(here: Any, work: str, rounds: int, clients: int) -> tuple[dict[str, A
 
     out = here.folder / work
     out.mkdir()
-    write_app(here.folder / f"app-{work}", "engines:main", "engines:make_site",
-              {"work": work, "rounds": rounds, "clients": clients, "out": str(out), "job": work})  # fmt: skip
+    write_app(
+        here.folder / f"app-{work}",
+        "engines:main",
+        "engines:make_site",
+        {"work": work, "rounds": rounds, "clients": clients, "out": str(out), "job": work},
+    )
     here.submit(here.folder / f"app-{work}", f"run-{work}")
     here.wait_for(lambda: (out / "server.json").exists(), 900, f"the end of {work}")
     facts: dict[str, Any] = json.loads((out / "server.json").read_text())
@@ -216,13 +226,16 @@ def real(rounds: int, clients: int, only: str, wanted: bytes | None, found: dict
         if only in ("all", "payload"):
             found |= large(here, clients, watch.most)
     found["explain"] = (
-        "down: an idle SuperNode looks for work every 3 s (1.5 s on average), then Flower starts a process for the message; "
-        "up: that process ends, the SuperNode looks for its reply every 0.5 s, the server every 0.1 s"
+        "down: an idle SuperNode looks for work every 3 s (1.5 s on average), then Flower starts a"
+        " process for the message; up: that process ends, the SuperNode looks for its reply every"
+        " 0.5 s, the server every 0.1 s"
     )
 
 
 def large(here: Any, clients: int, floor: Mapping[str, int]) -> dict[str, Any]:
-    """142 MB to every client and back. Copies: the most memory a process of each kind held beyond what it held without the payload."""
+    """142 MB to every client and back. Copies: the most memory a process of each kind held beyond
+    what it held without the payload.
+    """
     size = PAYLOAD * 4
     with Watch(here) as watch:
         facts, _ = flower(here, "payload", 2, clients)
@@ -238,8 +251,9 @@ def large(here: Any, clients: int, floor: Mapping[str, int]) -> dict[str, Any]:
 
 
 class Watch(threading.Thread):
-    """The most memory that any process of each kind ever held, as the kernel counts it (VmHWM); looked at twenty times a second, because
-    processes come and go. Where the kernel does not say, what they held when they were looked at."""
+    """The most memory that any process of each kind ever held, as the kernel counts it (VmHWM);
+    looked at twenty times a second, because processes come and go. Where the kernel does not say,
+    what they held when they were looked at."""
 
     ROLES = (
         "flwr-serverapp",

@@ -1,8 +1,10 @@
-"""The work of `simulator.py` on Flower's own Ray simulation, a round whenever a line arrives on standard input.
+"""The work of `simulator.py` on Flower's own Ray simulation, a round whenever a line arrives on
+standard input.
 
-Run by `simulator.py`, which lets its rounds alternate with these. A module of its own, so that Ray's actors import it and each builds the
-data once: functions defined in a main program are sent by value and would build it anew for every client. Every round prints one JSON line
-with its seconds, its mean loss and how many clients failed.
+Run by `simulator.py`, which lets its rounds alternate with these. A module of its own, so that
+Ray's actors import it and each builds the data once: functions defined in a main program are sent
+by value and would build it anew for every client. Every round prints one JSON line with its
+seconds, its mean loss and how many clients failed.
 """
 
 from __future__ import annotations
@@ -99,9 +101,13 @@ def main(rounds: int, workers: int) -> None:
         torch.manual_seed(0)
         start = ndarrays_to_parameters([t.numpy() for t in network().state_dict().values()])
         strategy = Timed(
-            fraction_fit=COHORT / CLIENTS, fraction_evaluate=0.0, min_fit_clients=COHORT, min_available_clients=CLIENTS,
-            initial_parameters=start, on_fit_config_fn=lambda number: {"round": number},
-        )  # fmt: skip
+            fraction_fit=COHORT / CLIENTS,
+            fraction_evaluate=0.0,
+            min_fit_clients=COHORT,
+            min_available_clients=CLIENTS,
+            initial_parameters=start,
+            on_fit_config_fn=lambda number: {"round": number},
+        )
         return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=rounds))
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}} if workers else {}

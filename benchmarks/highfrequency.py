@@ -1,10 +1,12 @@
-"""The high-frequency loss: against the same seven bands through ptwt, and on top of a training step of the light network.
+"""The high-frequency loss: against the same seven bands through ptwt, and on top of a training step
+of the light network.
 
     python benchmarks/highfrequency.py [--repeats 15] [--crop 128]
 
-Both sides of each comparison take turns in one run, on one thread; the best time of each counts. Time is CPU time, so that waiting for a
-core on a busy machine does not count. Ends by printing one JSON object. Claims: at least 3 times as fast as ptwt (loss and gradient), at
-most 2 % on top of a training step.
+Both sides of each comparison take turns in one run, on one thread; the best time of each counts.
+Time is CPU time, so that waiting for a core on a busy machine does not count. Ends by printing one
+JSON object. Claims: at least 3 times as fast as ptwt (loss and gradient), at most 2 % on top of a
+training step.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ def main() -> None:
         charbonnier(model(small), target).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    # The difference of two steps would drown in noise: the step and the loss are timed each on its own, and divided.
+    # The difference of two steps would drown in noise: the step and the loss are timed each on its
+    # own, and divided.
     t = best(
         {"ours": once(high_frequency_loss), "ptwt": once(ptwt_loss), "step": step}, options.repeats
     )

@@ -1,4 +1,6 @@
-"""What the benchmarks share: medians with an interval, the best of some turns, and the memory of a family of processes."""
+"""What the benchmarks share: medians with an interval, the best of some turns, and the memory of a
+family of processes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def best(jobs: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Least processor time of each job; the jobs take turns, and the first two turns do not count."""
+    """Least processor time of each job; the jobs take turns, and the first two turns do not
+    count.
+    """
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(repeats + 2):
         for name, job in jobs.items():
@@ -30,7 +34,8 @@ def best(jobs: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
 
 
 class PeakMemory:
-    """Peak of the proportional set size of this process and its children, looked at twenty times a second.
+    """Peak of the proportional set size of this process and its children, looked at twenty times a
+    second.
     Proportional: pages that a fork shares are counted once, not once per process."""
 
     def __init__(self) -> None:

@@ -1,10 +1,12 @@
-"""What each method costs on top of FedAvg: seconds, bytes, memory. All methods take turns in one run, round by round, so that a busy
-machine slows all of them alike; ratios are medians over rounds of one method's round against FedAvg's round of the same turn.
+"""What each method costs on top of FedAvg: seconds, bytes, memory. All methods take turns in one
+run, round by round, so that a busy machine slows all of them alike; ratios are medians over rounds
+of one method's round against FedAvg's round of the same turn.
 
     python benchmarks/overhead.py [--rounds 10] [--methods FedAvg,Scaffold] [--model cnn]
 
-Loopback engine: one process, one thread, every message through its byte form. Memory: what the server's state and the clients' memories
-hold after the last round (exact), and the peak of a child process that plays two rounds of one method (resident set).
+Loopback engine: one process, one thread, every message through its byte form. Memory: what the
+server's state and the clients' memories hold after the last round (exact), and the peak of a child
+process that plays two rounds of one method (resident set).
 """
 
 from __future__ import annotations
@@ -48,9 +50,25 @@ from fedlens.layers import (
 from fedlens.tasks import Classification
 
 PLAIN: tuple[type[Layer], ...] = (
-    FedProx, FedNova, FedDyn, Moon, FedNTD, FedGen, FedCDA, FedAvgM, FedAdam, FedYogi, LossAware, Median, TrimmedMean, Krum, MultiKrum,
-    Bulyan, GeometricMedian, NormClip,
-)  # fmt: skip
+    FedProx,
+    FedNova,
+    FedDyn,
+    Moon,
+    FedNTD,
+    FedGen,
+    FedCDA,
+    FedAvgM,
+    FedAdam,
+    FedYogi,
+    LossAware,
+    Median,
+    TrimmedMean,
+    Krum,
+    MultiKrum,
+    Bulyan,
+    GeometricMedian,
+    NormClip,
+)
 LAYERS: dict[str, list[Layer]] = {
     "FedAvg": [],
     "Scaffold": [Scaffold()],
@@ -96,9 +114,10 @@ class Turn:
     @property
     def memory(self) -> tuple[int, int]:
         kept = self.engine.worker.memory
-        return self.progress.state.count_bytes(), sum(
-            kept.load(i).count_bytes() for i in range(CLIENTS)
-        ) // CLIENTS
+        return (
+            self.progress.state.count_bytes(),
+            sum(kept.load(i).count_bytes() for i in range(CLIENTS)) // CLIENTS,
+        )
 
 
 def peak(name: str, model: str, federation: Federation) -> int:
@@ -133,7 +152,8 @@ def main() -> None:
         for name in names:
             turns[name].play()
         print(
-            f"turn {k + 1} of {options.rounds + 2}: {sum(t.seconds[-1] for t in turns.values()):.1f} s",
+            f"turn {k + 1} of {options.rounds + 2}:"
+            f" {sum(t.seconds[-1] for t in turns.values()):.1f} s",
             flush=True,
         )
     for t in turns.values():  # methods with memory cost nothing extra in their first rounds
@@ -143,13 +163,29 @@ def main() -> None:
     for name, t in turns.items():
         state, memory = t.memory
         table[name] = {
-            "seconds": summary(t.seconds), "ratio": statistics.median(a / b for a, b in zip(t.seconds, base.seconds)),
-            "cpu_ratio": statistics.median(a / b for a, b in zip(t.cpu, base.cpu)), "bytes_down_per_client": t.down,
-            "bytes_up_per_client": t.up, "server_state_bytes": state, "client_memory_bytes": memory, "peak_bytes": peaks[name],
-            "peak_over_fedavg": peaks[name] - peaks["FedAvg"], "loss": t.loss,
-        }  # fmt: skip
-    print(json.dumps({"clients": CLIENTS, "images_per_client": IMAGES, "model": options.model, "rounds": options.rounds,
-                      "torch": torch.__version__, "methods": table}))  # fmt: skip
+            "seconds": summary(t.seconds),
+            "ratio": statistics.median(a / b for a, b in zip(t.seconds, base.seconds)),
+            "cpu_ratio": statistics.median(a / b for a, b in zip(t.cpu, base.cpu)),
+            "bytes_down_per_client": t.down,
+            "bytes_up_per_client": t.up,
+            "server_state_bytes": state,
+            "client_memory_bytes": memory,
+            "peak_bytes": peaks[name],
+            "peak_over_fedavg": peaks[name] - peaks["FedAvg"],
+            "loss": t.loss,
+        }
+    print(
+        json.dumps(
+            {
+                "clients": CLIENTS,
+                "images_per_client": IMAGES,
+                "model": options.model,
+                "rounds": options.rounds,
+                "torch": torch.__version__,
+                "methods": table,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""What RAF costs: a training step with three levels (1, 3/4, 1/2) against a plain one at the same native resolution. Claim: at most
-twice as much.
+"""What RAF costs: a training step with three levels (1, 3/4, 1/2) against a plain one at the same
+native resolution. Claim: at most twice as much.
 
-Areas say 1 + 9/16 + 1/4 = 1.81. Both kinds of step alternate in one process on one thread; the least processor times are compared, because
-neighbours on a shared machine only ever add to them. Prints one JSON object.
+Areas say 1 + 9/16 + 1/4 = 1.81. Both kinds of step alternate in one process on one thread; the
+least processor times are compared, because neighbours on a shared machine only ever add to them.
+Prints one JSON object.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """How fast the report and the board are. Ends by printing one JSON object.
 
-The report: 100 rounds x 40 clients with pictures, written ten times; seconds (median) and bytes. The board: 200 run folders (100 rounds x
-40 clients each), the time from a request to the complete list, first with nothing cached and then again; and the time from a round being
-written to the event that reaches a listener, and to the page that shows it where a browser is installed.
+The report: 100 rounds x 40 clients with pictures, written ten times; seconds (median) and bytes.
+The board: 200 run folders (100 rounds x 40 clients each), the time from a request to the complete
+list, first with nothing cached and then again; and the time from a round being written to the event
+that reaches a listener, and to the page that shows it where a browser is installed.
 
     python benchmarks/report.py
 """

@@ -1,9 +1,12 @@
-"""What does the simulator cost on top of a bare PyTorch loop, and how does it compare with Flower's simulation?
+"""What does the simulator cost on top of a bare PyTorch loop, and how does it compare with Flower's
+simulation?
 
-1000 clients x 50 images of 3x32x32, cohort 50, batch 10, one local epoch, SGD 0.1, a CNN with 1,626,442 parameters. The bare loop does the
-same steps on the same data in the same number of processes and sums the same updates; nothing else. Flower does the same steps in its Ray
-simulation, as it is without settings (`speedup_over_flower`) and with as many actors as we have workers (`..._one_processor_each`); its
-data is built before the rounds that count. Rounds alternate, so that a busy machine hurts all alike. Ends by printing one JSON object.
+1000 clients x 50 images of 3x32x32, cohort 50, batch 10, one local epoch, SGD 0.1, a CNN with
+1,626,442 parameters. The bare loop does the same steps on the same data in the same number of
+processes and sums the same updates; nothing else. Flower does the same steps in its Ray simulation,
+as it is without settings (`speedup_over_flower`) and with as many actors as we have workers
+(`..._one_processor_each`); its data is built before the rounds that count. Rounds alternate, so
+that a busy machine hurts all alike. Ends by printing one JSON object.
 
     python benchmarks/simulator.py [--rounds 12] [--workers 2] [--skip-flower]
 """
@@ -41,9 +44,16 @@ WARM = 2  # rounds of the comparison with Flower that do not count
 
 def network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(12544, 128), nn.ReLU(), nn.Linear(128, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12544, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
 
 
 class Pixels(LearningTask):
@@ -65,11 +75,13 @@ def make_federation(clients: int = CLIENTS) -> Federation:
     return Federation([Tensors({"x": x[i], "y": y[i]}) for i in range(clients)])
 
 
-# -- the bare loop ---------------------------------------------------------------------------------------------------------------
+# -- the bare loop ---------------------------------------------------------------------------------
 
 
 class Bare:
-    """The shortest loop that does the same work: resident model per process, weights in shared memory, updates added in place."""
+    """The shortest loop that does the same work: resident model per process, weights in shared
+    memory, updates added in place.
+    """
 
     def __init__(
         self, federation: Federation, start: dict[str, Tensor], workers: int, channels_last: bool
@@ -138,9 +150,8 @@ def bare_worker(
                     local[name].copy_(t)
             optimizer = torch.optim.SGD(model.parameters(), lr=LR)
             rng = generator(0, number, i)
-            torch.randint(
-                2**31 - 1, (), generator=rng
-            )  # the simulator seeds torch with this one; then both shuffle alike
+            # the simulator seeds torch with this one; then both shuffle alike
+            torch.randint(2**31 - 1, (), generator=rng)
             order = torch.randperm(len(data), generator=rng)
             batch_losses = []
             for index in torch.split(order, BATCH):
@@ -159,7 +170,7 @@ def bare_worker(
         pipe.send((total, losses))
 
 
-# -- measurements ----------------------------------------------------------------------------------------------------------------
+# -- measurements ----------------------------------------------------------------------------------
 
 
 def compare_with_bare(
@@ -185,10 +196,11 @@ def compare_with_bare(
         bare.round()
         t2 = time.perf_counter()
         if number == 0:
+            # the first round also pays for starting up, on both sides
             ready, first = (
                 t0 - began,
                 t1 - began,
-            )  # the first round also pays for starting up, on both sides
+            )
         else:
             ours.append(t1 - t0)
             theirs.append(t2 - t1)
@@ -196,11 +208,16 @@ def compare_with_bare(
     bare.close()
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return {
-        "round_seconds": summary(ours), "bare_seconds": summary(theirs), "ratio_to_bare": summary(ratios)["median"],
-        "ratio_interval": [summary(ratios)["low"], summary(ratios)["high"]], "start_to_first_round_seconds": ready,
+        "round_seconds": summary(ours),
+        "bare_seconds": summary(theirs),
+        "ratio_to_bare": summary(ratios)["median"],
+        "ratio_interval": [summary(ratios)["low"], summary(ratios)["high"]],
+        "start_to_first_round_seconds": ready,
         "start_to_end_of_first_round_seconds": first,
-        "final_loss": losses[-1], "final_loss_bare": bare.loss, "rounds": rounds,
-    }  # fmt: skip
+        "final_loss": losses[-1],
+        "final_loss_bare": bare.loss,
+        "rounds": rounds,
+    }
 
 
 def peak_memory(federation: Federation, cohort: int, workers: int) -> int:
@@ -219,7 +236,9 @@ class Flower:
             "PYTHONPATH": os.pathsep.join([str(here), *sys.path]),
             "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0",
             **({"OMP_NUM_THREADS": "1"} if workers else {}),
-            "RAY_worker_niceness": "0",  # Ray would run its workers at nice 15: on a busy machine they would lose to everything else
+            # Ray would run its workers at nice 15: on a busy machine they would lose to everything
+            # else
+            "RAY_worker_niceness": "0",
         }  # fmt: skip
         command = [sys.executable, str(here / "flower_peer.py"), str(rounds), str(workers)]
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the process
@@ -253,8 +272,9 @@ class Flower:
 
 
 def compare_with_flower(federation: Federation, rounds: int, workers: int) -> dict[str, Any]:
-    """Once as it is without settings, which gives an actor two processors; once set to as many actors as we have workers, one processor
-    each, which is what somebody who knows Flower well would do for small networks."""
+    """Once as it is without settings, which gives an actor two processors; once set to as many
+    actors as we have workers, one processor each, which is what somebody who knows Flower well
+    would do for small networks."""
     plain, tuned = (
         flower_rounds(federation, rounds, workers, 0),
         flower_rounds(federation, rounds, workers, workers),
@@ -266,7 +286,9 @@ def compare_with_flower(federation: Federation, rounds: int, workers: int) -> di
 
 
 def flower_rounds(federation: Federation, rounds: int, workers: int, actors: int) -> dict[str, Any]:
-    """Rounds of both alternate; the first of each only starts things up (Flower's actors build their data in it)."""
+    """Rounds of both alternate; the first of each only starts things up (Flower's actors build
+    their data in it).
+    """
     algorithm = FedAvg(Pixels(), lr=LR, batch=BATCH, device="cpu")
     flower = Flower(rounds + WARM, actors)
     ours, theirs = [], []
@@ -289,9 +311,13 @@ def flower_rounds(federation: Federation, rounds: int, workers: int, actors: int
     flower.close()
     ratios = summary([b / a for a, b in zip(ours, theirs, strict=True)])
     return {
-        "flower_round_seconds": summary(theirs), "round_seconds_beside_flower": summary(ours), "speedup_over_flower": ratios["median"],
-        "speedup_interval": [ratios["low"], ratios["high"]], "final_loss_flower": said["loss"], "final_loss_beside_flower": losses[-1],
-    }  # fmt: skip
+        "flower_round_seconds": summary(theirs),
+        "round_seconds_beside_flower": summary(ours),
+        "speedup_over_flower": ratios["median"],
+        "speedup_interval": [ratios["low"], ratios["high"]],
+        "final_loss_flower": said["loss"],
+        "final_loss_beside_flower": losses[-1],
+    }
 
 
 def main() -> None:

@@ -1,8 +1,10 @@
-"""Memory and time of enlarging a film with the light network, through the whole path: decode, tiles, encode.
+"""Memory and time of enlarging a film with the light network, through the whole path: decode,
+tiles, encode.
 
     python benchmarks/upscale.py [--frames 60] [--height 720 --width 1280] [--scale 2] [--threads 1]
 
-Ends by printing one JSON object. Claim: a 720p clip of 60 frames becomes twice as large within 4 GB. The peak is that of the process.
+Ends by printing one JSON object. Claim: a 720p clip of 60 frames becomes twice as large within 4
+GB. The peak is that of the process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""A training step of the video backbones: as FedLens runs them (channels last) against the same modules in torchvision's order.
+"""A training step of the video backbones: as FedLens runs them (channels last) against the same
+modules in torchvision's order.
 
     python benchmarks/video_backbones.py [--repeats 8] [--large]
 
-Both take turns in one run, on one thread; the least processor time of each counts, so that waiting for a core does not. Ends by printing
-one JSON object. Claim: at least 1.2 times as fast for the small networks, no slower for R3D-18 (--large adds it: half a minute).
+Both take turns in one run, on one thread; the least processor time of each counts, so that waiting
+for a core does not. Ends by printing one JSON object. Claim: at least 1.2 times as fast for the
+small networks, no slower for R3D-18 (--large adds it: half a minute).
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""How fast videos become training examples: decoded, shrunk, cut and augmented, against plain decoding with PyAV.
+"""How fast videos become training examples: decoded, shrunk, cut and augmented, against plain
+decoding with PyAV.
 
     python benchmarks/video_input.py [--root jhmdb21] [--videos 120] [--repeats 5] [--task CtP]
 
-Ends by printing one JSON object. Claims: one epoch of examples costs at most 1/0.8 of decoding the same videos with PyAV and nothing else
-(open, decode all frames, RGB arrays, one thread), and a second epoch, from the cache, at least five times less than the first. Times are
-processor seconds of this process, one core: the clock on the wall shows what else a shared machine is doing. Epochs and plain decoding
-take turns.
+Ends by printing one JSON object. Claims: one epoch of examples costs at most 1/0.8 of decoding the
+same videos with PyAV and nothing else (open, decode all frames, RGB arrays, one thread), and a
+second epoch, from the cache, at least five times less than the first. Times are processor seconds
+of this process, one core: the clock on the wall shows what else a shared machine is doing. Epochs
+and plain decoding take turns.
 """
 
 from __future__ import annotations
@@ -69,11 +71,12 @@ def main() -> None:
     }[options.task]()
     first, second, bare = [], [], []
     for repeat in range(options.repeats):
+        # a cache of its own
         search = (
             Videos(root=options.root, side=round(options.size * 9 / 7), limit=options.videos)
             .federation(1, 0)
             .test
-        )  # a cache of its own
+        )
         assert isinstance(search, Search)
         videos = search.gallery.at_least(task.least)
         data = Examples(videos, task)
@@ -89,7 +92,10 @@ def main() -> None:
         for name, values in (("plain", bare), ("first", first), ("second", second))
     }
     out = {
-        "what": f"{options.task} examples of {options.frames} frames {options.size}x{options.size} from {n} videos of {options.root}",
+        "what": (
+            f"{options.task} examples of {options.frames} frames {options.size}x{options.size} from"
+            f" {n} videos of {options.root}"
+        ),
         "videos_per_second_per_core": {
             name: round(n / t["median"], 1) for name, t in times.items()
         },

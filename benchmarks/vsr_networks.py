@@ -1,11 +1,15 @@
-"""Claim: the official VRT, RVRT and IART train on a 1x6x3x64x64 clip in 12, 8 and 8 GB, and enlarge a 180x320 clip of 10 frames in 8 GB.
+"""Claim: the official VRT, RVRT and IART train on a 1x6x3x64x64 clip in 12, 8 and 8 GB, and enlarge
+a 180x320 clip of 10 frames in 8 GB.
 
-    python benchmarks/vsr_networks.py [--networks vrt,rvrt,iart] [--parts train,forward,enlarge] [--official CHECKOUT] [--keep]
+    python benchmarks/vsr_networks.py [--networks vrt,rvrt,iart] [--parts train,forward,enlarge]
+    [--official CHECKOUT] [--keep]
 
-Every figure comes from a process of its own; memory is the peak resident size of that process. CHECKOUT is a folder with the public VRT
-code (JingyunLiang/VRT, needs einops): then both networks, with the same weights, take turns on the same clip. `--tiles N` stops enlarging
-after N tiles and extrapolates its time; all tiles have the same size. `--keep` writes what was found to src/fedlens/models/measured.json,
-from which `fedlens list models` takes its figures; part `count` only counts parameters.
+Every figure comes from a process of its own; memory is the peak resident size of that process.
+CHECKOUT is a folder with the public VRT code (JingyunLiang/VRT, needs einops): then both networks,
+with the same weights, take turns on the same clip. `--tiles N` stops enlarging after N tiles and
+extrapolates its time; all tiles have the same size. `--keep` writes what was found to
+src/fedlens/models/measured.json, from which `fedlens list models` takes its figures; part `count`
+only counts parameters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""README files hold prose and, between <!-- name --> and <!-- /name -->, blocks that a program writes: no result is typed by hand."""
+"""README files hold prose and, between <!-- name --> and <!-- /name -->, blocks that a program
+writes: no result is typed by hand.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Cells: one row of a table with one seed, kept as JSON. One that is there is not computed again, none is begun that would not fit."""
+"""Cells: one row of a table with one seed, kept as JSON. One that is there is not computed again,
+none is begun that would not fit.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ Cell = dict[str, Any]
 def compute(
     jobs: Iterable[tuple[Path, Callable[[], Cell]]], minutes: float, told: Callable[[Cell], str]
 ) -> None:
-    """In the order given, until the next one might end after the budget: as long as the longest so far. `told` is what is printed of it."""
+    """In the order given, until the next one might end after the budget: as long as the longest so
+    far. `told` is what is printed of it.
+    """
     began, longest = time.perf_counter(), 0.0
     for path, make in jobs:
         if path.exists():

@@ -1,4 +1,6 @@
-"""A real browser for tests of pages. Tests that use it skip, with the reason, where there is none."""
+"""A real browser for tests of pages. Tests that use it skip, with the reason, where there is
+none.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,15 @@ from typing import Any
 import pytest
 
 FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 @contextmanager
@@ -52,7 +60,9 @@ class Tab:
         self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
 
     def wait(self, expression: str, seconds: float = 120) -> None:
-        """Until the expression holds. Playwright's own waiting evaluates inside the page, which our content policy forbids."""
+        """Until the expression holds. Playwright's own waiting evaluates inside the page, which our
+        content policy forbids.
+        """
         end = time.monotonic() + seconds
         while not self.page.evaluate(expression):
             assert time.monotonic() < end, f"never came true: {expression}"

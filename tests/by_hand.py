@@ -1,5 +1,6 @@
-"""A problem whose rounds can be worked out on paper: the model is a vector w that starts at zero, a client's images are targets y, and the
-loss is 1/2 |w - y|^2. The gradient is w - mean y; with learning rate 1 one step lands exactly on the client's mean target."""
+"""A problem whose rounds can be worked out on paper: the model is a vector w that starts at zero, a
+client's images are targets y, and the loss is 1/2 |w - y|^2. The gradient is w - mean y; with
+learning rate 1 one step lands exactly on the client's mean target."""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def data_pack() -> Path:
-    """The folder of real images and videos beside the project; tests that need it skip where it is absent."""
+    """The folder of real images and videos beside the project; tests that need it skip where it is
+    absent.
+    """
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get("FEDLENS_DATA", beside))
     if not (folder / "README.md").is_file():

@@ -1,6 +1,8 @@
-"""A real Flower deployment on 127.0.0.1 for tests: one SuperLink, some SuperNodes, TLS and node authentication on.
+"""A real Flower deployment on 127.0.0.1 for tests: one SuperLink, some SuperNodes, TLS and node
+authentication on.
 
-Every process is started in a session of its own and ended by that session's id, whatever happens to the test.
+Every process is started in a session of its own and ended by that session's id, whatever happens to
+the test.
 """
 
 from __future__ import annotations
@@ -47,23 +49,34 @@ class Deployment:
         self.home = folder / "home"
         self.home.mkdir()
         (self.home / "config.toml").write_text(
-            f'[superlink.here]\naddress = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"\n'
+            f'[superlink.here]\naddress = "127.0.0.1:{self.port}"\nroot-certificates ='
+            f' "{self.keys / "ca.crt"}"\n'
         )
         path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
         self.env = {
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", **os.environ,
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path, "FLWR_HOME": str(self.home), "OMP_NUM_THREADS": "1",
-            "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-        }  # fmt: skip
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            **os.environ,
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": path,
+            "FLWR_HOME": str(self.home),
+            "OMP_NUM_THREADS": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
 
-    # -- processes -----------------------------------------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------
 
     def start(self, name: str, *command: str, **env: str) -> None:
         with open(self.folder / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(
-                [str(BIN / command[0]), *command[1:]], env={**self.env, **env}, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                start_new_session=True, preexec_fn=die_with_me,
-            )  # fmt: skip
+                [str(BIN / command[0]), *command[1:]],
+                env={**self.env, **env},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=die_with_me,
+            )
 
     def stop(self, name: str, how: int = signal.SIGKILL) -> None:
         """The whole session: a SuperNode has a SuperExec and ClientApps below it."""
@@ -83,15 +96,28 @@ class Deployment:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
-    # -- the parts of a federation -------------------------------------------------------------------------------------------------
+    # -- the parts of a federation -----------------------------------------------------------------
 
     def superlink(self) -> None:
         k = self.keys
         self.start(
-            "superlink", "flower-superlink", "--host", "127.0.0.1", "--port", str(self.port), "--database", str(self.folder / "state.db"),
-            "--ssl-ca-certfile", str(k / "ca.crt"), "--ssl-certfile", str(k / "server.pem"), "--ssl-keyfile", str(k / "server.key"),
-            "--enable-supernode-auth", "--disable-runtime-dependency-installation",
-        )  # fmt: skip
+            "superlink",
+            "flower-superlink",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--database",
+            str(self.folder / "state.db"),
+            "--ssl-ca-certfile",
+            str(k / "ca.crt"),
+            "--ssl-certfile",
+            str(k / "server.pem"),
+            "--ssl-keyfile",
+            str(k / "server.key"),
+            "--enable-supernode-auth",
+            "--disable-runtime-dependency-installation",
+        )
         trust = ssl.create_default_context(cafile=str(k / "ca.crt"))
         for _ in range(1200):
             with (
@@ -131,10 +157,21 @@ class Deployment:
             **config,
         }
         self.start(
-            f"site-{site}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates", str(self.keys / "ca.crt"),
-            "--auth-supernode-private-key", str(self.keys / f"site-{site}"), "--host", "127.0.0.1", "--port", str(free_port()),
-            "--node-config", " ".join(f"{k}={v}" for k, v in facts.items()),
-        )  # fmt: skip
+            f"site-{site}",
+            "flower-supernode",
+            "--superlink",
+            f"127.0.0.1:{self.port}",
+            "--root-certificates",
+            str(self.keys / "ca.crt"),
+            "--auth-supernode-private-key",
+            str(self.keys / f"site-{site}"),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(free_port()),
+            "--node-config",
+            " ".join(f"{k}={v}" for k, v in facts.items()),
+        )
 
     def submit(self, app: Path, name: str = "run") -> None:
         self.start(name, "flwr", "run", str(app), "here", "--stream")

@@ -10,7 +10,9 @@ NO_NAMESPACE = 77  # exit code of a process that may not have one
 
 
 def small_disk(folder: Path, size: int) -> None:
-    """Mount a file system of so many bytes (whole pages), for this process alone. It must not have threads yet."""
+    """Mount a file system of so many bytes (whole pages), for this process alone. It must not have
+    threads yet.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     uid, gid = os.getuid(), os.getgid()
     if libc.unshare(0x10000000 | 0x00020000):  # CLONE_NEWUSER | CLONE_NEWNS

@@ -1,4 +1,6 @@
-"""Run folders made by hand, as real ones are: for tests, the benchmark of the report, and to look at."""
+"""Run folders made by hand, as real ones are: for tests, the benchmark of the report, and to look
+at.
+"""
 
 from __future__ import annotations
 
@@ -71,13 +73,22 @@ def write_run(
         )
     if finished:
         last = next((line["metrics"] for line in reversed(lines) if line["metrics"]), {})
-        (folder / "summary.json").write_text(json.dumps({
-            "metrics": last, "seconds": sum(line["seconds"] for line in lines), "peak_memory": 1_234_567_890, "rounds": rounds,
-            "bytes_down": sum(line["bytes_down"] for line in lines), "bytes_up": sum(line["bytes_up"] for line in lines), "device": "cpu",
-            "seed": seed,
-            "versions": {"fedlens": "0.1.0", "torch": "2.9.0", "python": "3.11"},
-            "command": f"fedlens run classify --algorithm {layer} seed={seed}",
-        }))  # fmt: skip
+        (folder / "summary.json").write_text(
+            json.dumps(
+                {
+                    "metrics": last,
+                    "seconds": sum(line["seconds"] for line in lines),
+                    "peak_memory": 1_234_567_890,
+                    "rounds": rounds,
+                    "bytes_down": sum(line["bytes_down"] for line in lines),
+                    "bytes_up": sum(line["bytes_up"] for line in lines),
+                    "device": "cpu",
+                    "seed": seed,
+                    "versions": {"fedlens": "0.1.0", "torch": "2.9.0", "python": "3.11"},
+                    "command": f"fedlens run classify --algorithm {layer} seed={seed}",
+                }
+            )
+        )
     return folder
 
 
@@ -100,8 +111,13 @@ def round_line(
     metrics = {}
     if number % 2 == 1 or number == 0:
         accuracy = 0.1 + (0.68 + gain) * progress + 0.008 * rng.gauss(0, 1)
-        metrics = {"accuracy": accuracy, "loss": 2.3 - 1.6 * progress, "client_accuracy": accuracy - 0.03, "client_accuracy_spread": 0.06,
-                   "client_accuracy_worst": accuracy - 0.17 + 0.02 * rng.random()}  # fmt: skip
+        metrics = {
+            "accuracy": accuracy,
+            "loss": 2.3 - 1.6 * progress,
+            "client_accuracy": accuracy - 0.03,
+            "client_accuracy_spread": 0.06,
+            "client_accuracy_worst": accuracy - 0.17 + 0.02 * rng.random(),
+        }
     losses = [f["loss"] for f in heard.values()]
     return {
         "round": number,
@@ -158,7 +174,9 @@ def write_pictures(folder: Path, quality: float = 1.0) -> None:
 
 @lru_cache
 def encoded(quality: float) -> dict[str, bytes]:
-    """The files of a pictures folder, the index last. Drawing takes longer than all the rest of a run folder."""
+    """The files of a pictures folder, the index last. Drawing takes longer than all the rest of a
+    run folder.
+    """
     noise = np.random.default_rng(3)
     sharp, psnr = scene(), lambda a, b: float(-10 * np.log10(np.mean((a - b) ** 2)))
     blurred = np.clip(blur(sharp, 4) + 0.02 * noise.standard_normal(sharp.shape), 0, 1)
@@ -174,16 +192,41 @@ def encoded(quality: float) -> dict[str, bytes]:
     y, x = np.mgrid[0:64, 0:64] / 63
     signed = np.sin(6 * x) * (y - 0.3)
     entries = [
-        ("Restored scene", "compare", [blurred, restored, sharp], ["client 0, blurred", "restored", "sharp"],
-         {"psnr": psnr(restored, sharp), "psnr_blurred": psnr(blurred, sharp)}, None),
-        ("Video, four times finer", "strip", frames, [f"frame {k}" for k in range(12)], {"psnr": 29.4}, None),
-        ("Nearest neighbours", "sheet", tiles,
-         ["query: climb"] + [f"{k}. {'climb' if k % 3 else 'run'}" for k in range(1, 12)], {"recall_at_5": 0.61}, None),
-        ("Field of view of client 2", "map", [(signed - signed.min()) / (signed.max() - signed.min())], ["weight"], {},
-         [[float(signed.min()), float(signed.max())]]),
+        (
+            "Restored scene",
+            "compare",
+            [blurred, restored, sharp],
+            ["client 0, blurred", "restored", "sharp"],
+            {"psnr": psnr(restored, sharp), "psnr_blurred": psnr(blurred, sharp)},
+            None,
+        ),
+        (
+            "Video, four times finer",
+            "strip",
+            frames,
+            [f"frame {k}" for k in range(12)],
+            {"psnr": 29.4},
+            None,
+        ),
+        (
+            "Nearest neighbours",
+            "sheet",
+            tiles,
+            ["query: climb"] + [f"{k}. {'climb' if k % 3 else 'run'}" for k in range(1, 12)],
+            {"recall_at_5": 0.61},
+            None,
+        ),
+        (
+            "Field of view of client 2",
+            "map",
+            [(signed - signed.min()) / (signed.max() - signed.min())],
+            ["weight"],
+            {},
+            [[float(signed.min()), float(signed.max())]],
+        ),
         ("Attention", "map", [x * y], [], {}, None),
         ("What the generator draws", "image", [scene(128, 0.3)], ["generated"], {}, None),
-    ]  # fmt: skip
+    ]
     index, out = [], {}
     for k, (caption, kind, images, labels, facts, ranges) in enumerate(entries):
         files = [f"{k:02d}-{j:02d}.png" for j in range(len(images))]

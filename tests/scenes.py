@@ -1,4 +1,6 @@
-"""Scenes small enough for tests, and Algorithm 1 of the FedDeblur paper written down line by line, in float64 and with full spectra."""
+"""Scenes small enough for tests, and Algorithm 1 of the FedDeblur paper written down line by line,
+in float64 and with full spectra.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ SIZE = (24, 20)
 def small_federation(
     partial: bool, clients: int = 3, channels: int = 1, seed: int = 0, size: tuple[int, int] = SIZE
 ) -> Federation:
-    """A blocky random scene, seen through different kernels with noise; partial views are overlapping bands."""
+    """A blocky random scene, seen through different kernels with noise; partial views are
+    overlapping bands.
+    """
     rng = np.random.default_rng(seed)
     height, width = size
     sharp = np.kron(rng.uniform(0, 255, (channels, 6, 5)), np.ones((1, height // 6, width // 5)))
@@ -102,7 +106,9 @@ def views(federation: Federation) -> list[dict[str, np.ndarray]]:
 def algorithm_1(
     federation: Federation, eta: float, rho: float, rounds: int, x: np.ndarray
 ) -> dict[str, Any]:
-    """Options 2 and B (m = 1 is option A's problem, but not its iteration, so that one is written out too)."""
+    """Options 2 and B (m = 1 is option A's problem, but not its iteration, so that one is written
+    out too).
+    """
     known = views(federation)
     n = len(known)
     size = x.shape[-2:]
@@ -161,7 +167,9 @@ def misfit_gradient(known: list[dict[str, np.ndarray]], x: np.ndarray) -> list[n
 
 
 def primal_dual(federation: Federation, eta: float, steps: int) -> np.ndarray:
-    """Condat and Vu's algorithm for the same problem: gradients of the misfit, projections for total variation. No ADMM anywhere."""
+    """Condat and Vu's algorithm for the same problem: gradients of the misfit, projections for
+    total variation. No ADMM anywhere.
+    """
     known = views(federation)
     x = np.full(known[0]["y"].shape, 127.5)
     q = np.zeros((2, *x.shape))

@@ -1,4 +1,6 @@
-"""One stack for every layer, with something to run it on: the conformance suite goes over all of them. Add yours here."""
+"""One stack for every layer, with something to run it on: the conformance suite goes over all of
+them. Add yours here.
+"""
 
 from __future__ import annotations
 

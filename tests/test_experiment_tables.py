@@ -1,4 +1,6 @@
-"""The tables of the experiments' README files are those that their programs write from the stored results."""
+"""The tables of the experiments' README files are those that their programs write from the stored
+results.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,8 @@ def load(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.replace("/", "_").removesuffix(".py"), file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(
-        sys.modules, spec.name, module
-    )  # where dataclasses look up their own module
+    # where dataclasses look up their own module
+    monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
     return module
 

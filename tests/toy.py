@@ -1,4 +1,6 @@
-"""A task small enough to run everywhere: three classes in eight dimensions, a network with BatchNorm, a backbone and a head."""
+"""A task small enough to run everywhere: three classes in eight dimensions, a network with
+BatchNorm, a backbone and a head.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def toy_federation(clients: int = 6, seed: int = 0) -> Federation:
 
 @dataclass
 class Blobs(ImageGenerator):
-    """Generates for the toy: the first two numbers say the class, as they do in `make_data`, but further out."""
+    """Generates for the toy: the first two numbers say the class, as they do in `make_data`, but
+    further out.
+    """
 
     far: float = 2.0
 

@@ -1,4 +1,6 @@
-"""The toy stacks as a Flower app: what tests submit to a real SuperLink. Imported by ServerApp and ClientApp processes."""
+"""The toy stacks as a Flower app: what tests submit to a real SuperLink. Imported by ServerApp and
+ClientApp processes.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,19 @@ def make_site(node: Facts, config: Facts) -> Site:
     everyone = toy_federation(int(config["clients"]))
     id = int(node["client"])
     algorithm = STACKS[str(config["stack"])].make()
-    return Site(id, Slow(algorithm, config), alone(id, everyone.holdings[id], everyone.held_out_of(id)), Path(str(node["folder"])),
-                recipe=str(node.get("recipe", config["stack"])))  # fmt: skip
+    return Site(
+        id,
+        Slow(algorithm, config),
+        alone(id, everyone.holdings[id], everyone.held_out_of(id)),
+        Path(str(node["folder"])),
+        recipe=str(node.get("recipe", config["stack"])),
+    )
 
 
 def Slow(algorithm: Algorithm, config: Any) -> Algorithm:
-    """Client steps that leave a trace when they begin and take a while, so that tests can hit the middle of a round."""
+    """Client steps that leave a trace when they begin and take a while, so that tests can hit the
+    middle of a round.
+    """
     inner = algorithm.client_step
 
     def step(message: Message, client: Client) -> Message:

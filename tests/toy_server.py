@@ -19,8 +19,15 @@ assert toy_app  # one thread
 def main(grid: Any, config: Mapping[str, Any]) -> None:
     out = Path(str(config["out"]))
     algorithm = STACKS[str(config["stack"])].make()
-    engine = Flower(grid, algorithm, int(config["clients"]), recipe=str(config["stack"]), job=str(config["job"]),
-                    timeout=float(config["timeout"]) or None, patience=float(config["patience"]))  # fmt: skip
+    engine = Flower(
+        grid,
+        algorithm,
+        int(config["clients"]),
+        recipe=str(config["stack"]),
+        job=str(config["job"]),
+        timeout=float(config["timeout"]) or None,
+        patience=float(config["patience"]),
+    )
     progress = None
     if (out / "state").exists():
         facts = json.loads((out / "progress.json").read_text())
@@ -35,14 +42,29 @@ def main(grid: Any, config: Mapping[str, Any]) -> None:
         (out / "progress.json").write_text(json.dumps({"done": here.done, "heard": here.heard}))
         (out / "state.part").rename(out / "state")
         lost = [[x.sender, x.reason] for x in done.lost]
-        line = {"round": done.number, "seconds": done.seconds, "heard": list(done.scalars), "lost": lost, "up": done.bytes_up,
-                "down": done.bytes_down, "metrics": dict(done.metrics)}  # fmt: skip
+        line = {
+            "round": done.number,
+            "seconds": done.seconds,
+            "heard": list(done.scalars),
+            "lost": lost,
+            "up": done.bytes_up,
+            "down": done.bytes_down,
+            "metrics": dict(done.metrics),
+        }
         with open(out / "metrics.jsonl", "a") as f:
             f.write(json.dumps(line) + "\n")
 
     try:
-        run(algorithm, engine, int(config["rounds"]), seed=3, progress=progress, personal=bool(config["personal"]),
-            evaluate_every=1 if config["personal"] else 0, after_round=after)  # fmt: skip
+        run(
+            algorithm,
+            engine,
+            int(config["rounds"]),
+            seed=3,
+            progress=progress,
+            personal=bool(config["personal"]),
+            evaluate_every=1 if config["personal"] else 0,
+            after_round=after,
+        )
         (out / "done").touch()
     except Exception as e:
         (out / "failed").write_text(str(e))

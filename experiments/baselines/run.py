@@ -1,10 +1,11 @@
 """All baselines on one recipe: a cell per method and seed, kept as JSON; seed 0 of every row first.
 
-    python experiments/baselines/run.py cifar10-0.1 --budget 30 --seeds 0,1,2      minutes; stops before a cell that would not fit
-    python experiments/baselines/run.py cifar10-0.1 --table                        what is there, into README.md
+    python experiments/baselines/run.py cifar10-0.1 --budget 30 --seeds 0,1,2   in minutes
+    python experiments/baselines/run.py cifar10-0.1 --table   what is there, into README.md
 
-A cell that is there is not computed again. One process, one thread. All methods share the recipe's network, learning rate, batches
-and rounds; a method's own parameter is the one its paper names for CIFAR-like data (METHODS below), not tuned here.
+A cell that is there is not computed again. One process, one thread. All methods share the recipe's
+network, learning rate, batches and rounds; a method's own parameter is the one its paper names for
+CIFAR-like data (METHODS below), not tuned here.
 """
 
 from __future__ import annotations
@@ -83,15 +84,35 @@ def cell(recipe: Path, method: str, seed: int, overrides: dict[str, Any]) -> dic
         )
 
     with Simulator(setup.algorithm, setup.federation, workers=s.workers, threads=1) as engine:
-        run(setup.algorithm, engine, s.rounds, cohort=s.cohort, seed=seed, test=setup.federation.test, evaluate_every=s.evaluate_every,
-            personal=s.personal, after_round=heard)  # fmt: skip
+        run(
+            setup.algorithm,
+            engine,
+            s.rounds,
+            cohort=s.cohort,
+            seed=seed,
+            test=setup.federation.test,
+            evaluate_every=s.evaluate_every,
+            personal=s.personal,
+            after_round=heard,
+        )
     final = curve[-1]
     return {
-        "recipe": recipe.stem, "method": method, "seed": seed, "settings": config.tables(), "accuracy": final["accuracy"],
-        "worst_class": final.get("accuracy_worst_class"), "client_mean": final.get("client_accuracy"),
-        "client_worst": final.get("client_accuracy_worst"), "bytes_up": up, "bytes_down": down, "lost": lost,
-        "seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - worked, "curve": curve, "torch": torch.__version__,
-    }  # fmt: skip
+        "recipe": recipe.stem,
+        "method": method,
+        "seed": seed,
+        "settings": config.tables(),
+        "accuracy": final["accuracy"],
+        "worst_class": final.get("accuracy_worst_class"),
+        "client_mean": final.get("client_accuracy"),
+        "client_worst": final.get("client_accuracy_worst"),
+        "bytes_up": up,
+        "bytes_down": down,
+        "lost": lost,
+        "seconds": time.perf_counter() - began,
+        "cpu_seconds": time.process_time() - worked,
+        "curve": curve,
+        "torch": torch.__version__,
+    }
 
 
 def reached(done: dict[str, Any], target: float) -> tuple[int, int] | None:
@@ -101,8 +122,9 @@ def reached(done: dict[str, Any], target: float) -> tuple[int, int] | None:
 
 
 def table(folder: Path, target: float) -> str:
-    """Mean and spread over seeds, and the gap to FedAvg seed by seed (mean, least and largest): all rows share their seeds' splits and
-    initial weights. Rounds and megabytes to the target are of seed 0."""
+    """Mean and spread over seeds, and the gap to FedAvg seed by seed (mean, least and largest): all
+    rows share their seeds' splits and initial weights. Rounds and megabytes to the target are of
+    seed 0."""
     head = [
         "method",
         "seeds",
@@ -141,9 +163,18 @@ def table(folder: Path, target: float) -> str:
         gap = (
             f"{statistics.mean(gaps):+.1f} ({min(gaps):+.1f} .. {max(gaps):+.1f})" if gaps else "-"
         )
-        row = [method, str(len(cells)), figure("accuracy"), gap, figure("worst_class"), figure("client_worst"), str(hit[0]) if hit else "-",
-               f"{hit[1] / 1e6:.0f}" if hit else "-", f"{(cells[0]['bytes_up'] + cells[0]['bytes_down']) / 1e6:.0f}",
-               f"{statistics.mean(c['cpu_seconds'] for c in cells):.0f}"]  # fmt: skip
+        row = [
+            method,
+            str(len(cells)),
+            figure("accuracy"),
+            gap,
+            figure("worst_class"),
+            figure("client_worst"),
+            str(hit[0]) if hit else "-",
+            f"{hit[1] / 1e6:.0f}" if hit else "-",
+            f"{(cells[0]['bytes_up'] + cells[0]['bytes_down']) / 1e6:.0f}",
+            f"{statistics.mean(c['cpu_seconds'] for c in cells):.0f}",
+        ]
         lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
@@ -153,7 +184,9 @@ def slug(method: str) -> str:
 
 
 def overhead() -> str:
-    """What `benchmarks/overhead.py` printed (kept in results/overhead.json), in units of FedAvg's round and of the model."""
+    """What `benchmarks/overhead.py` printed (kept in results/overhead.json), in units of FedAvg's
+    round and of the model.
+    """
     found = json.loads((HERE / "results" / "overhead.json").read_text())["methods"]
     model = found["FedAvg"]["bytes_down_per_client"]
     head = [
@@ -187,12 +220,13 @@ def scaffold() -> str:
     return (HERE / "results" / "scaffold.md").read_text().strip()
 
 
+# accuracies that many methods reach, not all
 TARGETS = {
     "cifar10-0.1": 0.3,
     "cifar10-0.5": 0.35,
     "tiny-imagenet-20": 0.15,
-}  # accuracies that many methods reach, not all
-BLOCKS = {name: (lambda n=name: table(HERE / "cells" / n, TARGETS[n])) for name in TARGETS} | {
+}
+BLOCKS = {name: lambda n=name: table(HERE / "cells" / n, TARGETS[n]) for name in TARGETS} | {
     "overhead": overhead,
     "scaffold": scaffold,
 }

@@ -1,14 +1,17 @@
-"""Why SCAFFOLD fails on CIFAR-10 at Dirichlet 0.1: the table's own run (plain SGD, 0.1), with one thing changed at a time.
+"""Why SCAFFOLD fails on CIFAR-10 at Dirichlet 0.1: the table's own run (plain SGD, 0.1), with one
+thing changed at a time.
 
-    python experiments/baselines/scaffold.py --seeds 0,1,2 [--rows "as it is;half of it"] [--rounds 8]
-    python experiments/baselines/scaffold.py --probe --seeds 0,1,2
+    python experiments/baselines/scaffold.py --seeds 0,1,2 [--rows "as it is;half of it"] [--rounds
+    8] python experiments/baselines/scaffold.py --probe --seeds 0,1,2
 
-The first prints a row per variant: each seed's accuracy after the last round and the best on the way; the first round in which a client's
-mean loss passed 100 or its reply was not finite ("-": none); the largest |c - c_i| in use and the longest way of a client before it.
+The first prints a row per variant: each seed's accuracy after the last round and the best on the
+way; the first round in which a client's mean loss passed 100 or its reply was not finite ("-":
+none); the largest |c - c_i| in use and the longest way of a client before it.
 
-The second looks at a single round. All splits start from the same model (eight rounds of FedAvg at Dirichlet 0.5), with c_i the client's
-exact gradient there and c their mean: nothing is old, all weigh alike and take the same number of steps. It prints the test loss of the
-mean model after so many local steps, and the longest way of a client after the last of them.
+The second looks at a single round. All splits start from the same model (eight rounds of FedAvg at
+Dirichlet 0.5), with c_i the client's exact gradient there and c their mean: nothing is old, all
+weigh alike and take the same number of steps. It prints the test loss of the mean model after so
+many local steps, and the longest way of a client after the last of them.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ RECIPE = Path(__file__).resolve().parent / "cifar10-0.1.toml"
 
 @dataclass
 class Part(Scaffold):
-    """Option II with only a share of the correction, or with that of some parameters only; c_i stays the mean gradient along the path."""
+    """Option II with only a share of the correction, or with that of some parameters only; c_i
+    stays the mean gradient along the path.
+    """
 
     share: float = 1.0
     only: str = ""
@@ -147,7 +152,8 @@ def probe(seed: int) -> None:
                 sizes = f"{tree.norm(common):.1f} | {sum(map(tree.norm, push)) / len(push):.1f}"
                 row = " | ".join(f"{loss:.2f}" for loss in losses)
                 print(
-                    f"| {seed} | {next(iter(split.values()))} | {sizes} | {lr} | {name} | {row} | {way:.1f} |",
+                    f"| {seed} | {next(iter(split.values()))} | {sizes} | {lr} | {name} | {row} |"
+                    f" {way:.1f} |",
                     flush=True,
                 )
 

@@ -1,13 +1,15 @@
-"""FBL beside its rivals and the references without which a gain means nothing: a cell per row, split and seed, kept as JSON.
+"""FBL beside its rivals and the references without which a gain means nothing: a cell per row,
+split and seed, kept as JSON.
 
-    fedlens run generator --out runs/generator                                     the diffusion model, on public images; minutes
-    python experiments/fbl/run.py cifar10-0.1 --minutes 8 --seeds 0,1              stops before a cell that would not fit
+    fedlens run generator --out runs/generator   the diffusion model, on public images
+    python experiments/fbl/run.py cifar10-0.1 --minutes 8 --seeds 0,1
     python experiments/fbl/run.py cifar10-0.1 --rows "FBL, PCA;FedAvg" --minutes 2
-    python experiments/fbl/run.py --table                                          what is there, as Markdown, also into README.md
+    python experiments/fbl/run.py --table      what is there, into README.md
 
-A cell that is there is not computed again; seed 0 of every row comes first. One process, one thread. All rows share network, data, batches,
-rounds and learning rate; a method's own parameter is the one its paper names for CIFAR-like data. Nothing is tuned on the test images.
-Generators are fitted to public images only, which no client holds and nobody is tested on.
+A cell that is there is not computed again; seed 0 of every row comes first. One process, one
+thread. All rows share network, data, batches, rounds and learning rate; a method's own parameter is
+the one its paper names for CIFAR-like data. Nothing is tuned on the test images. Generators are
+fitted to public images only, which no client holds and nobody is tested on.
 """
 
 from __future__ import annotations
@@ -66,8 +68,8 @@ def fbl(generator: dict[str, Any], **keys: Any) -> list[dict[str, Any]]:
     return [{"name": "Balance", "generator": generator, **keys}]
 
 
-# row -> (layers, overrides). "alone": train on images of this generator only, as many as there are public ones. "public": train on the
-# public images alone. "from public": start from that model.
+# row -> (layers, overrides). "alone": train on images of this generator only, as many as there are
+# public ones. "public": train on the public images alone. "from public": start from that model.
 ROWS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "public images alone": ([], {"public": True}),
     "PCA images alone": ([], {"alone": PCA}),
@@ -112,8 +114,9 @@ ROWS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 
 
 def folders(split: str, work: Path, data: Path) -> tuple[Path, Path]:
-    """The folder with train/ and test/, and the public one beside it. The pack's Tiny-ImageNet has no public part: 50 of its 150 training
-    images a class become one, by links, and the clients share the other 100."""
+    """The folder with train/ and test/, and the public one beside it. The pack's Tiny-ImageNet has
+    no public part: 50 of its 150 training images a class become one, by links, and the clients
+    share the other 100."""
     if not split.startswith("tiny"):
         return data / "cifar10" / "jpg", data / "cifar10" / "jpg" / "public"
     source, target = data / "tiny-imagenet-20", (work / "tiny").absolute()
@@ -151,8 +154,14 @@ def setup_of(row: str, split: str, seed: int, where: argparse.Namespace) -> Setu
     }
     stacked = [*tables["algorithm"][:1], *(_placed(t, public, where) for t in layers)]
     if own.get("public") or own.get("alone"):
-        overrides |= {"data.training": "public", "data.partition": "iid", "federation.clients": 1, "federation.cohort": 1,
-                      "federation.rounds": PUBLIC_EPOCHS, "FedAvg.epochs": 1}  # fmt: skip
+        overrides |= {
+            "data.training": "public",
+            "data.partition": "iid",
+            "federation.clients": 1,
+            "federation.cohort": 1,
+            "federation.rounds": PUBLIC_EPOCHS,
+            "FedAvg.epochs": 1,
+        }
         overrides = {k: v for k, v in overrides.items() if k != "data.noise"}
     if own.get("from public"):
         overrides |= {"FedAvg.init_from": str(_weights(where, split, seed))}
@@ -205,9 +214,8 @@ def _weights(where: argparse.Namespace, split: str, seed: int) -> Path:
 
 def cell(row: str, split: str, seed: int, where: argparse.Namespace) -> dict[str, Any]:
     if ROWS[row][1].get("from public") and not _weights(where, split, seed).exists():
-        cell(
-            "public images alone", split, seed, where
-        )  # its cell may be there, its weights are not kept with the project
+        # its cell may be there, its weights are not kept with the project
+        cell("public images alone", split, seed, where)
     setup = setup_of(row, split, seed, where)
     s, curve = setup.settings, []
     cost = {"generated": 0.0, "generating": 0.0, "made": 0.0, "examples": 0.0}
@@ -226,8 +234,16 @@ def cell(row: str, split: str, seed: int, where: argparse.Namespace) -> dict[str
         )
 
     with Simulator(setup.algorithm, setup.federation, workers=0, threads=1) as engine:
-        state = run(setup.algorithm, engine, s.rounds, cohort=s.cohort, seed=seed, test=setup.federation.test,
-                    evaluate_every=s.evaluate_every, after_round=heard)  # fmt: skip
+        state = run(
+            setup.algorithm,
+            engine,
+            s.rounds,
+            cohort=s.cohort,
+            seed=seed,
+            test=setup.federation.test,
+            evaluate_every=s.evaluate_every,
+            after_round=heard,
+        )
     if ROWS[row][1].get("public"):
         from safetensors.torch import save_file
 
@@ -235,18 +251,32 @@ def cell(row: str, split: str, seed: int, where: argparse.Namespace) -> dict[str
         save_file(dict(state.trees["model"]), _weights(where, split, seed))
     final = curve[-1]
     done = {
-        "row": row, "split": split, "seed": seed, "settings": setup.config.tables(), "accuracy": final["accuracy"],
-        "worst_class": final.get("accuracy_worst_class"), "cost": cost, "seconds": time.perf_counter() - began,
-        "cpu_seconds": time.process_time() - worked, "curve": curve, "torch": torch.__version__,
-    }  # fmt: skip
+        "row": row,
+        "split": split,
+        "seed": seed,
+        "settings": setup.config.tables(),
+        "accuracy": final["accuracy"],
+        "worst_class": final.get("accuracy_worst_class"),
+        "cost": cost,
+        "seconds": time.perf_counter() - began,
+        "cpu_seconds": time.process_time() - worked,
+        "curve": curve,
+        "torch": torch.__version__,
+    }
     return anonymous(done, where)
 
 
 def anonymous(done: dict[str, Any], where: argparse.Namespace) -> dict[str, Any]:
     """Cells are kept with the project: no paths of this machine in them."""
     text = json.dumps(done)
-    for path, name in ((where.work.absolute(), "WORK"), (where.generator.absolute(), "GENERATOR"), (where.data.absolute(), "DATA"),
-                       (where.work, "WORK"), (where.generator, "GENERATOR"), (where.data, "DATA")):  # fmt: skip
+    for path, name in (
+        (where.work.absolute(), "WORK"),
+        (where.generator.absolute(), "GENERATOR"),
+        (where.data.absolute(), "DATA"),
+        (where.work, "WORK"),
+        (where.generator, "GENERATOR"),
+        (where.data, "DATA"),
+    ):
         text = text.replace(str(path), name)
     found: dict[str, Any] = json.loads(text)
     return found
@@ -256,7 +286,9 @@ WHAT = ("last round", "last four", "worst class", "seeds")
 
 
 def table(out: Path) -> str:
-    """The last round, and the mean of the last four evaluations, which wavers less; mean and spread over seeds."""
+    """The last round, and the mean of the last four evaluations, which wavers less; mean and spread
+    over seeds.
+    """
     found = [json.loads(p.read_text()) for p in sorted(out.glob("*/*.json"))]
     splits = [s for s in SPLITS if any(c["split"] == s for c in found)]
     head = [f"{split if what == 'last round' else ''} {what}" for split in splits for what in WHAT]
@@ -344,7 +376,10 @@ def told(done: dict[str, Any]) -> str:
         if done["cost"]["generated"]
         else ""
     )
-    return f"{100 * done['accuracy']:.1f} %, {done['cpu_seconds']:.0f} s CPU, {done['seconds']:.0f} s{made}"
+    return (
+        f"{100 * done['accuracy']:.1f} %, {done['cpu_seconds']:.0f} s CPU, {done['seconds']:.0f}"
+        f" s{made}"
+    )
 
 
 BLOCKS = {"table": lambda: table(HERE / "cells")}

@@ -1,11 +1,14 @@
-"""What the tables do not show: python experiments/feddeblur/measure.py privacy | memory | views | denoiser
+"""What the tables do not show: python experiments/feddeblur/measure.py privacy | memory | views |
+denoiser
 
-privacy: over the rounds, how near what a client sends comes to what it should hide. w_k against its observation and its own estimate x_k
-(PSNR inside its view), and how well its field of view can be guessed from |w_k - x| (intersection over union): with Otsu's threshold, which
-anyone can apply, and with the best threshold, which nobody knows.
-memory: peak resident memory and seconds a round of a 2040 x 1356 scene, 16 clients of 600 x 500, 25 x 25 kernels; grey, then colour.
-views: five hand-held photos of a castle, aligned, matched in tone, blurred by known kernels and restored; before and after.
-denoiser: ways of using FFDNet with partial views, on two images at half size that are in no table, with motion half as long.
+privacy: over the rounds, how near what a client sends comes to what it should hide. w_k against its
+observation and its own estimate x_k (PSNR inside its view), and how well its field of view can be
+guessed from |w_k - x| (intersection over union): with Otsu's threshold, which anyone can apply, and
+with the best threshold, which nobody knows. memory: peak resident memory and seconds a round of a
+2040 x 1356 scene, 16 clients of 600 x 500, 25 x 25 kernels; grey, then colour. views: five
+hand-held photos of a castle, aligned, matched in tone, blurred by known kernels and restored;
+before and after. denoiser: ways of using FFDNet with partial views, on two images at half size that
+are in no table, with motion half as long.
 """
 
 from __future__ import annotations
@@ -57,8 +60,12 @@ class Overheard(FedDeblur):
                 guess = torch.nn.functional.avg_pool2d(
                     (w - x).abs().mean(0, keepdim=True), 9, 1, 4
                 )[0]
-                row = {"round": message.round + 1, "w_y": psnr(seen.cut(w), seen.pixels), "w_x_k": psnr(seen.cut(w), seen.cut(own)),
-                       "w_x": psnr(w, x)}  # fmt: skip
+                row = {
+                    "round": message.round + 1,
+                    "w_y": psnr(seen.cut(w), seen.pixels),
+                    "w_x_k": psnr(seen.cut(w), seen.cut(own)),
+                    "w_x": psnr(w, x),
+                }
                 if seen.partial:
                     row |= overlap(guess, seen.mask()[0] > 0)
                 HEARD.append(row)

@@ -1,8 +1,10 @@
-"""The paper's tables and figures, cell by cell: python experiments/feddeblur/run.py [PREFIX ...] [--seconds N]
+"""The paper's tables and figures, cell by cell: python experiments/feddeblur/run.py [PREFIX ...]
+[--seconds N]
 
-A cell is the recipe paper.toml with a few keys changed. What came out is kept in results/NAME.json; a cell that is there is not run again.
-`--list` shows the cells, `--table` writes the tables of README.md from what is there. The images are those of the data pack
-($FEDLENS_DATA, or ../shared/data). `--part 1/2` runs every second cell only, so that two processes share the work.
+A cell is the recipe paper.toml with a few keys changed. What came out is kept in results/NAME.json;
+a cell that is there is not run again. `--list` shows the cells, `--table` writes the tables of
+README.md from what is there. The images are those of the data pack ($FEDLENS_DATA, or
+../shared/data). `--part 1/2` runs every second cell only, so that two processes share the work.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from fedlens.runs import job
 HERE = Path(__file__).resolve().parent
 PACK = Path(os.environ.get("FEDLENS_DATA", HERE.parents[2] / "shared" / "data"))
 GREY = PACK / "classic" / "gray_set12"
-# Figure 5 of the paper; its House and Boat were not to be found, two Kodak photos stand in for them.
+# Figure 5 of the paper; its House and Boat were not to be found, two Kodak photos stand in for
+# them.
 COLOUR = (
     "baboon",
     "barbara",
@@ -67,7 +70,9 @@ def restore(
     late: int = 0,
     **keys: Any,
 ) -> dict[str, Any]:
-    """Run one cell and say what came out: means, every image, rounds, seconds, and the curve every `curve` rounds."""
+    """Run one cell and say what came out: means, every image, rounds, seconds, and the curve every
+    `curve` rounds.
+    """
     setup = job.prepare(
         config.read(
             HERE / "paper.toml",
@@ -81,25 +86,49 @@ def restore(
 
     def after(_: Any, r: Round) -> None:
         if r.metrics:
-            points.append({"round": r.number + 1, "seconds": round(time.perf_counter() - began, 3), **r.metrics,
-                           **{k: v for k, v in r.state.scalars.items() if k in MEASURED}})  # fmt: skip
+            points.append(
+                {
+                    "round": r.number + 1,
+                    "seconds": round(time.perf_counter() - began, 3),
+                    **r.metrics,
+                    **{k: v for k, v in r.state.scalars.items() if k in MEASURED},
+                }
+            )
 
     with Simulator(setup.algorithm, setup.federation, workers=0) as simulator:
         engine: Any = Flaky(simulator, **flaky) if flaky else simulator
-        state = run(setup.algorithm, engine, s.rounds, cohort=s.cohort, seed=s.seed, late=late, test=setup.federation.test,
-                    evaluate_every=curve or s.rounds, after_round=after)  # fmt: skip
+        state = run(
+            setup.algorithm,
+            engine,
+            s.rounds,
+            cohort=s.cohort,
+            seed=s.seed,
+            late=late,
+            test=setup.federation.test,
+            evaluate_every=curve or s.rounds,
+            after_round=after,
+        )
     truth = setup.federation.test or {}
     images = {n: score(x, truth[n]) for n, x in setup.algorithm.result(state).items()}
     mean = {m: sum(v[m] for v in images.values()) / len(images) for m in ("psnr", "ssim")}
     base = setup.algorithm.base
-    return {"algorithm": algorithm, "keys": {k: v for k, v in keys.items() if k != "image"}, **mean, "rounds": state.round + 1,
-            "seconds": round(time.perf_counter() - began, 2), "eta": base.eta, "rho": base.rho, "images": images,
-            **({"curve": points} if curve else {})}  # type: ignore[attr-defined]  # fmt: skip
+    return {
+        "algorithm": algorithm,
+        "keys": {k: v for k, v in keys.items() if k != "image"},
+        **mean,
+        "rounds": state.round + 1,
+        "seconds": round(time.perf_counter() - began, 2),
+        "eta": base.eta,
+        "rho": base.rho,
+        "images": images,
+        **({"curve": points} if curve else {}),
+    }  # type: ignore[attr-defined]
 
 
 def limit(method: str, partial: bool) -> int:
-    """Rounds: enough to see where each method ends, within the time of a shared machine. FedDeblur and CenDeblur stop by themselves when
-    views are complete. Without masks LocDeblur and FedAvgDeblur only get worse on partial views: stopping early is to their advantage."""
+    """Rounds: enough to see where each method ends, within the time of a shared machine. FedDeblur
+    and CenDeblur stop by themselves when views are complete. Without masks LocDeblur and
+    FedAvgDeblur only get worse on partial views: stopping early is to their advantage."""
     if method in METHODS[:2]:
         return 500
     return 60 if partial else 100
@@ -116,9 +145,12 @@ def cells() -> dict[str, Cell]:
     one = str(GREY / "01.png")
     three = folder_of(("01", "02", "03"), "gray_set12")
     settings: dict[str, dict[str, Any]] = {
-        "n10": {"clients": 10}, "n5": {"clients": 5}, "n3": {"clients": 3},
-        "motion": {"observe": "partial", "blur": "motion"}, "synthesis": {"observe": "partial", "blur": "synthesis"},
-    }  # fmt: skip
+        "n10": {"clients": 10},
+        "n5": {"clients": 5},
+        "n3": {"clients": 3},
+        "motion": {"observe": "partial", "blur": "motion"},
+        "synthesis": {"observe": "partial", "blur": "synthesis"},
+    }
     for name in ("n10", "n5", "n3"):
         for method in METHODS:
             add(

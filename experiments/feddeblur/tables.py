@@ -132,18 +132,17 @@ def table1(kind: str) -> str:
         if (s, m) in psnr
     )
     return (
-        f"Images: {images_of(f'{table}-n10-FedDeblur')}.\n\n{beside(table)}\n\n{rounds_of(table)} "
-        f"FedDeblur is within {apart:.3f} dB of CenDeblur for complete views; "
-        f"where they ran, FedAvgDeblur and LocDeblur are at least {below:.1f} dB below it for partial ones."
+        f"Images: {images_of(f'{table}-n10-FedDeblur')}.\n\n{beside(table)}\n\n{rounds_of(table)}"
+        f" FedDeblur is within {apart:.3f} dB of CenDeblur for complete views; where they ran,"
+        f" FedAvgDeblur and LocDeblur are at least {below:.1f} dB below it for partial ones."
     )
 
 
 def table2() -> str:
     def setting(name: str) -> str:
         found = read(f"table2-{name}-FedDeblur")
-        n = {"n10": 10, "n5": 5, "n3": 3}.get(
-            name, 1
-        )  # partial views: z = x, so that sigma^2 = eta / rho
+        # partial views: z = x, so that sigma^2 = eta / rho
+        n = {"n10": 10, "n5": 5, "n3": 3}.get(name, 1)
         return (
             f"{name} ({(found['eta'] / n / found['rho']) ** 0.5:.2f}, {found['rho']:g})"
             if found
@@ -151,11 +150,16 @@ def table2() -> str:
         )
 
     used = ", ".join(setting(s) for s in SETTINGS)
-    return f"Images: {images_of('table2-n10-FedDeblur')}. (sigma, rho) of FedDeblur: {used}.\n\n{beside('table2')}\n\n{rounds_of('table2')}"
+    return (
+        f"Images: {images_of('table2-n10-FedDeblur')}. (sigma, rho) of FedDeblur:"
+        f" {used}.\n\n{beside('table2')}\n\n{rounds_of('table2')}"
+    )
 
 
 def why_partial() -> str:
-    """Half-size scenes that are in no table, each way of using a denoiser: `measure.py denoiser`."""
+    """Half-size scenes that are in no table, each way of using a denoiser: `measure.py
+    denoiser`.
+    """
     names = {
         "eq5-1.1-0.005": "Eq. 5, sigma 4.9, rho 0.005",
         "eq5-0.3-0.03": "Eq. 5, sigma 1.1, rho 0.03",
@@ -191,8 +195,9 @@ def noise() -> str:
     few, all_of = read("noise-2-FedDeblur")["images"], read("table1-grey-n10-FedDeblur")
     same = sum(all_of["images"][n]["psnr"] for n in few) / len(few)
     return (
-        f"Images: {images_of('noise-2-FedDeblur')}.\n\n{beside('noise', METHODS[:2])}\n\nAt noise 1 FedDeblur has {same:.2f} dB on "
-        f"these images and {all_of['psnr']:.2f} on all twelve, over which the paper's means are taken."
+        f"Images: {images_of('noise-2-FedDeblur')}.\n\n{beside('noise', METHODS[:2])}\n\nAt noise 1"
+        f" FedDeblur has {same:.2f} dB on these images and {all_of['psnr']:.2f} on all twelve, over"
+        " which the paper's means are taken."
     )
 
 
@@ -207,17 +212,19 @@ def clients() -> str:
 
 def participation() -> str:
     mean = " / ".join(db(f"participation-mean-{p}") for p in (2, 5, 8))
+    line = line_of("asked a round, of 10", "participation", range(2, 11))
     return (
-        f"Images: {images_of('participation-2')}.\n\n{line_of('asked a round, of 10', 'participation', range(2, 11))}\n\n"
-        f"`recall=false` (Algorithm 6 to the letter) at rho = 0.02, for 2 / 5 / 8 of 10: {mean} dB."
+        f"Images: {images_of('participation-2')}.\n\n{line}\n\n`recall=false`"
+        f" (Algorithm 6 to the letter) at rho = 0.02, for 2 / 5 / 8 of 10: {mean} dB."
     )
 
 
 def late() -> str:
     used = ", ".join(f"by {k} rounds {db(f'late-{k}')}" for k in (0, 1, 2, 4))
     return (
-        f"Late replies (30 % of them are late; 200 rounds; images {images_of('late-0')}): {used} dB; thrown away instead of used "
-        f"{db('late-1-dropped')} dB; late by 1 and averaged to the letter {db('late-1-mean')} dB."
+        f"Late replies (30 % of them are late; 200 rounds; images {images_of('late-0')}): {used}"
+        f" dB; thrown away instead of used {db('late-1-dropped')} dB; late by 1 and averaged to the"
+        f" letter {db('late-1-mean')} dB."
     )
 
 
@@ -239,8 +246,9 @@ def descent() -> str:
         next(p["psnr"] for p in found["curve"] if p["round"] == 10) for found in (ours, theirs)
     ]
     return (
-        f"Jetplane, colour, n = 10: FedDeblur {ours['psnr']:.2f} dB in {ours['rounds']} rounds, FedGDDeblur {theirs['psnr']:.2f} dB in "
-        f"{theirs['rounds']}; after 10 rounds {first[0]:.2f} against {first[1]:.2f}."
+        f"Jetplane, colour, n = 10: FedDeblur {ours['psnr']:.2f} dB in {ours['rounds']} rounds,"
+        f" FedGDDeblur {theirs['psnr']:.2f} dB in {theirs['rounds']}; after 10 rounds"
+        f" {first[0]:.2f} against {first[1]:.2f}."
     )
 
 
@@ -252,15 +260,17 @@ def sensitivity() -> str:
             along = max(max(row) - min(row) for row in psnr)
             flat = [x for row in psnr for x in row]
             parts.append(
-                f"{name}: {len(psnr)} x {len(psnr[0])} values, eta {found['eta'][0]:.4g} to {found['eta'][-1]:.4g}, "
-                f"rho {found['rho'][0]:.4g} to {found['rho'][-1]:.4g}: {min(flat):.2f} to {max(flat):.2f} dB; "
-                f"along rho alone at most {along:.2f} dB."
+                f"{name}: {len(psnr)} x {len(psnr[0])} values, eta {found['eta'][0]:.4g} to"
+                f" {found['eta'][-1]:.4g}, rho {found['rho'][0]:.4g} to {found['rho'][-1]:.4g}:"
+                f" {min(flat):.2f} to {max(flat):.2f} dB; along rho alone at most {along:.2f} dB."
             )
     return "\n".join(parts) + "\n\n![PSNR over eta and rho](results/grid.png)"
 
 
 def oscillation() -> None:
-    """Figure 13 g of the paper: consensus error, changes of x and w, and the change of PSNR, over the rounds."""
+    """Figure 13 g of the paper: consensus error, changes of x and w, and the change of PSNR, over
+    the rounds.
+    """
     pyplot = plotting()
     curve = read("oscillation")["curve"]
     figure, axes = pyplot.subplots(figsize=(8, 3.6))
@@ -338,16 +348,20 @@ def kernels() -> str:
     matlab, authors = read("table1-grey-n10-FedDeblur-fspecial"), read("table1-grey-n10-FedDeblur")
     same = [authors["images"][n] for n in matlab["images"]]
     mean = {m: sum(v[m] for v in same) / len(same) for m in ("psnr", "ssim")}
-    return f"n = 10, images {', '.join(matlab['images'])}: {both(matlab)} with MATLAB's against {both(mean)} with the authors'."
+    return (
+        f"n = 10, images {', '.join(matlab['images'])}: {both(matlab)} with MATLAB's against"
+        f" {both(mean)} with the authors'."
+    )
 
 
 def views() -> str:
     v = read("views")
     text = (
-        f"Five hand-held photos of Sceaux castle at {v['size'][1]} x {v['size'][0]}: PSNR against the first view {v['before']} before and "
-        f"{v['after']} after alignment. Blurred by five known motion kernels and restored (TV, 100 rounds): "
-        f"{v['observation_to_mean_of_sharp']} dB for the observations, {v['restored_to_mean_of_sharp']} dB restored, against the "
-        "mean of the sharp aligned views; there is no truth."
+        f"Five hand-held photos of Sceaux castle at {v['size'][1]} x {v['size'][0]}: PSNR against"
+        f" the first view {v['before']} before and {v['after']} after alignment. Blurred by five"
+        f" known motion kernels and restored (TV, 100 rounds): {v['observation_to_mean_of_sharp']}"
+        f" dB for the observations, {v['restored_to_mean_of_sharp']} dB restored, against the mean"
+        " of the sharp aligned views; there is no truth."
     )
     return text
 
@@ -363,11 +377,24 @@ def memory() -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "table1-grey": lambda: table1("grey"), "table1-colour": lambda: table1("colour"), "table2": table2, "why-partial": why_partial,
-    "noise": noise, "clients": clients, "participation": participation, "late": late, "table6": table6, "descent": descent,
-    "sensitivity": sensitivity, "boundary": boundary, "privacy": privacy, "seeds": seeds, "kernels": kernels, "views": views,
+    "table1-grey": lambda: table1("grey"),
+    "table1-colour": lambda: table1("colour"),
+    "table2": table2,
+    "why-partial": why_partial,
+    "noise": noise,
+    "clients": clients,
+    "participation": participation,
+    "late": late,
+    "table6": table6,
+    "descent": descent,
+    "sensitivity": sensitivity,
+    "boundary": boundary,
+    "privacy": privacy,
+    "seeds": seeds,
+    "kernels": kernels,
+    "views": views,
     "memory": memory,
-}  # fmt: skip
+}
 
 
 def write() -> None:

@@ -1,11 +1,14 @@
-"""What each method costs beyond FedAvg (FedVSR, Table 5): time of training and of aggregation, memory, bytes, energy where readable.
+"""What each method costs beyond FedAvg (FedVSR, Table 5): time of training and of aggregation,
+memory, bytes, energy where readable.
 
     python experiments/fedvsr/overhead.py [--repeats 5]
 
-Made-up clips, the light network, the local work of four clients and one server step over their replies, the methods taking turns; the best
-of the repeats counts. Time is processor time, so that waiting for a core does not count. Memory is the peak of a process of its own that
-does the same once. Energy is read from the kernel's RAPL counters; most virtual machines have none. Ends with one JSON object, also kept
-in results/overhead.json, of which `run.py --table` makes the README's table in per cent of FedAvg.
+Made-up clips, the light network, the local work of four clients and one server step over their
+replies, the methods taking turns; the best of the repeats counts. Time is processor time, so that
+waiting for a core does not count. Memory is the peak of a process of its own that does the same
+once. Energy is read from the kernel's RAPL counters; most virtual machines have none. Ends with one
+JSON object, also kept in results/overhead.json, of which `run.py --table` makes the README's table
+in per cent of FedAvg.
 """
 
 from __future__ import annotations
@@ -83,7 +86,9 @@ def one(algorithm: Algorithm, federation: Any) -> dict[str, float | None]:
 
 
 def own_peak() -> int:
-    """In kB. Not getrusage's figure where there is a better one: that starts at the size of the parent."""
+    """In kB. Not getrusage's figure where there is a better one: that starts at the size of the
+    parent.
+    """
     status = Path("/proc/self/status")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,12 +1,15 @@
-"""The comparison of FedVSR with its rivals on real video: train on SPMCS clips, test on Vid4, light network, x4.
+"""The comparison of FedVSR with its rivals on real video: train on SPMCS clips, test on Vid4, light
+network, x4.
 
-    python experiments/fedvsr/run.py --data ../shared/data --minutes 20 [--seeds 0,1,2] [--rows FedAvg,FedVSR] [--workers 2]
-    python experiments/fedvsr/run.py --rows FedAvg,FedVSR --seeds 0 lr=0.0005          the same with another setting
-    python experiments/fedvsr/run.py --table                     writes the tables of README.md from the finished cells
+    python experiments/fedvsr/run.py --data ../shared/data --minutes 20 \\
+        [--seeds 0,1,2] [--rows FedAvg,FedVSR] [--workers 2]
+    python experiments/fedvsr/run.py --rows FedAvg,FedVSR --seeds 0 lr=0.0005   another setting
+    python experiments/fedvsr/run.py --table      writes the tables of README.md
 
-A cell is one algorithm on one split with one seed; finished ones are kept as JSON under cells/ and are not run again. Seed 0 of every row
-comes first. No cell is begun after the budget is used up. Cells run beside each other, each on one thread, so that their bits do not depend
-on how many there are.
+A cell is one algorithm on one split with one seed; finished ones are kept as JSON under cells/ and
+are not run again. Seed 0 of every row comes first. No cell is begun after the budget is used up.
+Cells run beside each other, each on one thread, so that their bits do not depend on how many there
+are.
 """
 
 from __future__ import annotations
@@ -264,7 +267,9 @@ def gaps(split: str) -> str:
 
 
 def batches(split: str = "groups") -> str:
-    """Markdown: what batches of 1 do, and what comes of comparing one method's 1 with another's 4, as the public scripts do."""
+    """Markdown: what batches of 1 do, and what comes of comparing one method's 1 with another's 4,
+    as the public scripts do.
+    """
     one = CELLS / "batch=1"
     rows = {
         "FedVSR minus FedAvg, both batches of 4": apart("FedVSR", "FedAvg", split),

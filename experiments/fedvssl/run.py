@@ -1,12 +1,15 @@
-"""FedVSSL on real video at the size of a CPU: pretrain on JHMDB-21 without labels, then retrieval, a linear probe and fine-tuning.
+"""FedVSSL on real video at the size of a CPU: pretrain on JHMDB-21 without labels, then retrieval,
+a linear probe and fine-tuning.
 
-    python experiments/fedvssl/run.py --data ../shared/data --minutes 20 [--seeds 0,1] [--rows "CtP FedAvg;CtP FedU"] [--part 0/2]
-    python experiments/fedvssl/run.py --rows "CtP central, equal" size=32 side=41      the same with other settings
-    python experiments/fedvssl/run.py --table                     writes the tables of README.md from the finished cells
+    python experiments/fedvssl/run.py --data ../shared/data --minutes 20 \\
+        [--seeds 0,1] [--rows "CtP FedAvg;CtP FedU"] [--part 0/2]
+    python experiments/fedvssl/run.py --rows "CtP central, equal" size=32 side=41
+    python experiments/fedvssl/run.py --table      writes the tables of README.md
 
-A cell is one row with one seed: a pretext task, an algorithm and a split. Finished ones are kept as JSON under cells/ and are not run
-again. Seed 0 of every row comes first. --finetune adds fine-tuning, also to finished cells (whose weights, if they are gone, are trained
-again). No cell is begun after the budget is used up.
+A cell is one row with one seed: a pretext task, an algorithm and a split. Finished ones are kept as
+JSON under cells/ and are not run again. Seed 0 of every row comes first. --finetune adds
+fine-tuning, also to finished cells (whose weights, if they are gone, are trained again). No cell is
+begun after the budget is used up.
 --part 0/2 and --part 1/2 share the cells between two processes.
 """
 
@@ -51,22 +54,41 @@ from blocks import fill  # noqa: E402
 
 CELLS = HERE / "cells"
 SETTING: dict[str, Any] = {
-    "backbone": "r3d10s", "frames": 8, "size": 56, "side": 72, "clips": 4, "clients": 10, "cohort": 3, "rounds": 40, "epochs": 2,
-    "batch": 8, "optimizer": "adam", "lr": 0.001, "weight_decay": 1e-4, "clip": 40.0, "full": 48, "equal": 24,
-    "ctp": {"stride": 3, "speed": 8.0, "growth": 0.01}, "vcop": {"gap": 2}, "speed": {"strides": (-2, -1, 0, 1, 2)},
+    "backbone": "r3d10s",
+    "frames": 8,
+    "size": 56,
+    "side": 72,
+    "clips": 4,
+    "clients": 10,
+    "cohort": 3,
+    "rounds": 40,
+    "epochs": 2,
+    "batch": 8,
+    "optimizer": "adam",
+    "lr": 0.001,
+    "weight_decay": 1e-4,
+    "clip": 40.0,
+    "full": 48,
+    "equal": 24,
+    "ctp": {"stride": 3, "speed": 8.0, "growth": 0.01},
+    "vcop": {"gap": 2},
+    "speed": {"strides": (-2, -1, 0, 1, 2)},
     "finetune": {"epochs": 8, "lr": 0.002, "batch": 16, "stride": 2},
-}  # fmt: skip
+}
+# epochs after which the long centralised run is tested, to see whether more would help
 LOOKS = (
     3,
     6,
     12,
     24,
-)  # epochs after which the long centralised run is tested, to see whether more would help
+)
 
 
 @dataclass(frozen=True)
 class Row:
-    """pretext None is random weights; epochs makes it centralised: one client that holds everything."""
+    """pretext None is random weights; epochs makes it centralised: one client that holds
+    everything.
+    """
 
     pretext: str | None
     layers: list[Layer] = field(default_factory=list)
@@ -152,7 +174,9 @@ def pretrain(row: Row, federation: Federation, seed: int) -> tuple[Any, dict[str
 
 
 def averaged(net: Any, videos: VideoSet) -> Tensor:
-    """A row for every video: the last map averaged over time, place and clips. What a linear probe stands on."""
+    """A row for every video: the last map averaged over time, place and clips. What a linear probe
+    stands on.
+    """
     total: Tensor | None = None
     clips = SETTING["clips"]
     with torch.no_grad():
@@ -165,7 +189,9 @@ def averaged(net: Any, videos: VideoSet) -> Tensor:
 
 
 def linear(train: Tensor, y: Tensor, test: Tensor, y_test: Tensor, decay: float = 1e-3) -> float:
-    """Multinomial logistic regression to its optimum, on standardised features: what an SGD probe on a frozen backbone approaches."""
+    """Multinomial logistic regression to its optimum, on standardised features: what an SGD probe
+    on a frozen backbone approaches.
+    """
     mean, std = train.mean(0), train.std(0).clamp_min(1e-6)
     a, b = (train - mean) / std, (test - mean) / std
     weight = torch.zeros(a.shape[1], int(y.max()) + 1, requires_grad=True)
@@ -185,7 +211,9 @@ def linear(train: Tensor, y: Tensor, test: Tensor, y_test: Tensor, decay: float 
 def supervised(
     weights: dict[str, Tensor], federation: Federation, seed: int, epochs: int
 ) -> tuple[Any, float]:
-    """Trained with labels from these backbone weights: the network, and its accuracy on the test videos."""
+    """Trained with labels from these backbone weights: the network, and its accuracy on the test
+    videos.
+    """
     plan = SETTING["finetune"]
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "model.safetensors"
@@ -193,9 +221,14 @@ def supervised(
             {n: t.contiguous() for n, t in weights.items() if n.startswith("backbone.")}, path
         )
         task = ActionRecognition(
-            classes=21, backbone=SETTING["backbone"], init=str(path), frames=SETTING["frames"], stride=plan["stride"], size=SETTING["size"],
+            classes=21,
+            backbone=SETTING["backbone"],
+            init=str(path),
+            frames=SETTING["frames"],
+            stride=plan["stride"],
+            size=SETTING["size"],
             clips=SETTING["clips"],
-        )  # fmt: skip
+        )
         admitted = task.admit(federation)
         base = FedAvg(
             task,
@@ -371,12 +404,21 @@ def main() -> None:
         )
 
 
-SHOWN = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "recall_at_20": "R@20", "recall_at_50": "R@50",
-         "probe": "probe", "finetune": "fine-tune"}  # fmt: skip
+SHOWN = {
+    "recall_at_1": "R@1",
+    "recall_at_5": "R@5",
+    "recall_at_10": "R@10",
+    "recall_at_20": "R@20",
+    "recall_at_50": "R@50",
+    "probe": "probe",
+    "finetune": "fine-tune",
+}
 
 
 def table(folder: Path = CELLS) -> str:
-    """Markdown, in percent: mean over the finished seeds, with the spread where there is more than one."""
+    """Markdown, in percent: mean over the finished seeds, with the spread where there is more than
+    one.
+    """
     cells = [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
     out = [
         f"| | {' | '.join(SHOWN.values())} | loss, last 10 rounds | seeds |",
@@ -402,12 +444,13 @@ def last_loss(cell: dict[str, Any]) -> float:
 
 
 def noise() -> str:
-    """Rows of seed 0 that were also trained on another kind of processor, where sums round otherwise: what such a change alone does."""
+    """Rows of seed 0 that were also trained on another kind of processor, where sums round
+    otherwise: what such a change alone does.
+    """
     twice = [(p, CELLS / "another-processor" / p.name) for p in sorted(CELLS.glob("*-0.json"))]
     pairs = [[json.loads(p.read_text()) for p in both] for both in twice if both[1].exists()]
-    pairs = [
-        (here, there) for here, there in pairs if here["loss"] != there["loss"]
-    ]  # the same bits: not trained again yet
+    # the same bits: not trained again yet
+    pairs = [(here, there) for here, there in pairs if here["loss"] != there["loss"]]
     keys = [k for k in SHOWN if all(k in there["metrics"] for _, there in pairs)]
     gaps = {
         SHOWN[k]: [100 * (here["metrics"][k] - there["metrics"][k]) for here, there in pairs]

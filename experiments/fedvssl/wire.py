@@ -1,9 +1,11 @@
-"""What BackboneOnly saves on the wire, for the three heads on R3D-18: bytes of real messages, down and up, of one client's round.
+"""What BackboneOnly saves on the wire, for the three heads on R3D-18: bytes of real messages, down
+and up, of one client's round.
 
     python experiments/fedvssl/wire.py
 
-One client trains one step on one made-up video, through the engine that carries bytes; the lengths are those of the byte strings, headers
-included. Ends by printing one JSON object, also kept in results/bytes.json, of which `run.py --table` makes the README's table.
+One client trains one step on one made-up video, through the engine that carries bytes; the lengths
+are those of the byte strings, headers included. Ends by printing one JSON object, also kept in
+results/bytes.json, of which `run.py --table` makes the README's table.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Figure 12 in small: are features of a classifier blind to resolution, and those of a segmenter not?
+"""Figure 12 in small: are features of a classifier blind to resolution, and those of a segmenter
+not?
 
 python experiments/raf/figure12.py OUTPUT.png
 
-The paper takes torchvision's trained ResNet-50 and FCN. Here both networks share one body (stick figures at 64x48, the same number of
-steps): the classifier says whether the right wrist is above the neck, the segmenter marks the figure. Features of 60 test figures at
-four resolutions are averaged over the grid and embedded by t-SNE. The number beside the picture: how often the nearest other point in
-feature space has the same resolution (a quarter by chance). Prints one JSON object.
+The paper takes torchvision's trained ResNet-50 and FCN. Here both networks share one body (stick
+figures at 64x48, the same number of steps): the classifier says whether the right wrist is above
+the neck, the segmenter marks the figure. Features of 60 test figures at four resolutions are
+averaged over the grid and embedded by t-SNE. The number beside the picture: how often the nearest
+other point in feature space has the same resolution (a quarter by chance). Prints one JSON object.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Table II of the RAF paper in small: a cell per row and seed, as JSON in cells/; tables.py reads them.
+"""Table II of the RAF paper in small: a cell per row and seed, as JSON in cells/; tables.py reads
+them.
 
-python experiments/raf/run.py lspet --rows fedavg,raf-fedavg,fedprox,raf-fedprox --seeds 0 --limit 400
+python experiments/raf/run.py lspet --rows fedavg,raf-fedavg,fedprox,raf-fedprox --seeds 0 --limit
+400
 
-`lspet` takes the people of the data pack, `stick` draws figures. A cell that is there is not computed again. After `limit` seconds the
-run stops at the end of a round and leaves a .part file; calling again goes on from there, to the same bits. One process, one thread.
+`lspet` takes the people of the data pack, `stick` draws figures. A cell that is there is not
+computed again. After `limit` seconds the run stops at the end of a round and leaves a .part file;
+calling again goes on from there, to the same bits. One process, one thread.
 """
 
 from __future__ import annotations
@@ -31,11 +34,20 @@ HERE = Path(__file__).parent
 SEEN = ((64, 48), (48, 36), (32, 24))
 ALL = ((32, 24), (48, 36), (64, 48), (80, 60), (96, 72), (128, 96))
 COMMON: dict[str, Any] = {
-    "network": "vit-tiny", "epochs": 1, "lr": 2e-3, "weight_decay": 0.01, "schedule": "cosine", "mu": 0.01, "alpha": 1.0,
-    "sigma": 4.0, "scale": 0.15, "rotation": 15.0,
-}  # fmt: skip
+    "network": "vit-tiny",
+    "epochs": 1,
+    "lr": 2e-3,
+    "weight_decay": 0.01,
+    "schedule": "cosine",
+    "mu": 0.01,
+    "alpha": 1.0,
+    "sigma": 4.0,
+    "scale": 0.15,
+    "rotation": 15.0,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
-    # FedProx's usual mu of 0.01 goes with a cross-entropy of about 2; the loss here is about 0.015, and AdamW makes what matters of it.
+    # FedProx's usual mu of 0.01 goes with a cross-entropy of about 2; the loss here is about 0.015,
+    # and AdamW makes what matters of it.
     "lspet": {**COMMON, "rounds": 60, "batch": 8, "mu": 1e-4},
     "stick": {
         **COMMON,
@@ -71,9 +83,16 @@ def build(row: str, seed: int, data: str, s: dict[str, Any]) -> tuple[Pose, Algo
         flip_test=False,
     )
     base = FedAvg(
-        task, lr=s["lr"], optimizer="adamw", weight_decay=s["weight_decay"], schedule=s["schedule"], epochs=s["epochs"], batch=s["batch"],
-        seed=seed, weights="uniform",
-    )  # fmt: skip
+        task,
+        lr=s["lr"],
+        optimizer="adamw",
+        weight_decay=s["weight_decay"],
+        schedule=s["schedule"],
+        epochs=s["epochs"],
+        batch=s["batch"],
+        seed=seed,
+        weights="uniform",
+    )
     layers: list[Any] = [FedProx(s["mu"])] if "fedprox" in row else []
     if row.startswith("raf"):
         layers.append(MultiResolution(sizes=SEEN, alpha=s["alpha"]))
@@ -83,7 +102,9 @@ def build(row: str, seed: int, data: str, s: dict[str, Any]) -> tuple[Pose, Algo
 def train(
     algorithm: Algorithm, federation: Federation, seed: int, rounds: int, part: Path, until: float
 ) -> tuple[Message, dict[str, Any]]:
-    """From where the .part file stands to the last round; none of these rows has client memory, so the state is all there is."""
+    """From where the .part file stands to the last round; none of these rows has client memory, so
+    the state is all there is.
+    """
     notes: dict[str, Any] = {"losses": [], "train_seconds": 0.0, "train_cpu_seconds": 0.0}
     progress = None
     if part.exists():
@@ -109,15 +130,18 @@ def train(
             raise OutOfTime
 
     with Simulator(algorithm, federation, workers=0, threads=1) as engine:
-        return run(
-            algorithm, engine, rounds, seed=seed, progress=progress, after_round=heard
-        ), notes
+        return (
+            run(algorithm, engine, rounds, seed=seed, progress=progress, after_round=heard),
+            notes,
+        )
 
 
 def cell(
     row: str, seed: int, data: str, settings: dict[str, Any], part: Path, until: float
 ) -> dict[str, Any]:
-    """Train one row and judge it at all six resolutions; right joints per person are kept for the paired bootstrap."""
+    """Train one row and judge it at all six resolutions; right joints per person are kept for the
+    paired bootstrap.
+    """
     task, algorithm, federation = build(row, seed, data, settings)
     state, notes = train(algorithm, federation, seed, settings["rounds"], part, until)
     model = algorithm.result(state)
@@ -144,9 +168,17 @@ def cell(
         for p in federation.holdings
     }
     return {
-        "row": row, "seed": seed, "data": data, "settings": settings, **notes, "right": right, "counts": counts, "pck": pck,
-        "train_pck": own, "torch": torch.__version__,
-    }  # fmt: skip
+        "row": row,
+        "seed": seed,
+        "data": data,
+        "settings": settings,
+        **notes,
+        "right": right,
+        "counts": counts,
+        "pck": pck,
+        "train_pck": own,
+        "torch": torch.__version__,
+    }
 
 
 def main() -> None:

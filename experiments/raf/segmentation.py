@@ -1,10 +1,11 @@
-"""The same layer on another dense task: segmenting stick figures, all clients of high resolution, judged at low ones (Figure 6's
-question).
+"""The same layer on another dense task: segmenting stick figures, all clients of high resolution,
+judged at low ones (Figure 6's question).
 
 python experiments/raf/segmentation.py
 
-A small fully convolutional network; the layer is the one that pose uses, the task says only how class maps are compared. Prints one
-JSON object: the intersection over union of the figure at each resolution, plain and with distillation, for each seed.
+A small fully convolutional network; the layer is the one that pose uses, the task says only how
+class maps are compared. Prints one JSON object: the intersection over union of the figure at each
+resolution, plain and with distillation, for each seed.
 """
 
 from __future__ import annotations
@@ -62,13 +63,16 @@ class Segmentation(LearningTask):
         batch = data.batch(torch.arange(len(data)))
         found = result(batch["x"]).argmax(1) == 1
         return {
-            "iou": 100
-            * float((found & (batch["y"] == 1)).sum() / (found | (batch["y"] == 1)).sum())
+            "iou": (
+                100 * float((found & (batch["y"] == 1)).sum() / (found | (batch["y"] == 1)).sum())
+            )
         }
 
 
 def figures(count: int, first: int, size: tuple[int, int]) -> Tensors:
-    """Pictures and masks of the same figures, both reduced to `size`; a pixel is figure if half of it is."""
+    """Pictures and masks of the same figures, both reduced to `size`; a pixel is figure if half of
+    it is.
+    """
     source, pixels, masks = StickFigures(), [], []
     for k in range(first, first + count):
         person = source.draw(k)

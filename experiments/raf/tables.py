@@ -1,9 +1,10 @@
-"""Cells to tables: PCK@0.2 by row and resolution beside the paper's Table II, and what distillation changes, with paired intervals.
+"""Cells to tables: PCK@0.2 by row and resolution beside the paper's Table II, and what distillation
+changes, with paired intervals.
 
 python experiments/raf/tables.py
 
-The interval is a percentile bootstrap over people (10,000 draws): a drawn person counts with both models, and with all seeds of both.
-Writes the blocks of README.md.
+The interval is a percentile bootstrap over people (10,000 draws): a drawn person counts with both
+models, and with all seeds of both. Writes the blocks of README.md.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ ROWS = {
 }
 SIZES = ("32x24", "48x36", "64x48", "80x60", "96x72", "128x96")
 PAPER = {
-    "fedavg": (51.8, 64.6, 68.5, 69.0, 67.5, 60.7), "fedprox": (51.8, 65.0, 68.5, 68.7, 66.6, 59.5),
-    "raf-fedavg": (57.2, 67.1, 69.5, 69.9, 69.1, 64.6), "raf-fedprox": (57.1, 67.0, 69.7, 70.1, 69.0, 64.4),
-}  # fmt: skip
+    "fedavg": (51.8, 64.6, 68.5, 69.0, 67.5, 60.7),
+    "fedprox": (51.8, 65.0, 68.5, 68.7, 66.6, 59.5),
+    "raf-fedavg": (57.2, 67.1, 69.5, 69.9, 69.1, 64.6),
+    "raf-fedprox": (57.1, 67.0, 69.7, 70.1, 69.0, 64.4),
+}
 Array = np.ndarray[Any, Any]
 
 

@@ -45,7 +45,9 @@ def client(data: Tensors, **extra: object) -> Client:
 
 
 def test_one_step_by_hand() -> None:
-    """w = 1, point (2, 6): loss (2 - 6)^2 = 16, gradient 2 * 2 * (2 - 6) = -16, step -0.1 * -16 = 1.6."""
+    """w = 1, point (2, 6): loss (2 - 6)^2 = 16, gradient 2 * 2 * (2 - 6) = -16, step -0.1 * -16 =
+    1.6.
+    """
     fedavg = FedAvg(Line(), lr=0.1)
     reply = fedavg.client_step(fedavg.broadcast(fedavg.init()), client(points((2, 6))))
     assert reply.trees["delta"]["weight"].item() == pytest.approx(1.6)
@@ -61,7 +63,9 @@ def test_one_step_by_hand() -> None:
     [("examples", 1 + (1 * 1.6 + 3 * 0.4) / 4), ("uniform", 1 + (1.6 + 0.4) / 2)],
 )
 def test_the_mean_of_two_clients_by_hand(weights: str, expected: float) -> None:
-    """Client 0: one point (2, 6), delta 1.6 as above. Client 1: three times (1, 3), batch of 3: gradient 2 (1 - 3) = -4, delta 0.4."""
+    """Client 0: one point (2, 6), delta 1.6 as above. Client 1: three times (1, 3), batch of 3:
+    gradient 2 (1 - 3) = -4, delta 0.4.
+    """
     federation = Federation([points((2, 6)), points((1, 3), (1, 3), (1, 3))], test=points((1, 1)))
     fedavg = FedAvg(Line(), lr=0.1, weights=weights)  # type: ignore[arg-type]
     seen: dict[str, float] = {}
@@ -77,7 +81,9 @@ def test_the_mean_of_two_clients_by_hand(weights: str, expected: float) -> None:
 
 
 def test_terms_count_in_the_loss_and_pulls_do_not() -> None:
-    """Point (2, 6) as above, gradient -16, loss 16. A term 3 w adds 3 to loss and gradient; a pull 5 w adds 5 to the gradient only."""
+    """Point (2, 6) as above, gradient -16, loss 16. A term 3 w adds 3 to loss and gradient; a pull
+    5 w adds 5 to the gradient only.
+    """
     fedavg = FedAvg(Line(), lr=0.1)
     richer = (
         client(points((2, 6)))
@@ -115,7 +121,9 @@ def test_an_adapter_trains_stays_in_memory_and_does_not_travel() -> None:
 
 
 def test_buffers_are_averaged_and_counters_stay_integers() -> None:
-    """Clients 0 and 1 hold 20 and 23 samples: 3 batches of 8 each (8 + 8 + 4, 8 + 8 + 7), so the mean counter is 3."""
+    """Clients 0 and 1 hold 20 and 23 samples: 3 batches of 8 each (8 + 8 + 4, 8 + 8 + 7), so the
+    mean counter is 3.
+    """
     fedavg, federation = FedAvg(Toy(), batch=8), toy_federation(2)
     state = run(fedavg, Loopback(fedavg, federation), 1)
     counter = state.trees["model"]["backbone.1.num_batches_tracked"]
@@ -142,7 +150,9 @@ def test_draw_gives_epochs_or_exact_steps_and_never_a_lone_sample() -> None:
 
 
 def test_training_equals_a_plain_torch_loop() -> None:
-    """The same batches through torch.optim by hand end in the same bits, with momentum, weight decay and clipping."""
+    """The same batches through torch.optim by hand end in the same bits, with momentum, weight
+    decay and clipping.
+    """
     fedavg, federation = (
         FedAvg(Toy(), batch=8, lr=0.05, momentum=0.9, weight_decay=1e-3, clip=1.0, epochs=2),
         toy_federation(1),
@@ -194,7 +204,9 @@ def test_mixed_precision_and_channels_last_run() -> None:
 
 
 class Two(LearningTask):
-    """y = (slow + fast) x, both 1 at first. At (1, 0): prediction 2, loss 4, gradient 2 * 2 * 1 = 4 for each."""
+    """y = (slow + fast) x, both 1 at first. At (1, 0): prediction 2, loss 4, gradient 2 * 2 * 1 = 4
+    for each.
+    """
 
     def model(self) -> nn.Module:
         model = nn.ModuleDict(
@@ -215,7 +227,9 @@ class Two(LearningTask):
 
 
 def test_learning_rate_factors_by_hand() -> None:
-    """lr 0.1: fast moves by -0.4, slow, at a quarter of it, by -0.1. The sum of learning rates is that of the common one."""
+    """lr 0.1: fast moves by -0.4, slow, at a quarter of it, by -0.1. The sum of learning rates is
+    that of the common one.
+    """
     fedavg = FedAvg(Two(), lr=0.1, lr_factors=(("slow.*", 0.25),))
     reply = fedavg.client_step(fedavg.broadcast(fedavg.init()), client(points((1, 0))))
     assert reply.trees["delta"]["fast.weight"].item() == pytest.approx(-0.4)
@@ -236,7 +250,9 @@ def test_frozen_for_two_rounds(number: int, moved: float) -> None:
 
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_scaffold_knows_the_factors(option: str) -> None:
-    """Both options find the gradient 4 for both, though slow moved a quarter as far; frozen, nothing is found and nothing kept."""
+    """Both options find the gradient 4 for both, though slow moved a quarter as far; frozen,
+    nothing is found and nothing kept.
+    """
     for frozen, expected in [((), 4.0), (("slow.*",), 0.0)]:
         scaffold = stack(
             FedAvg(Two(), lr=0.1, lr_factors=(("slow.*", 0.25),), freeze=frozen),

@@ -52,7 +52,10 @@ def fedlens_command(
 
 
 def test_help_answers_without_loading_torch() -> None:
-    script = "import sys; from fedlens.cli import main as cli; print(cli.invoke(['--help']), 'torch' in sys.modules, 'numpy' in sys.modules)"
+    script = (
+        "import sys; from fedlens.cli import main as cli; print(cli.invoke(['--help']), 'torch' in"
+        " sys.modules, 'numpy' in sys.modules)"
+    )
     out = subprocess.run(
         [sys.executable, "-c", script], env=ENV, capture_output=True, text=True, check=True
     ).stdout
@@ -63,7 +66,10 @@ def test_help_answers_without_loading_torch() -> None:
 
 
 def test_fedlens_loads_neither_flower_nor_ray() -> None:
-    script = "import sys, fedlens; fedlens.experiment; print('flwr' in sys.modules, 'ray' in sys.modules, callable(fedlens.run))"
+    script = (
+        "import sys, fedlens; fedlens.experiment; print('flwr' in sys.modules, 'ray' in"
+        " sys.modules, callable(fedlens.run))"
+    )
     out = subprocess.run(
         [sys.executable, "-c", script], env=ENV, capture_output=True, text=True, check=True
     ).stdout
@@ -232,7 +238,8 @@ def test_a_pipe_hears_of_damage_and_of_a_report_that_failed(
     assert code == 0 and err == ""
     assert (
         lines[0]
-        == "checkpoint manifest-000003.json is damaged (state-000003.safetensors was changed); the one before is used"
+        == "checkpoint manifest-000003.json is damaged (state-000003.safetensors was changed); the"
+        " one before is used"
     )
     assert (
         "going on after round 2" in lines[2]
@@ -339,9 +346,8 @@ def test_lists(fedlens_command: Callable[..., Said]) -> None:
     assert "FedAvg + Scaffold" in fedlens_command("list", "algorithms")[1]
     assert "demo" in fedlens_command("list", "recipes")[1]
     models = fedlens_command("list", "models")[1]
-    assert (
-        "30,676,435 parameters; a training step on 6 frames of 64x64" in models
-    )  # the count is the public class's
+    # the count is the public class's
+    assert "30,676,435 parameters; a training step on 6 frames of 64x64" in models
     for kind in ("tasks", "datasets", "metrics", "engines"):
         assert fedlens_command("list", kind)[0] == 0
 
@@ -410,14 +416,19 @@ def test_personal_metrics_without_anything_held_out_are_remarked_on(
     fedlens_command: Callable[..., Said],
 ) -> None:
     few = ["images=60", "test_images=12", "clients=2", "cohort=2", "rounds=1", "workers=0"]
-    note = "federation.personal has no effect, because no client of Synthetic keeps anything for its own evaluation: data.holdout=0.1"
+    note = (
+        "federation.personal has no effect, because no client of Synthetic keeps anything for its"
+        " own evaluation: data.holdout=0.1"
+    )
     assert note in fedlens_command("run", "demo", "personal=true", *few)[1]
     for quiet in (["personal=true", "holdout=0.2"], ["personal=false"]):
         assert "personal" not in fedlens_command("run", "demo", *quiet, *few)[1]
 
 
 def test_compare_runs_what_is_missing_and_tabulates(fedlens_command: Callable[..., Said]) -> None:
-    """An override for FedProx alone leaves FedAvg as it is. The mean and the spread are those of the cells' own summaries."""
+    """An override for FedProx alone leaves FedAvg as it is. The mean and the spread are those of
+    the cells' own summaries.
+    """
     args = [
         "compare",
         "toy.toml",
@@ -494,7 +505,9 @@ def test_apply_hands_over_to_the_task(fedlens_command: Callable[..., Said], tmp_
 
 
 def fork_command(args: list[str], said: Path, before: Callable[[], None] = lambda: None) -> int:
-    """A process of its own without loading torch again; what it says goes to said.out and said.err."""
+    """A process of its own without loading torch again; what it says goes to said.out and
+    said.err.
+    """
     child = os.fork()
     if child == 0:
         code = 70
@@ -538,7 +551,10 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         time.sleep(0.05)
     os.kill(child, signal.SIGINT)
     assert exit_code(child) == 130
-    expected = r"fedlens: stopped after round \d+ of 500; what was done is saved\. Go on with: fedlens run .*/run --resume\n"
+    expected = (
+        r"fedlens: stopped after round \d+ of 500; what was done is saved\. Go on with: fedlens run"
+        r" .*/run --resume\n"
+    )
     assert re.fullmatch(expected, said.with_suffix(".err").read_text())
 
 
@@ -567,7 +583,9 @@ def test_words_and_numbers() -> None:
 
 
 def test_a_list_says_what_a_thing_is_and_not_what_its_first_key_means() -> None:
-    """TrimmedMean's docstring begins with a key, its module's with the idea; FedAdam shares a module with three others."""
+    """TrimmedMean's docstring begins with a key, its module's with the idea; FedAdam shares a
+    module with three others.
+    """
     layers = catalogue.rows_of("layers")
     assert layers["TrimmedMean"].startswith("Trimmed mean (Yin et al., 2018)") and layers[
         "TrimmedMean"
@@ -594,7 +612,9 @@ def test_one_name_of_a_list_gives_all_that_is_said_about_it(
 
 
 def test_a_full_disk_costs_one_sentence_and_nothing_that_was_written(tmp_path: Path) -> None:
-    """A real one, in a namespace of its own. With room again, --resume ends in the bits of an undisturbed run."""
+    """A real one, in a namespace of its own. With room again, --resume ends in the bits of an
+    undisturbed run.
+    """
     recipe, disk, said = write_recipe(tmp_path), tmp_path / "disk", tmp_path / "said"
     disk.mkdir()
     command = ["run", str(recipe), "--out", str(disk / "run"), "rounds=16"]
@@ -609,7 +629,10 @@ def test_a_full_disk_costs_one_sentence_and_nothing_that_was_written(tmp_path: P
     if code == NO_NAMESPACE:
         pytest.skip("needs a mount namespace")
     out = said.with_suffix(".out").read_text()
-    full = rf"fedlens: the disk is full \({disk}/run/\S+\); what was written before is whole: make room and add --resume\.\n"
+    full = (
+        rf"fedlens: the disk is full \({disk}/run/\S+\); what was written before is whole: make"
+        r" room and add --resume\.\n"
+    )
     assert re.fullmatch(full, said.with_suffix(".err").read_text())
     assert code == 0 and "\nexit 2\n" in out
     before, after = out.split("exit 2")

@@ -13,7 +13,9 @@ def a_round(loss: float | None, **metrics: float | None) -> dict[str, Any]:
 
 
 def test_the_small_curve_shows_one_thing() -> None:
-    """Evaluated every other round: the accuracies, not losses between them. A metric that is no number leaves no place for the next one."""
+    """Evaluated every other round: the accuracies, not losses between them. A metric that is no
+    number leaves no place for the next one.
+    """
     bar = Live()
     assert bar.curve(a_round(9.0)) == spark([9.0])
     assert bar.curve(a_round(8.0, accuracy=0.1, other=70.0)) == spark([0.1])

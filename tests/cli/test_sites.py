@@ -1,4 +1,6 @@
-"""The operators' commands: what they refuse, in one sentence and before anything is started. Real runs are in engines/test_flower.py."""
+"""The operators' commands: what they refuse, in one sentence and before anything is started. Real
+runs are in engines/test_flower.py.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +65,8 @@ def test_keys_are_for_their_owner_only(capsys: pytest.CaptureFixture[str]) -> No
     for secret in ("ca.key", "server.key", "site-0", "clinic"):
         assert (folder / secret).stat().st_mode & 0o077 == 0, secret
     trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-    trust.load_cert_chain(
-        folder / "server.pem", folder / "server.key"
-    )  # the key fits the certificate
+    # the key fits the certificate
+    trust.load_cert_chain(folder / "server.pem", folder / "server.key")
     before = (folder / "ca.crt").read_bytes(), (folder / "site-0").read_bytes()
     assert invoke(["keys", "1"]) == 0
     assert "never overwritten" in refused(capsys, "keys", "0")
@@ -76,7 +77,9 @@ def test_keys_are_for_their_owner_only(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_certificate_is_good_at_home_whatever_its_host(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`serve` reaches its own SuperLink at 127.0.0.1, also when the sites know it by another name."""
+    """`serve` reaches its own SuperLink at 127.0.0.1, also when the sites know it by another
+    name.
+    """
     assert invoke(["keys", "--host", "fl.example.org"]) == 0
     found = x509.load_pem_x509_certificate(Path("keys/server.pem").read_bytes())
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -233,7 +236,10 @@ def test_a_site_decides_whether_it_generates(
     for name in ("benign", "malignant"):
         Path("scans", name).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(Path("scans", name, "0.png"))
-    balance = '[[algorithm]]\nname = "Balance"\n[algorithm.generator]\nname = "ReadyImages"\nroot = "nowhere"\n'
+    balance = (
+        '[[algorithm]]\nname = "Balance"\n[algorithm.generator]\nname = "ReadyImages"\nroot ='
+        ' "nowhere"\n'
+    )
     Path("study.toml").write_text(STUDY.replace("[data]", "size = 8\n[data]") + balance)
     node = {"client": 0, "folder": str(tmp_path / "site"), "data": "scans", "recipe": "study.toml"}
     site = sites.make_site({**node, "generate": "no"}, {})
@@ -287,7 +293,9 @@ def test_a_site_is_told_which_of_its_pictures_cannot_be_read(
     tmp_path: Path,
     recipe: bool,
 ) -> None:
-    """By `join`, which reads the data of a site with a recipe; else by its worker, when the server's recipe has come."""
+    """By `join`, which reads the data of a site with a recipe; else by its worker, when the
+    server's recipe has come.
+    """
     for name in ("benign", "malignant"):
         Path("scans", name).mkdir(parents=True)
         for k in range(6):
@@ -327,7 +335,9 @@ def test_a_site_is_told_which_of_its_pictures_cannot_be_read(
 def test_a_supernode_that_ends_may_have_the_wrong_ca(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hospital that made its own key has a ca.crt of its own, where `join` looks for the server's."""
+    """A hospital that made its own key has a ca.crt of its own, where `join` looks for the
+    server's.
+    """
     assert invoke(["keys", "0"]) == 0
     monkeypatch.setattr(cli_sites, "_keep", lambda *_: 1)
     said = refused(capsys, "join", "127.0.0.1:1", "--key", "keys/site-0")
@@ -361,7 +371,9 @@ def test_run_on_flower_needs_a_superlink(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_line_that_ends_a_run_works_as_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The connection it names is in FedLens' own Flower home, so every printed flwr line says where that is."""
+    """The connection it names is in FedLens' own Flower home, so every printed flwr line says where
+    that is.
+    """
 
     def start(crew: programs.Crew, *command: str) -> None:
         raise KeyboardInterrupt  # in place of following the log
@@ -427,7 +439,9 @@ def test_a_certificate_that_does_not_hold_ends_the_waiting(tmp_path: Path) -> No
         programs.await_port("127.0.0.1", port, tmp_path / "theirs" / "ca.crt", crew, 5)
         with pytest.raises(
             ConfigError,
-            match=r"cannot prove that it is the one of .*ours/ca.crt .*certificate.*--host 127.0.0.1",
+            match=(
+                r"cannot prove that it is the one of .*ours/ca.crt .*certificate.*--host 127.0.0.1"
+            ),
         ):
             programs.await_port("127.0.0.1", port, tmp_path / "ours" / "ca.crt", crew, 5)
     with pytest.raises(

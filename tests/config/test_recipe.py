@@ -98,15 +98,27 @@ def test_a_bare_seed_is_the_federations_and_the_model_follows_it(read: Read) -> 
         ("algorithm.FedProx.mu=1", "FedProx is not in the stack (FedAvg, Scaffold)"),
         ("FedPorx.mu=1", "FedPorx is not in the stack (FedAvg, Scaffold): did you mean FedProx?"),
         ("fedprox.mu=1", "fedprox is not in the stack (FedAvg, Scaffold)"),
-        ("algorithm.Scafold.lr=1", "Scafold is not in the stack (FedAvg, Scaffold): did you mean Scaffold?"),
-        ("federaton.rounds=1", "nothing here is called 'federaton.rounds': did you mean federation.rounds?"),
+        (
+            "algorithm.Scafold.lr=1",
+            "Scafold is not in the stack (FedAvg, Scaffold): did you mean Scaffold?",
+        ),
+        (
+            "federaton.rounds=1",
+            "nothing here is called 'federaton.rounds': did you mean federation.rounds?",
+        ),
         ("rounds=six", 'federation.rounds must be a whole number, not "six"'),
         ("rounds=2.5", "federation.rounds must be a whole number, not 2.5"),
         ("rounds=true", "federation.rounds must be a whole number, not true"),
         ("lr=fast", 'algorithm.FedAvg.lr must be a number above 0, not "fast"'),
         ("personal=1", "federation.personal must be true or false, not 1"),
-        ("optimizer=sdg", "must be one of sgd, adam, adamw, not \"sdg\": did you mean sgd?"),
-        ("betas=[0.9]", "must be a list of 2 (a number of at least 0 and below 1, a number of at least 0 and below 1), not [0.9]"),
+        ("optimizer=sdg", 'must be one of sgd, adam, adamw, not "sdg": did you mean sgd?'),
+        (
+            "betas=[0.9]",
+            (
+                "must be a list of 2 (a number of at least 0 and below 1, a number of at least 0"
+                " and below 1), not [0.9]"
+            ),
+        ),
         ("clip=tight", "must be a number above 0 or none"),
         ("clients=0", "federation.clients is 0: at least 1 is needed"),
         ("rounds=0", "federation.rounds is 0"),
@@ -120,7 +132,7 @@ def test_a_bare_seed_is_the_federations_and_the_model_follows_it(read: Read) -> 
         ("data.name=nowhere:Source", "cannot be loaded"),
         ("data.name=toy_job:Slow", "is not a Source"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_meant_is_refused_in_one_sentence(
     read: Read, override: str, words: str
 ) -> None:
@@ -269,7 +281,9 @@ def test_another_algorithm_takes_over_the_keys_of_the_same_name(read: Read) -> N
 def test_what_a_name_stands_for_is_not_carried_over(
     read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A recipe that says greedy = false, run as the ablation that is greedy by name; its tau carries over."""
+    """A recipe that says greedy = false, run as the ablation that is greedy by name; its tau
+    carries over.
+    """
     monkeypatch.setitem(NAMED, "greedy", named("test", "FedAvg", ("LossAware", {"greedy": True})))
     path = write_recipe(
         tmp_path, RECIPE + '[[algorithm]]\nname = "LossAware"\ntau = 0.3\ngreedy = false\n'

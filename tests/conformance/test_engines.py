@@ -1,10 +1,13 @@
-"""What every engine must do, for every algorithm: the same bits as the loopback, and one reply lost never costs the run."""
+"""What every engine must do, for every algorithm: the same bits as the loopback, and one reply lost
+never costs the run.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,8 +53,9 @@ def test_all_engines_end_in_the_same_bits(name: str) -> None:
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_flaky_network_is_survived_and_repeats_itself(when: str, share: float) -> None:
-    """With replies lost after the clients updated their control variates, a SCAFFOLD without transactional memory would drift:
-    here the sum of the clients' kept control variates still equals what the server believes (c = mean of all c_i)."""
+    """With replies lost after the clients updated their control variates, a SCAFFOLD without
+    transactional memory would drift: here the sum of the clients' kept control variates still
+    equals what the server believes (c = mean of all c_i)."""
 
     def once() -> tuple[Message, list[Round], Simulator]:
         algorithm = stack(FedAvg(Toy(), batch=8, lr=0.05), Scaffold())
@@ -232,7 +236,5 @@ def test_a_round_without_replies_is_skipped() -> None:
 def test_memory_beyond_the_budget_changes_nothing(tmp_path: Path) -> None:
     expected = final(STACKS["scaffold"], Loopback)
     for workers in (0, 2):
-        make: Make = lambda a, f, w=workers: Simulator(
-            a, f, workers=w, budget=100, folder=tmp_path / str(w)
-        )  # noqa: E731
+        make = partial(Simulator, workers=workers, budget=100, folder=tmp_path / str(workers))
         assert same_bits(final(STACKS["scaffold"], make), expected)

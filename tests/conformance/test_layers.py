@@ -30,9 +30,8 @@ def test_deterministic_finite_and_different_by_seed(name: str) -> None:
 
     a = once(0)
     assert same_bits(a, once(0))
-    assert not STACKS[name].make().trains or not same_bits(
-        a, once(1)
-    )  # what does not train may have no randomness to seed
+    # what does not train may have no randomness to seed
+    assert not STACKS[name].make().trains or not same_bits(a, once(1))
     assert all(bool(torch.isfinite(t).all()) for t in flat(a).values())
 
 
@@ -51,7 +50,9 @@ def test_what_is_sought_keeps_its_names_shapes_and_types_and_moves(name: str) ->
 
 @pytest.mark.parametrize("name", [*STACKS, *SCENES])
 def test_who_looks_at_the_number_of_rounds_says_so(name: str) -> None:
-    """Two rounds of two and two rounds of seven differ only where a part is `paced_by` their number: such a run cannot be extended."""
+    """Two rounds of two and two rounds of seven differ only where a part is `paced_by` their
+    number: such a run cannot be extended.
+    """
 
     def two_of(rounds: int) -> dict[str, torch.Tensor]:
         here = Progress(algorithm.init())
@@ -80,7 +81,9 @@ def test_who_looks_at_the_number_of_rounds_says_so(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*STACKS, *SCENES])
 def test_neither_half_changes_what_it_was_given(name: str) -> None:
-    """State and message are shared with checkpoints and other clients: nobody may write into them."""
+    """State and message are shared with checkpoints and other clients: nobody may write into
+    them.
+    """
     case = (STACKS | SCENES)[name]
     algorithm, federation = case.make(), case.federation
     state = algorithm.init().note(round=0, rounds=2, seed=0, population=7)

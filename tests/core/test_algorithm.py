@@ -82,7 +82,10 @@ def test_a_layer_can_be_used_in_two_stacks() -> None:
 
 
 def test_importing_fedlens_loads_no_engine_of_others() -> None:
-    code = "import sys, fedlens; print([m for m in ('flwr', 'ray', 'matplotlib', 'torchvision', 'av', 'deepinv') if m in sys.modules])"
+    code = (
+        "import sys, fedlens; print([m for m in ('flwr', 'ray', 'matplotlib', 'torchvision', 'av',"
+        " 'deepinv') if m in sys.modules])"
+    )
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout

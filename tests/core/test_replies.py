@@ -47,8 +47,8 @@ def test_each_tree_has_its_own_weights() -> None:
 
 
 def test_two_means_are_blended_by_hand() -> None:
-    """Values 1 and 3: alike 2, by weights 3 and 1 it is (3 + 3) / 4 = 1.5; half of each 1.75, a quarter of the second 1.875.
-    Folded in a worker or from single replies."""
+    """Values 1 and 3: alike 2, by weights 3 and 1 it is (3 + 3) / 4 = 1.5; half of each 1.75, a
+    quarter of the second 1.875. Folded in a worker or from single replies."""
     pair = [
         Message({"delta": {"w": torch.full((3,), v)}}, sender=p) for p, v in enumerate((1.0, 3.0))
     ]
@@ -74,7 +74,9 @@ def test_a_client_that_weighs_nothing_moves_nothing() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 2**31), st.floats(0, 0.6))
 def test_the_bits_do_not_depend_on_who_sums(n: int, workers: int, seed: int, absent: float) -> None:
-    """Any split over any number of workers, in any order, with any replies missing, gives the bits of the single replies."""
+    """Any split over any number of workers, in any order, with any replies missing, gives the bits
+    of the single replies.
+    """
     rng = torch.Generator().manual_seed(seed)
     there = [p for p in range(n) if float(torch.rand((), generator=rng)) >= absent] or [0]
     messages = {p: reply_of(p, rng) for p in there}
@@ -96,7 +98,9 @@ def reply_of(p: int, rng: torch.Generator) -> Message:
 
 @pytest.mark.parametrize("size", [1, 7, 31, 33, 1000, 1003, CHUNK - 1, CHUNK + 5, 2 * CHUNK + 17])
 def test_chunks_whole_arrays_and_threads_round_alike(size: int) -> None:
-    """Joining must round alike in vector code and in the tail, or a chunk's end would show in the bits."""
+    """Joining must round alike in vector code and in the tail, or a chunk's end would show in the
+    bits.
+    """
     rng = torch.Generator().manual_seed(size)
     messages = [
         Message({"delta": {"w": torch.randn(size, generator=rng)}}, sender=p).weigh(
@@ -123,7 +127,9 @@ def test_replies_are_never_written_to() -> None:
 
 
 def test_replies_from_a_wire_are_folded_where_they_lie() -> None:
-    """Four owned replies: three joins, no array beside the four, the same bits as with borrowed ones. Two named weights need two places."""
+    """Four owned replies: three joins, no array beside the four, the same bits as with borrowed
+    ones. Two named weights need two places.
+    """
 
     def reply(k: int, **weights: float) -> Message:
         return Message({"delta": {"w": torch.arange(5.0) + k}}, sender=k).weigh("delta", **weights)
@@ -201,7 +207,9 @@ def test_integers_of_any_width_and_their_means_are_expected_alike() -> None:
 
 
 def test_a_reply_counts_only_in_the_sums_it_has_a_weight_for() -> None:
-    """Values 1, 2, 6; the second is weighed under another name: the mean is (1 + 6) / 2, from single replies and from a fold."""
+    """Values 1, 2, 6; the second is weighed under another name: the mean is (1 + 6) / 2, from
+    single replies and from a fold.
+    """
     three = [reply(0, 1.0), reply(1, 2.0).weigh("delta", foo=1.0), reply(2, 6.0)]
     fold = Fold()
     for m in three:

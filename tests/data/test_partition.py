@@ -1,4 +1,6 @@
-"""Partitioners: what must hold for any labels (hypothesis), and what can be said of particular ones."""
+"""Partitioners: what must hold for any labels (hypothesis), and what can be said of particular
+ones.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ labels_and_clients = st.integers(2, 8).flatmap(
 def test_everybody_gets_something_and_everything_goes_to_one(
     given_, rule, alpha, per_client, seed
 ) -> None:  # type: ignore[no-untyped-def]
-    """Disjoint, complete, nobody empty: for every rule and any labels; natural groups are given so that there are enough of them."""
+    """Disjoint, complete, nobody empty: for every rule and any labels; natural groups are given so
+    that there are enough of them.
+    """
     labels, clients = given_
     groups = [k % (clients + 3) for k in range(len(labels))] if rule == "natural" else None
     per_client = min(per_client, len(set(labels)))
@@ -92,14 +96,16 @@ def test_dirichlet_goes_from_skewed_to_even() -> None:
 
 
 def test_dirichlet_stops_feeding_the_full() -> None:
-    """Who holds N / n = 100 samples gets no more: one more class of 100 is the most anybody can have on top of 99."""
+    """Who holds N / n = 100 samples gets no more: one more class of 100 is the most anybody can
+    have on top of 99.
+    """
     parts = dirichlet(BALANCED, 10, 0.05, np.random.default_rng(3), least=10)
     assert max(len(p) for p in parts) <= 199 and min(len(p) for p in parts) >= 10
 
 
 def test_dirichlet_gives_up_on_the_impossible_and_says_so() -> None:
-    """Two classes over 8 clients with alpha 0.001: hardly anybody gets anything by itself. It ends, nobody is empty, and the notes
-    name them."""
+    """Two classes over 8 clients with alpha 0.001: hardly anybody gets anything by itself. It ends,
+    nobody is empty, and the notes name them."""
     parts, notes = split("dirichlet", np.repeat([0, 1], 60), 8, 0, alpha=0.001)
     assert (
         min(len(p) for p in parts) >= 10
@@ -109,14 +115,18 @@ def test_dirichlet_gives_up_on_the_impossible_and_says_so() -> None:
 
 
 def test_shards_by_hand() -> None:
-    """Four classes of 10, 10 clients with 2 shards each: 20 shards of 2, every one within a class, so at most 2 classes each, 4 samples."""
+    """Four classes of 10, 10 clients with 2 shards each: 20 shards of 2, every one within a class,
+    so at most 2 classes each, 4 samples.
+    """
     y = np.repeat(np.arange(4), 10)
     parts = shards(y, 10, 2, np.random.default_rng(0))
     assert all(len(p) == 4 and len(set(y[p])) <= 2 for p in parts)
 
 
 def test_classes_per_client_is_exact_and_even() -> None:
-    """Ten classes, 20 clients with 3 each: 60 seats, 6 clients per class, 16 or 17 samples of each of the three."""
+    """Ten classes, 20 clients with 3 each: 60 seats, 6 clients per class, 16 or 17 samples of each
+    of the three.
+    """
     parts = classes_per_client(BALANCED, 20, 3, np.random.default_rng(0))
     counts = np.array([np.bincount(BALANCED[p], minlength=10) for p in parts])
     assert ((counts > 0).sum(1) == 3).all() and ((counts > 0).sum(0) == 6).all()
@@ -132,13 +142,17 @@ def test_quantity_skew_keeps_the_classes_even() -> None:
 
 
 def test_natural_balances_sizes() -> None:
-    """Groups of 6, 5, 4, 3, 2 to two clients, largest first to whoever holds least: 6 + 3 + 2 and 5 + 4."""
+    """Groups of 6, 5, 4, 3, 2 to two clients, largest first to whoever holds least: 6 + 3 + 2 and 5
+    + 4.
+    """
     groups = np.repeat(["a", "b", "c", "d", "e"], [6, 5, 4, 3, 2])
     assert sorted(len(p) for p in natural(groups, 2, np.random.default_rng(0))) == [9, 11]
 
 
 def test_top_up_by_hand() -> None:
-    """Sizes 0, 5, 1 with at least 2: two from the five (then 3, 2), one more from whoever has most."""
+    """Sizes 0, 5, 1 with at least 2: two from the five (then 3, 2), one more from whoever has
+    most.
+    """
     parts, notes = top_up([np.array([], dtype=int), np.arange(5), np.array([5])], 2)
     assert [len(p) for p in parts] == [2, 2, 2] and len(notes) == 2
     assert sorted(np.concatenate(parts)) == list(range(6))

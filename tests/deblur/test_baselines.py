@@ -46,8 +46,9 @@ def test_no_prior_gets_in_the_way_of_the_central_solver(partial: bool) -> None:
 
 
 def test_one_client_alone_is_the_central_problem_at_half_scale() -> None:
-    """LocDeblur minimises |h * x - y|^2 / 2 + eta R, CenDeblur with n = 1 |h * x - y|^2 + eta R: with eta and rho halved every iterate
-    is the same. FedAvgDeblur of one client begins elsewhere and goes to the same place."""
+    """LocDeblur minimises |h * x - y|^2 / 2 + eta R, CenDeblur with n = 1 |h * x - y|^2 + eta R:
+    with eta and rho halved every iterate is the same. FedAvgDeblur of one client begins elsewhere
+    and goes to the same place."""
     federation = small_federation(False, clients=1)
     central = solve(CenDeblur, federation, 25, eta=2.0, rho=0.3).trees["image"]["scene"]
     alone = solve(LocDeblur, federation, 25, eta=1.0, rho=0.15).trees["image"]["scene"]
@@ -62,7 +63,9 @@ def test_one_client_alone_is_the_central_problem_at_half_scale() -> None:
 
 
 def test_pixels_are_averaged_over_those_who_saw_them() -> None:
-    """After one round of LocDeblur every pixel is the mean of the local results of the clients that observed it, and nobody else's."""
+    """After one round of LocDeblur every pixel is the mean of the local results of the clients that
+    observed it, and nobody else's.
+    """
     federation = small_federation(True)
     algorithm = LocDeblur(eta=2.0, rho=0.3, double=True).given(federation.facts)
     with Simulator(algorithm, federation, workers=0) as engine:

@@ -1,4 +1,6 @@
-"""Kernels: values worked out by hand or printed by MATLAB, and what the public facts say about the authors' ones."""
+"""Kernels: values worked out by hand or printed by MATLAB, and what the public facts say about the
+authors' ones.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from fedlens.deblur.blur import client_kernel, disk, gaussian, motion, shake
 
 
 def test_motion_along_the_axes() -> None:
-    """Length 9 at 0 degrees: nine ninths. Length 20: half 9.5, so 19 whole pixels and two halves; at 90 degrees the same, upright."""
+    """Length 9 at 0 degrees: nine ninths. Length 20: half 9.5, so 19 whole pixels and two halves;
+    at 90 degrees the same, upright.
+    """
     torch.testing.assert_close(motion(9, 0), torch.full((1, 9), 1 / 9, dtype=torch.float64))
     flat = motion(20, 0)
     assert flat.shape == (1, 21)
@@ -22,15 +26,16 @@ def test_motion_along_the_axes() -> None:
 
 
 def test_motion_turns_anti_clockwise() -> None:
-    """At 45 degrees the line rises to the right: the upper right corner is heavier than the upper left; the kernel is its own half turn."""
+    """At 45 degrees the line rises to the right: the upper right corner is heavier than the upper
+    left; the kernel is its own half turn.
+    """
     kernel = motion(15, 45)
     assert kernel[0, -1] + kernel[0, -2] + kernel[1, -1] > 0 and kernel[0, 0] == 0 == kernel[-1, -1]
     torch.testing.assert_close(kernel, kernel.flip(0, 1))
     torch.testing.assert_close(motion(15, 135), kernel.flip(1))
     spread = (kernel * (torch.arange(len(kernel)) - len(kernel) // 2)[:, None].abs()).sum()
-    assert float(spread) == pytest.approx(
-        15 / 4 / 2**0.5, rel=0.1
-    )  # mean distance of a line from its middle, seen at 45 degrees
+    # mean distance of a line from its middle, seen at 45 degrees
+    assert float(spread) == pytest.approx(15 / 4 / 2**0.5, rel=0.1)
 
 
 def test_disk_of_radius_one_as_matlab_prints_it() -> None:
@@ -39,7 +44,9 @@ def test_disk_of_radius_one_as_matlab_prints_it() -> None:
 
 
 def test_disks_cover_what_they_should() -> None:
-    """A pixel inside the circle weighs 1 / (pi r^2). The authors' disk of radius 5 has 81 equal pixels."""
+    """A pixel inside the circle weighs 1 / (pi r^2). The authors' disk of radius 5 has 81 equal
+    pixels.
+    """
     kernel = disk(5)
     assert kernel.shape == (11, 11) and float(kernel[5, 5]) == pytest.approx(
         1 / (np.pi * 25), rel=1e-4
@@ -55,7 +62,9 @@ def test_gaussian_is_a_product_and_may_be_even() -> None:
 
 
 def test_the_authors_motion_is_half_a_line() -> None:
-    """Length 20 at 0 degrees: 10 whole pixels and a half, all on one side of the centre; whole only at 90 degrees."""
+    """Length 20 at 0 degrees: 10 whole pixels and a half, all on one side of the centre; whole only
+    at 90 degrees.
+    """
     half = motion(20, 0, "authors")
     assert int((half > 0).sum()) == 11 and bool((half[0, :10] == 0).all())
     assert torch.equal(motion(20, 90, "authors"), motion(20, 90))
@@ -64,7 +73,9 @@ def test_the_authors_motion_is_half_a_line() -> None:
 @pytest.mark.parametrize("family", ["fspecial", "authors"])
 @pytest.mark.parametrize("blur", ["mixed", "motion", "synthesis"])
 def test_every_kernel_is_a_blur(family: str, blur: str) -> None:
-    """Non-negative, of sum 1 (a kernel that the authors crop is not re-normalised, so less), reproducible, different for every client."""
+    """Non-negative, of sum 1 (a kernel that the authors crop is not re-normalised, so less),
+    reproducible, different for every client.
+    """
     kernels = [client_kernel(blur, k, family, seed=3) for k in range(23)]  # type: ignore[arg-type]
     for k, kernel in enumerate(kernels):
         assert float(kernel.min()) >= 0

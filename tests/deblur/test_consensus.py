@@ -15,8 +15,9 @@ from fedlens.engines.loopback import Loopback
 
 
 def test_masks_travel_only_when_asked_to_and_average_pixel_by_pixel() -> None:
-    """As the public code does with a denoiser: x = prox(sum m_k w_k / sum m_k), here with the ridge's prox a / (1 + eta / (n rho)); a
-    pixel that nobody saw stays as it was, 127.5. The replies then hold the masks."""
+    """As the public code does with a denoiser: x = prox(sum m_k w_k / sum m_k), here with the
+    ridge's prox a / (1 + eta / (n rho)); a pixel that nobody saw stays as it was, 127.5. The
+    replies then hold the masks."""
     federation = small_federation(True)
     state, engine = solve(federation, 1, prior="ridge", masks=True)
     _, plain = solve(federation, 1, prior="ridge")
@@ -33,7 +34,9 @@ def test_masks_travel_only_when_asked_to_and_average_pixel_by_pixel() -> None:
 
 @pytest.mark.parametrize("cohort", [1, 2])
 def test_part_of_the_clients_a_round_and_lost_replies_still_restore(cohort: int) -> None:
-    """Algorithm 6. Who was not asked, or not heard, keeps its old dual: no state is lost. The paper: slower and restless."""
+    """Algorithm 6. Who was not asked, or not heard, keeps its old dual: no state is lost. The
+    paper: slower and restless.
+    """
     federation = small_federation(False)
     truth = federation.test["scene"]
     whole, _ = solve(federation, 80, eta=0.5)
@@ -48,8 +51,9 @@ def test_part_of_the_clients_a_round_and_lost_replies_still_restore(cohort: int)
 
 
 def test_who_is_not_asked_counts_with_what_it_last_sent() -> None:
-    """By hand from the traffic: the server's total is the sum of the last w of everyone it heard, though it only ever got differences; and
-    a part of the clients a round ends where all of them do, which a mean over those who answered (recall=False) does not."""
+    """By hand from the traffic: the server's total is the sum of the last w of everyone it heard,
+    though it only ever got differences; and a part of the clients a round ends where all of them
+    do, which a mean over those who answered (recall=False) does not."""
     federation = small_federation(False)
     algorithm = make(federation, eta=0.5, rho=0.02)
     engine = Loopback(algorithm, federation)

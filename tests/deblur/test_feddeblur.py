@@ -1,4 +1,6 @@
-"""FedDeblur against Algorithm 1 line by line, its optimality conditions, another solver, and what an eavesdropper would see."""
+"""FedDeblur against Algorithm 1 line by line, its optimality conditions, another solver, and what
+an eavesdropper would see.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ BOTH = pytest.mark.parametrize("partial", [False, True], ids=["complete", "parti
 @BOTH
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_round_is_that_of_algorithm_1(partial: bool, channels: int) -> None:
-    """The spectral short cuts change nothing: after 7 rounds x, and what every client sent, agree to rounding."""
+    """The spectral short cuts change nothing: after 7 rounds x, and what every client sent, agree
+    to rounding.
+    """
     federation = small_federation(partial, channels=channels)
     _, engine = solve(federation, 7)
     expected = algorithm_1(federation, 2.0, 0.3, 7, np.full((channels, *SIZE), 127.5))
@@ -52,8 +56,9 @@ def test_every_round_is_that_of_algorithm_1(partial: bool, channels: int) -> Non
 def test_the_fixed_point_satisfies_the_kkt_conditions_and_another_solver_agrees(
     partial: bool,
 ) -> None:
-    """At the fixed point (appendix E): x_k = x; lambda_k = -grad f_k(x); and sum lambda_k = -D^T mu where |mu| <= eta at every pixel,
-    with mu = -eta Dx / |Dx| wherever Dx is not zero. All checked with numpy's full spectra, not with our own operators."""
+    """At the fixed point (appendix E): x_k = x; lambda_k = -grad f_k(x); and sum lambda_k = -D^T mu
+    where |mu| <= eta at every pixel, with mu = -eta Dx / |Dx| wherever Dx is not zero. All checked
+    with numpy's full spectra, not with our own operators."""
     eta, rho = 2.0, 0.3
     federation = small_federation(partial)
     algorithm = make(federation, eta=eta, rho=rho)
@@ -73,9 +78,8 @@ def test_the_fixed_point_satisfies_the_kkt_conditions_and_another_solver_agrees(
     steep = np.sqrt((slope**2).sum((0, 1)))
     assert size.max() <= eta * (1 + 1e-6)
     edges = steep > 1e-3
-    assert (
-        20 < edges.sum() < edges.size
-    )  # the check below is about something, and so is the one above
+    # the check below is about something, and so is the one above
+    assert 20 < edges.sum() < edges.size
     np.testing.assert_allclose(
         mu[:, 0][:, edges], -eta * slope[:, 0][:, edges] / steep[edges], atol=1e-4
     )
@@ -87,8 +91,9 @@ def test_the_fixed_point_satisfies_the_kkt_conditions_and_another_solver_agrees(
 
 @BOTH
 def test_only_w_travels(partial: bool) -> None:
-    """Every byte of every round: a reply is one tree "w" and two bookkeeping scalars, its length leaves room for nothing else, and
-    neither y, h, m, x_k nor lambda_k is in it, as bytes of either precision or as values."""
+    """Every byte of every round: a reply is one tree "w" and two bookkeeping scalars, its length
+    leaves room for nothing else, and neither y, h, m, x_k nor lambda_k is in it, as bytes of either
+    precision or as values."""
     federation = small_federation(partial)
     federation = replace(
         federation,
@@ -133,9 +138,8 @@ def test_only_w_travels(partial: bool) -> None:
                     r.number,
                 )
             if r.number == 0:
-                assert (
-                    float((seen.cut(w) - seen.pixels).abs().mean()) > 5
-                )  # x_k^0 = y_k would have made this 0
+                # x_k^0 = y_k would have made this 0
+                assert float((seen.cut(w) - seen.pixels).abs().mean()) > 5
 
     run(algorithm, engine, 15, after_round=look)
     assert rounds == list(range(15))
@@ -156,8 +160,9 @@ def test_the_prior_is_the_servers_business() -> None:
 
 @BOTH
 def test_a_denoiser_may_be_split_off(partial: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A "denoiser" that divides by 1 + sigma^2 is the prox of |x|^2 / 2. Acting on w (Eq. 5, sigma^2 = eta / (n rho)) or entering by
-    z = x (sigma^2 = eta / rho), it leads to the ridge's optimum, which has the closed form of the test below for complete views."""
+    """A "denoiser" that divides by 1 + sigma^2 is the prox of |x|^2 / 2. Acting on w (Eq. 5,
+    sigma^2 = eta / (n rho)) or entering by z = x (sigma^2 = eta / rho), it leads to the ridge's
+    optimum, which has the closed form of the test below for complete views."""
 
     def shrink(x: torch.Tensor, sigma: float) -> torch.Tensor:
         return x / (1 + (255 * sigma) ** 2)
@@ -168,9 +173,8 @@ def test_a_denoiser_may_be_split_off(partial: bool, monkeypatch: pytest.MonkeyPa
         {n: replace(v, pixels=100 + v.pixels / 5) for n, v in h.items()}
         for h in federation.holdings
     ]
-    federation = replace(
-        federation, holdings=middle
-    )  # far from 0 and 255, where a denoiser's result is clamped
+    # far from 0 and 255, where a denoiser's result is clamped
+    federation = replace(federation, holdings=middle)
     ends = {}
     for name, keys in {
         "Eq. 5": {"split": False},

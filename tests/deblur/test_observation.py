@@ -26,8 +26,8 @@ def test_a_complete_view_is_the_scene() -> None:
 
 
 def test_only_pixels_in_view_count_in_the_misfit() -> None:
-    """x = 0 1 2 3 in both rows, blurred by [1/2 1/2] from its right with wrap: 0.5 1.5 2.5 1.5. Seen were 2 and 2 of the lower row's
-    last two pixels: 0.5^2 + 0.5^2."""
+    """x = 0 1 2 3 in both rows, blurred by [1/2 1/2] from its right with wrap: 0.5 1.5 2.5 1.5.
+    Seen were 2 and 2 of the lower row's last two pixels: 0.5^2 + 0.5^2."""
     seen = Observation(
         torch.tensor([[[2.0, 2.0]]]), torch.tensor([[0.5, 0.5]]), 2, 4, top=1, left=2
     )

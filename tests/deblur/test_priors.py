@@ -1,4 +1,6 @@
-"""Priors: transforms are what their adjoints and spectra say, proxes minimise what they should, denoisers denoise."""
+"""Priors: transforms are what their adjoints and spectra say, proxes minimise what they should,
+denoisers denoise.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_differences_look_back_with_wrap() -> None:
 
 
 def test_shrinking_is_joint_over_directions_and_channels() -> None:
-    """Two channels with differences (3, 0) and (0, 4): one magnitude 5, so t = 1 scales all by 4/5. A pixel below t vanishes."""
+    """Two channels with differences (3, 0) and (0, 4): one magnitude 5, so t = 1 scales all by 4/5.
+    A pixel below t vanishes.
+    """
     a = torch.zeros(2, 2, 1, 2, dtype=torch.float64)
     a[0, 0, 0, 0], a[1, 1, 0, 0] = 3.0, 4.0
     a[0, 0, 0, 1] = 0.6
@@ -106,15 +110,18 @@ def test_what_the_next_x_step_is_given(name: PriorName) -> None:
 
 
 def test_total_variation_of_a_square() -> None:
-    """A k x k square of height 7 on a torus: 4k edge pixels' worth of jumps, where the corner at the top left counts sqrt(2), the one
-    at the bottom right none twice: 7 (2 (k - 1) + sqrt 2 + 2 k)."""
+    """A k x k square of height 7 on a torus: 4k edge pixels' worth of jumps, where the corner at
+    the top left counts sqrt(2), the one at the bottom right none twice: 7 (2 (k - 1) + sqrt 2 + 2
+    k)."""
     x = torch.zeros(1, 10, 10)
     x[:, 2:6, 3:7] = 7.0
     assert TotalVariation().value(x) == pytest.approx(7 * (2 * 3 + 2**0.5 + 2 * 4))
 
 
 def test_ffdnet_denoises_as_its_authors_say(data_pack: Path) -> None:
-    """Set12 01 with noise 25: the data pack's README measured 30.34 dB on average over seven images; one alone is near that."""
+    """Set12 01 with noise 25: the data pack's README measured 30.34 dB on average over seven
+    images; one alone is near that.
+    """
     truth = read_image(data_pack / "classic" / "gray_set12" / "01.png")
     noisy = truth + 25 * torch.randn(truth.shape, generator=torch.Generator().manual_seed(0))
     prior = PlugAndPlay(

@@ -1,4 +1,6 @@
-"""The user's own observations: what is read, what is estimated, and what is refused in a sentence."""
+"""The user's own observations: what is read, what is estimated, and what is refused in a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def own_scene(folder: Path, **changes: Any) -> Path:
 
 
 def test_own_files(tmp_path: Path) -> None:
-    """kernel.png and kernel.mat are kernels too; sums become 1; the scene goes on for half a kernel beyond the photos."""
+    """kernel.png and kernel.mat are kernels too; sums become 1; the scene goes on for half a kernel
+    beyond the photos.
+    """
     from scipy.io import savemat
 
     folder = own_scene(tmp_path / "scene")
@@ -79,7 +83,9 @@ def test_own_files(tmp_path: Path) -> None:
 
 
 def test_a_missing_kernel_is_estimated_from_a_sharp_reference(tmp_path: Path) -> None:
-    """With reference.png beside the clients: kernel.npy where there is one, the estimate elsewhere, also for a partial view."""
+    """With reference.png beside the clients: kernel.npy where there is one, the estimate elsewhere,
+    also for a partial view.
+    """
     sharp = Scene(image="camera", size=96).images()["camera"]
     kernel = motion(7, 45)
     blurred = circular_blur(sharp, kernel)[0].numpy()

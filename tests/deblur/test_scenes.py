@@ -49,7 +49,9 @@ def test_with_nothing_set_there_is_a_scene() -> None:
 
 
 def test_observations_are_blurred_and_noisy_by_the_book(sharp: Path) -> None:
-    """Without noise the observation is the circular convolution; with it, the difference has the asked-for deviation. Seeds repeat."""
+    """Without noise the observation is the circular convolution; with it, the difference has the
+    asked-for deviation. Seeds repeat.
+    """
     clean = Scene(image=str(sharp), noise=0.0, blur="motion").federation(3, 0)
     noisy = Scene(image=str(sharp), noise=2.0, blur="motion").federation(3, 0)
     truth = read_image(sharp)
@@ -79,9 +81,8 @@ def test_a_folder_is_many_scenes_and_scores_are_their_mean(sharp: Path) -> None:
     single = FedDeblur(task, tol=0.0).given(alone.facts)
     with Simulator(single, alone, workers=0) as engine:
         one = run(single, engine, 5)
-    assert torch.equal(
-        both.trees["image"]["sharp"], one.trees["image"]["sharp"]
-    )  # side by side, and none the wiser
+    # side by side, and none the wiser
+    assert torch.equal(both.trees["image"]["sharp"], one.trees["image"]["sharp"])
     result = algorithm.result(both)
     each = [task.evaluate(result, {n: federation.test[n]})["psnr"] for n in result]
     assert task.evaluate(result, federation.test)["psnr"] == pytest.approx(sum(each) / 2)
@@ -114,8 +115,8 @@ def test_a_text_file_is_not_an_image(tmp_path: Path) -> None:
 
 
 def test_an_unknown_boundary_does_not_ring() -> None:
-    """Photos that are not circular: solving for what lies beyond their edges beats tapering them, which beats doing nothing. All three
-    see the same data and are scored on the same pixels."""
+    """Photos that are not circular: solving for what lies beyond their edges beats tapering them,
+    which beats doing nothing. All three see the same data and are scored on the same pixels."""
     scores = {}
     for boundary in ("ignore", "taper", "unknown"):
         federation = Scene(image="camera", size=96, blur="motion", boundary=boundary).federation(

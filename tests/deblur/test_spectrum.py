@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import scenes
 import numpy as np
 import pytest
+import scenes
 import torch
 
 from fedlens.deblur.spectrum import blur, forward, norm, twice
@@ -20,7 +20,9 @@ def test_norm_of_a_half_spectrum_is_the_images() -> None:
 
 
 def test_even_kernels_sit_half_a_pixel_off_like_matlabs_psf2otf() -> None:
-    """A 1 x 2 kernel [a b] has its centre at index 1: out[j] = b x[j] + a x[j + 1] ... that is, x is blurred from its right."""
+    """A 1 x 2 kernel [a b] has its centre at index 1: out[j] = b x[j] + a x[j + 1] ... that is, x
+    is blurred from its right.
+    """
     x = torch.arange(6, dtype=torch.float64).reshape(1, 1, 6).expand(1, 4, 6)
     kernel = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
     want = 0.75 * x + 0.25 * x.roll(-1, -1)

@@ -49,7 +49,9 @@ def test_pictures_show_who_saw_what(observe: str) -> None:
 
 
 def test_kernels_are_shown_at_one_scale() -> None:
-    """A 1 x 3 line in a square of 5 lies in the middle row; the kernel's centre, index size // 2, stands at the square's."""
+    """A 1 x 3 line in a square of 5 lies in the middle row; the kernel's centre, index size // 2,
+    stands at the square's.
+    """
     shown = framed(torch.tensor([[1.0, 2.0, 3.0]]), 5)
     assert (
         shown.shape == (1, 5, 5)
@@ -68,7 +70,9 @@ def test_mosaic_is_the_mean_of_those_who_saw_a_pixel() -> None:
 
 
 def test_from_recipe_to_run_folder(tmp_path: Path) -> None:
-    """What a user gets from `fedlens run deblur size=64`: scores in summary.json, files, pictures, curves of the measured quantities."""
+    """What a user gets from `fedlens run deblur size=64`: scores in summary.json, files, pictures,
+    curves of the measured quantities.
+    """
     done = experiment(
         "deblur",
         out=tmp_path / "run",

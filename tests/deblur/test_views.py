@@ -20,7 +20,9 @@ cv2 = pytest.importorskip("cv2")
 
 
 def test_a_moved_and_darkened_view_is_put_back() -> None:
-    """A known homography and a gamma: afterwards the view agrees with the first one as if the homography had been told."""
+    """A known homography and a gamma: afterwards the view agrees with the first one as if the
+    homography had been told.
+    """
     first = torch.nn.functional.avg_pool2d(shipped("camera", "grey"), 2)
     warp = np.array([[1.01, 0.015, 5.0], [-0.01, 0.99, -3.0], [1e-5, 2e-5, 1.0]], np.float32)
     moved = cv2.warpPerspective(
@@ -56,8 +58,9 @@ def test_views_of_different_sizes_are_refused() -> None:
 
 @pytest.mark.parametrize("size", [9, 8])
 def test_a_kernel_is_found_from_a_photo_and_a_sharp_picture(size: int) -> None:
-    """Blurred by a known kernel, darkened, noise of one grey level: the estimate blurs the sharp picture into the same photo, within the
-    noise, and lies on the same pixels. Odd and even sizes stand where `spectrum.otf` puts them."""
+    """Blurred by a known kernel, darkened, noise of one grey level: the estimate blurs the sharp
+    picture into the same photo, within the noise, and lies on the same pixels. Odd and even sizes
+    stand where `spectrum.otf` puts them."""
     sharp = torch.nn.functional.avg_pool2d(shipped("camera", "grey"), 4)
     true = torch.zeros(size, size, dtype=torch.float64)
     line = motion(6, 30)
@@ -87,7 +90,9 @@ def test_no_kernel_can_come_from_nothing() -> None:
 
 @pytest.mark.slow
 def test_real_views_of_a_castle(data_pack: Path, tmp_path: Path) -> None:
-    """Five hand-held photos: after registration they agree better with the first than before, and `scene=DIR align=true` takes them."""
+    """Five hand-held photos: after registration they agree better with the first than before, and
+    `scene=DIR align=true` takes them.
+    """
     photos = sorted((data_pack / "multiview" / "sceaux_castle").glob("*.JPG"))
     views = [torch.nn.functional.avg_pool2d(read_image(p, "grey"), 6) for p in photos[:3]]
     back = register(views)

@@ -1,4 +1,6 @@
-"""Ray: the simulator's bits from actors, and the same manners when a client or a worker misbehaves."""
+"""Ray: the simulator's bits from actors, and the same manners when a client or a worker
+misbehaves.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,8 @@ from fedlens.layers import Scaffold
 ray = pytest.importorskip("ray")
 from fedlens.engines.ray import Ray, start  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning"
-)  # Ray leaves sockets and log files open
+# Ray leaves sockets and log files open
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 FEDERATION = toy_federation(7)
 
 
@@ -41,7 +42,9 @@ def cluster() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", STACKS)
 def test_every_stack_reaches_a_worker_whole(name: str) -> None:
-    """What Ray sends to its workers is a pickled copy: it must do what the original does. Everything else a worker does is `crew`'s."""
+    """What Ray sends to its workers is a pickled copy: it must do what the original does.
+    Everything else a worker does is `crew`'s.
+    """
     case, ends = STACKS[name], []
     for algorithm in (case.make(), ray.cloudpickle.loads(ray.cloudpickle.dumps(case.make()))):
         ends.append(run(algorithm, Loopback(algorithm, case.federation), 1, seed=3))
@@ -97,7 +100,9 @@ def test_a_client_that_kills_its_worker_costs_its_own_reply_only(cluster: None) 
 
 
 def test_a_lost_worker_changes_no_bits(cluster: None) -> None:
-    """The worker is killed between rounds, with control variates resident in it; its successor finds them on disk."""
+    """The worker is killed between rounds, with control variates resident in it; its successor
+    finds them on disk.
+    """
     expected = STACKS["scaffold"].make()
     wanted = run(expected, Loopback(expected, FEDERATION), 3, seed=3)
     algorithm = STACKS["scaffold"].make()

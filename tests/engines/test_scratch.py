@@ -1,4 +1,6 @@
-"""What a killed simulator leaves in shared memory is cleared away by the next one, and a living one's is not."""
+"""What a killed simulator leaves in shared memory is cleared away by the next one, and a living
+one's is not.
+"""
 
 from __future__ import annotations
 

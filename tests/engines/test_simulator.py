@@ -50,13 +50,15 @@ WIDE = textwrap.dedent("""
     if {memory!r}:
         simulator.MEMORY = Path({memory!r})
     torch.set_num_threads(2)
-    torch.randn(1 << 20).sum()  # from here on this process has an OpenMP helper, which no fork inherits
+    torch.randn(1 << 20).sum()  # now this process has an OpenMP helper, which no fork inherits
     states, moved = [], 0
     for workers in (0, 1, 2):
         algorithm = FedAvg(Wide(), lr=0.01, batch=8)
-        with simulator.Simulator(algorithm, toy_federation(4), workers=workers, threads=2) as engine:
+        everyone = toy_federation(4)
+        with simulator.Simulator(algorithm, everyone, workers=workers, threads=2) as engine:
             states.append(run(algorithm, engine, 2))
-            moved += sum(s.path.is_symlink() for s in (engine.inbox, *(p.outbox for p in engine.crew)))
+            boxes = engine.inbox, *(p.outbox for p in engine.crew)
+            moved += sum(s.path.is_symlink() for s in boxes)
         assert not engine.scratch.exists() and not engine.overflow.exists()
     print(all(same_bits(states[0], s) for s in states[1:]), moved)
 """)
@@ -71,12 +73,16 @@ def wide(memory: str = "") -> str:
 
 
 def test_workers_with_several_threads_each() -> None:
-    """Two threads a worker, forked from a process that has computed with two: same bits as without workers, and no waiting for helpers."""
+    """Two threads a worker, forked from a process that has computed with two: same bits as without
+    workers, and no waiting for helpers.
+    """
     assert wide() == "True 0"
 
 
 def test_what_does_not_fit_into_shared_memory_lies_on_disk(tmp_path: Path) -> None:
-    """A model of 3 MB with 200 kB of shared memory (a container often has 64 MB): the inboxes of two runs and three outboxes move."""
+    """A model of 3 MB with 200 kB of shared memory (a container often has 64 MB): the inboxes of
+    two runs and three outboxes move.
+    """
     assert wide(str(tmp_path)) == "True 5"
 
 

@@ -27,18 +27,22 @@ def public(tmp_path: Path) -> Path:
     return tmp_path / "public"
 
 
-# -- Gaussians --------------------------------------------------------------------------------------------------------------------------
+# -- Gaussians -------------------------------------------------------------------------------------
 
 
 def test_one_direction_by_hand() -> None:
-    """Pixels 0.2 and 0.6: mean 0.4, sample deviation sqrt(2 * 0.2^2 / 1) = 0.2828; the sign of the direction is free."""
+    """Pixels 0.2 and 0.6: mean 0.4, sample deviation sqrt(2 * 0.2^2 / 1) = 0.2828; the sign of the
+    direction is free.
+    """
     mean, directions = fit(torch.tensor([0.2, 0.6]).view(2, 1, 1, 1), 64)
     assert float(mean) == pytest.approx(0.4) and directions.shape == (1, 1, 1, 1)
     assert abs(float(directions)) == pytest.approx(0.28284, abs=1e-5)
 
 
 def test_samples_have_the_moments_of_the_images() -> None:
-    """Images from a known Gaussian, well inside [0, 1]: mean and covariance of 20,000 samples agree with those of the images."""
+    """Images from a known Gaussian, well inside [0, 1]: mean and covariance of 20,000 samples agree
+    with those of the images.
+    """
     rng = torch.Generator().manual_seed(0)
     mix = torch.randn(12, 12, generator=rng) * 0.02
     images = (0.5 + torch.randn(300, 12, generator=rng) @ mix).view(300, 3, 2, 2)
@@ -49,7 +53,9 @@ def test_samples_have_the_moments_of_the_images() -> None:
 
 
 def test_fewer_components_lie_in_their_span(public: Path) -> None:
-    """Red images differ in one direction only, all red pixels together: samples are uniform red whatever the draw."""
+    """Red images differ in one direction only, all red pixels together: samples are uniform red
+    whatever the draw.
+    """
     told = Gaussians(str(public), components=5).told(["cat", "dog"], (3, 8, 8))
     made = told.generate(0, 6, generator(1))
     assert made.shape == (6, 3, 8, 8) and float(made[:, 1:].abs().max()) < 1e-4
@@ -62,7 +68,7 @@ def test_fewer_components_lie_in_their_span(public: Path) -> None:
     assert float(told.generate(1, 2, generator(0))[:, 0].max()) < 1e-4
 
 
-# -- ready images -----------------------------------------------------------------------------------------------------------------------
+# -- ready images ----------------------------------------------------------------------------------
 
 
 def test_nothing_twice_before_everything_once(public: Path) -> None:
@@ -76,7 +82,7 @@ def test_nothing_twice_before_everything_once(public: Path) -> None:
     assert told.generate(1, 1, generator(0))[0, 0, 0, 0] > 0  # classes go by name, not by order
 
 
-# -- the same questions to all ------------------------------------------------------------------------------------------------------------
+# -- the same questions to all ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [Gaussians, ReadyImages])
@@ -90,7 +96,9 @@ def test_folders_that_do_not_fit(public: Path, kind: type[Gaussians] | type[Read
         kind(str(public)).told(["x", "y", "z"], (3, 8, 8))
     with pytest.raises(
         DataError,
-        match=f"{name} .* images of 16x16 with 3 channels, but the clients' are 8x8 with 3 channels",
+        match=(
+            f"{name} .* images of 16x16 with 3 channels, but the clients' are 8x8 with 3 channels"
+        ),
     ):
         kind(str(public), size=16).told(["cat", "dog"], (3, 8, 8))
     with pytest.raises(DataError, match=r"no folder of images for .*nowhere$"):
@@ -130,7 +138,7 @@ def test_other_files_other_images(public: Path, tmp_path: Path) -> None:
     assert store.images(told, {}, shape, 0, 0) == ({}, 0)
 
 
-# -- prompts ----------------------------------------------------------------------------------------------------------------------------
+# -- prompts ---------------------------------------------------------------------------------------
 
 
 def test_prompts(tmp_path: Path) -> None:

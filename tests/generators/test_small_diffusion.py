@@ -1,4 +1,6 @@
-"""The small diffusion model: the sampler against a case whose answer is known, training through a recipe, use by clients."""
+"""The small diffusion model: the sampler against a case whose answer is known, training through a
+recipe, use by clients.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ TINY = {"patch": 2, "widths": (8, 8), "attention": False}
 
 
 class Known(Denoiser):
-    """Knows the one image there is: x = a x0 + s e, so e = (x - a x0) / s and v = a e - s x0. Class 1's is the negative."""
+    """Knows the one image there is: x = a x0 + s e, so e = (x - a x0) / s and v = a e - s x0. Class
+    1's is the negative.
+    """
 
     image = torch.linspace(-0.8, 0.9, 3 * 8 * 8).view(3, 8, 8)
 
@@ -47,7 +51,9 @@ def test_the_sampler_finds_the_one_image_there_is(steps: int) -> None:
 
 
 def test_guidance_goes_beyond() -> None:
-    """ "Any class" here is the negative image; with weight 1 the answer is the class's own, with 0 the other's."""
+    """ "Any class" here is the negative image; with weight 1 the answer is the class's own, with 0
+    the other's.
+    """
     model = Known(1, size=8, **TINY)  # type: ignore[arg-type]
     zero = torch.zeros(1, dtype=torch.long)
     ours, theirs = (model.sample(zero, generator(0), 4, guidance=g) for g in (1.0, 0.0))
@@ -57,7 +63,9 @@ def test_guidance_goes_beyond() -> None:
 
 
 def test_part_of_the_noise_keeps_part_of_the_start() -> None:
-    """An untrained network says v = 0, so x0 = a x: behind little noise the start is still there, behind all of it nothing is."""
+    """An untrained network says v = 0, so x0 = a x: behind little noise the start is still there,
+    behind all of it nothing is.
+    """
     torch.manual_seed(0)
     model = Denoiser(1, size=8, **TINY)  # type: ignore[arg-type]
     torch.nn.init.zeros_(model.mean.conv_out.weight)  # type: ignore[union-attr,arg-type]
@@ -73,7 +81,9 @@ def test_part_of_the_noise_keeps_part_of_the_start() -> None:
 
 
 def test_the_moving_average_by_hand() -> None:
-    """Decay min(0.999, (1 + n) / (10 + n)): 0.1, then 2/11. From 0 towards 1: 0.9, then 0.9 * 2/11 + 9/11."""
+    """Decay min(0.999, (1 + n) / (10 + n)): 0.1, then 2/11. From 0 towards 1: 0.9, then 0.9 * 2/11
+    + 9/11.
+    """
     model = Denoiser(1, size=8, **TINY)  # type: ignore[arg-type]
     with torch.no_grad():
         for p in model.mean.parameters():
@@ -89,7 +99,9 @@ def test_the_moving_average_by_hand() -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The recipe `generator` on two classes that a child could draw: red above, and blue below. 8x8,"""
+    """The recipe `generator` on two classes that a child could draw: red above, and blue below.
+    8x8,
+    """
     root = tmp_path_factory.mktemp("generator")
     rng = generator(0)
     for k in range(24):
@@ -98,11 +110,25 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             pixels[channel, rows] += 200
             save(root / "public" / name / f"{k}.png", pixels)
     outcome = experiment(
-        "generator", out=root / "run",
-        **{"data.root": str(root / "public"), "data.size": 8, "task.size": 8, "task.classes": 2, "task.widths": [16, 16], "task.steps": 8,
-           "task.attention": False, "federation.rounds": 3, "FedAvg.steps": 80, "FedAvg.batch": 24, "FedAvg.lr": 0.004,
-           "task.average": 0.95, "federation.threads": 1, "federation.evaluate_every": 1},
-    )  # fmt: skip
+        "generator",
+        out=root / "run",
+        **{
+            "data.root": str(root / "public"),
+            "data.size": 8,
+            "task.size": 8,
+            "task.classes": 2,
+            "task.widths": [16, 16],
+            "task.steps": 8,
+            "task.attention": False,
+            "federation.rounds": 3,
+            "FedAvg.steps": 80,
+            "FedAvg.batch": 24,
+            "FedAvg.lr": 0.004,
+            "task.average": 0.95,
+            "federation.threads": 1,
+            "federation.evaluate_every": 1,
+        },
+    )
     losses = [r["metrics"]["denoising_loss"] for r in outcome.rounds]
     assert losses[-1] < 0.8 * losses[0], losses
     return root / "public", outcome.folder
@@ -168,7 +194,9 @@ def test_the_task_refuses_other_images() -> None:
 
 
 def test_training_leaves_the_average_to_the_model(trained: tuple[Path, Path]) -> None:
-    """Both travel: the average is a part of the model like any other, and differs from the weights."""
+    """Both travel: the average is a part of the model like any other, and differs from the
+    weights.
+    """
     from fedlens.models.weights import read_weights
 
     weights = read_weights(trained[1] / "model.safetensors")

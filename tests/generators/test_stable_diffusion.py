@@ -1,4 +1,6 @@
-"""A pipeline of diffusers that is built and saved here, a few thousand weights large: everything but the quality is real."""
+"""A pipeline of diffusers that is built and saved here, a few thousand weights large: everything
+but the quality is real.
+"""
 
 from __future__ import annotations
 
@@ -45,18 +47,40 @@ def build(folder: Path) -> Path:
     )
     torch.manual_seed(0)
     text = CLIPTextModel(
-        CLIPTextConfig(vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-                       max_position_embeddings=16, bos_token_id=0, eos_token_id=1, pad_token_id=1)
-    )  # fmt: skip
+        CLIPTextConfig(
+            vocab_size=len(words),
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=16,
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=1,
+        )
+    )
     unet = UNet2DConditionModel(
-        sample_size=8, in_channels=4, out_channels=4, layers_per_block=1, block_out_channels=(8, 16), cross_attention_dim=16,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=4, norm_num_groups=4,
-    )  # fmt: skip
+        sample_size=8,
+        in_channels=4,
+        out_channels=4,
+        layers_per_block=1,
+        block_out_channels=(8, 16),
+        cross_attention_dim=16,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=4,
+        norm_num_groups=4,
+    )
     vae = AutoencoderKL(
-        in_channels=3, out_channels=3, latent_channels=4, block_out_channels=(8, 8), norm_num_groups=4, sample_size=16,
-        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
-    )  # fmt: skip
+        in_channels=3,
+        out_channels=3,
+        latent_channels=4,
+        block_out_channels=(8, 8),
+        norm_num_groups=4,
+        sample_size=16,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+    )
     made = StableDiffusionPipeline(
         vae, text, tokenizer, unet, DDIMScheduler(), None, None, requires_safety_checker=False
     )
@@ -65,7 +89,9 @@ def build(folder: Path) -> Path:
 
 
 def test_images_of_a_class(pipeline: Path) -> None:
-    """The right number and size, in [0, 1], the same for the same random numbers, others for another class or other numbers."""
+    """The right number and size, in [0, 1], the same for the same random numbers, others for
+    another class or other numbers.
+    """
     told = StableDiffusion(str(pipeline), steps=2, batch=2, resolution=16).told(
         ["cat", "dog"], (3, 8, 8)
     )
@@ -88,7 +114,9 @@ def test_images_of_a_class(pipeline: Path) -> None:
 
 
 def test_four_bits(pipeline: Path) -> None:
-    """Images change a little, the weights of the network shrink to an eighth and a scale for every 64 (1/8 + 1/64 of 32 bits)."""
+    """Images change a little, the weights of the network shrink to an eighth and a scale for every
+    64 (1/8 + 1/64 of 32 bits).
+    """
     told = [
         StableDiffusion(str(pipeline), steps=2, resolution=16, bits=b).told(["cat"], (3, 16, 16))
         for b in (32, 4)
@@ -104,11 +132,15 @@ def test_four_bits(pipeline: Path) -> None:
 
 def test_no_such_pipeline(tmp_path: Path) -> None:
     pytest.importorskip("diffusers")
-    """One that is not there is refused before any client starts, one that is only half there when it is used."""
+    """One that is not there is refused before any client starts, one that is only half there
+    when it is used.
+    """
     (tmp_path / "nothing").mkdir()
     with pytest.raises(
         DataError,
-        match=r"needs a saved pipeline of diffusers, and the folder .*nothing has no model_index.json",
+        match=(
+            r"needs a saved pipeline of diffusers, and the folder .*nothing has no model_index.json"
+        ),
     ):
         StableDiffusion(str(tmp_path / "nothing")).told(["cat"])
     with pytest.raises(
@@ -128,8 +160,8 @@ def test_loading_says_nothing(pipeline: Path, capfd: pytest.CaptureFixture[str])
 
 
 def test_packing_by_hand() -> None:
-    """A group whose largest weight is 7 has scale 1: whole numbers come back as they were, 2.4 becomes 2, and the error is half a scale at
-    most."""
+    """A group whose largest weight is 7 has scale 1: whole numbers come back as they were, 2.4
+    becomes 2, and the error is half a scale at most."""
     weight = torch.zeros(1, GROUP)
     weight[0, :5] = torch.tensor([7.0, -7.0, 3.0, 2.4, -0.6])
     packed, scales = pack(weight)
@@ -153,11 +185,12 @@ def test_quantised_layers_compute_with_the_unpacked_weights() -> None:
     )
     x = torch.randn(2, 3, 8, 8)
     quantise(net)
+    # 8 weights are not worth it
     assert (
         isinstance(net[0], FourBit)
         and isinstance(net[2], FourBit)
         and isinstance(net[3], nn.Linear)
-    )  # 8 weights are not worth it
+    )
     expected = nn.functional.conv2d(x, net[0].weight, net[0].bias, stride=2, padding=1)
     assert torch.allclose(net[0](x), expected)
     assert not [n for n, _ in net[0].named_parameters() if n.endswith("weight")]

@@ -97,11 +97,13 @@ def stacked(
     return made
 
 
-# -- the balance point ------------------------------------------------------------------------------------------------------------------
+# -- the balance point -----------------------------------------------------------------------------
 
 
 def test_constrained_by_hand() -> None:
-    """7, 2, 0: the mean is 3. Class 0 is excessive (3 of 7 stay), class 1 scarce (one more), class 2 missing (three)."""
+    """7, 2, 0: the mean is 3. Class 0 is excessive (3 of 7 stay), class 1 scarce (one more), class
+    2 missing (three).
+    """
     plan = balance([7, 2, 0], False, RNG())
     assert (plan.point, list(plan.made), plan.total) == (3, [0, 1, 3], 9)
     plan = balance([7, 2, 2], False, RNG())  # 11 / 3 = 3.67 is floored
@@ -116,7 +118,9 @@ def test_unconstrained_by_hand() -> None:
 
 
 def test_fewer_samples_than_classes() -> None:
-    """Three samples of class 0 and five classes: the mean is 0.6, its floor 0, so B = 1. One stays, two of four missing ones are filled."""
+    """Three samples of class 0 and five classes: the mean is 0.6, its floor 0, so B = 1. One stays,
+    two of four missing ones are filled.
+    """
     plan = balance([3, 0, 0, 0, 0], False, RNG().manual_seed(1))
     assert plan.point == 1 and plan.made[0] == 0 and sum(plan.made) == 2 and plan.total == 3
     drawn = {tuple(balance([3, 0, 0, 0, 0], False, RNG().manual_seed(s)).made) for s in range(60)}
@@ -146,25 +150,29 @@ def test_nor_does_it_in_a_round(held: list[int], round: int) -> None:
     assert reply.scalars["examples"] <= sum(held)
 
 
-# -- sampling and replay ----------------------------------------------------------------------------------------------------------------
+# -- sampling and replay ---------------------------------------------------------------------------
 
 
 def test_choice_by_hand() -> None:
-    """Scores 5 1 4 2 3. First the two largest: 5 and 4, places 0 and 2. With places 0 and 2 chosen before and B = 2: nothing is kept at
-    0 %, the best two of the others are 3 and 2 (places 4, 3); at 50 % the 5 stays and the 3 comes."""
+    """Scores 5 1 4 2 3. First the two largest: 5 and 4, places 0 and 2. With places 0 and 2 chosen
+    before and B = 2: nothing is kept at 0 %, the best two of the others are 3 and 2 (places 4, 3);
+    at 50 % the 5 stays and the 3 comes."""
     scores, old = torch.tensor([5.0, 1, 4, 2, 3]), torch.tensor([True, False, True, False, False])
     nobody = torch.zeros(5, dtype=torch.bool)
     assert choose(scores, nobody, 2, 0.5).tolist() == [0, 2]
     assert choose(scores, old, 2, 0.0).tolist() == [4, 3]
     assert choose(scores, old, 2, 0.5).tolist() == [0, 4]
     assert choose(scores, old, 2, 1.0).tolist() == [0, 2]
-    # Four of five with 25 %: one from the old two, three new. With 0 % four new are wanted and three there: one comes back.
+    # Four of five with 25 %: one from the old two, three new. With 0 % four new are wanted and
+    # three there: one comes back.
     assert choose(scores, old, 4, 0.25).tolist() == [0, 4, 3, 1]
     assert choose(scores, old, 4, 0.0).tolist() == [0, 4, 3, 1]
 
 
 def test_ten_percent_of_fifty_is_five() -> None:
-    """gamma B = 0.1 * 50 must not fall to 4 because 0.1 is not quite 0.1; 0.29 * 100 is 28.999... in floating point."""
+    """gamma B = 0.1 * 50 must not fall to 4 because 0.1 is not quite 0.1; 0.29 * 100 is 28.999...
+    in floating point.
+    """
     old = torch.arange(200) < 50
     chosen = choose(torch.arange(200.0), old, 50, 0.1)
     assert int(old[chosen].sum()) == 5 and len(set(chosen.tolist())) == 50
@@ -173,7 +181,9 @@ def test_ten_percent_of_fifty_is_five() -> None:
 
 
 def test_the_largest_losses_stay() -> None:
-    """Nine samples, six of class 0: B = 3. The three with the largest loss under the received model, computed here one by one."""
+    """Nine samples, six of class 0: B = 3. The three with the largest loss under the received
+    model, computed here one by one.
+    """
     layer, held, memory = stacked(), data(6, 3, 0), {}
     message = message_of(layer)
     model = Plain()
@@ -187,7 +197,9 @@ def test_the_largest_losses_stay() -> None:
 
 
 def test_sampling_looks_at_the_model_as_it_is_used() -> None:
-    """With BatchNorm: evaluation mode, so that a loss does not depend on who else is in the batch."""
+    """With BatchNorm: evaluation mode, so that a loss does not depend on who else is in the
+    batch.
+    """
     layer, held, memory = stacked(Toy), data(6, 3, 0), {}
     layer.client_step(message_of(layer), client_of(held, memory=memory))
     net = Net().eval()
@@ -201,8 +213,8 @@ def test_sampling_looks_at_the_model_as_it_is_used() -> None:
 
 
 def test_cycles() -> None:
-    """m = 2, gamma = 1/3, B = 3: rounds 0 and 1 use the same samples, round 2 keeps one of them. A client that was away in between makes
-    its new choice when it comes back."""
+    """m = 2, gamma = 1/3, B = 3: rounds 0 and 1 use the same samples, round 2 keeps one of them. A
+    client that was away in between makes its new choice when it comes back."""
     layer, held = stacked(period=2, replay=1 / 3), data(9, 0, 0)
     memory: dict[str, dict[str, Tensor]] = {}
     kept = []
@@ -231,12 +243,12 @@ def test_random_sampling_does_not_look() -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-# -- alignment and drop -----------------------------------------------------------------------------------------------------------------
+# -- alignment and drop ----------------------------------------------------------------------------
 
 
 def test_the_first_step_is_fedavg_on_the_balanced_data() -> None:
-    """Shifts start at zero, so one step of the whole method, one without alignment and one of plain FedAvg on the same balanced samples
-    move the model by the same bits."""
+    """Shifts start at zero, so one step of the whole method, one without alignment and one of plain
+    FedAvg on the same balanced samples move the model by the same bits."""
     held, one = data(6, 3, 0), {"steps": 1, "batch": 9}
     layer = stacked(fedavg=one, drop=0.25)
     message, memory = message_of(layer), {}
@@ -262,8 +274,9 @@ def test_the_first_step_is_fedavg_on_the_balanced_data() -> None:
 
 @pytest.mark.parametrize("pace", [1.0, 0.25])
 def test_a_shift_moves_against_its_gradient(pace: float) -> None:
-    """Cross-entropy of W z + b has the gradient W^T (p - e_c) / B in z; the shift of class c gets the sum over its generated samples.
-    At pace 1/4 it moves a quarter of that, and is kept as twice what it is."""
+    """Cross-entropy of W z + b has the gradient W^T (p - e_c) / B in z; the shift of class c gets
+    the sum over its generated samples. At pace 1/4 it moves a quarter of that, and is kept as twice
+    what it is."""
     held, memory = data(6, 3, 0), {}
     layer = stacked(fedavg={"steps": 1, "batch": 9, "lr": 0.5}, drop=0.0, pace=pace)
     message = message_of(layer)
@@ -280,8 +293,8 @@ def test_a_shift_moves_against_its_gradient(pace: float) -> None:
 
 
 def test_the_mean_gradient_sees_the_shifts() -> None:
-    """SCAFFOLD's option I asks for the gradient of what is trained. A head alone, z = x + P for generated samples: dL/dW = (p - e_c) z^T,
-    summed here sample by sample."""
+    """SCAFFOLD's option I asks for the gradient of what is trained. A head alone, z = x + P for
+    generated samples: dL/dW = (p - e_c) z^T, summed here sample by sample."""
     held, shift = data(6, 3, 0), torch.randn(3, 6, generator=RNG().manual_seed(5))
     layer = stacked(drop=0.0)
     message, kept, x = (
@@ -302,7 +315,9 @@ def test_the_mean_gradient_sees_the_shifts() -> None:
 
 
 def test_drop_leaves_out_exactly_its_share() -> None:
-    """zeta B = 1/32 * 64 = 2 of the generated samples, never a real one; in a batch of 16 it rounds to 1, in one of 15 to 0."""
+    """zeta B = 1/32 * 64 = 2 of the generated samples, never a real one; in a batch of 16 it rounds
+    to 1, in one of 15 to 0.
+    """
     for size, made, expected in ((64, 40, 38), (64, 1, 0), (16, 9, 8), (15, 9, 9)):
         shifts = Shifts(3, 4, 1 / 32, RNG().manual_seed(0))
         with torch.no_grad():
@@ -339,7 +354,9 @@ def test_shifts_stay_at_home_and_out_of_the_test() -> None:
 
 
 def test_generated_samples_are_not_augmented() -> None:
-    """Augmentation puts real samples to 1; generated uint8 images become floats in [0, 1]; the order asked for is kept."""
+    """Augmentation puts real samples to 1; generated uint8 images become floats in [0, 1]; the
+    order asked for is kept.
+    """
     real = Tensors(
         {"x": torch.zeros(4, 1, 2, 2), "y": torch.tensor([0, 0, 1, 1])},
         augment=lambda x, rng: x + 1,
@@ -357,7 +374,7 @@ def test_generated_samples_are_not_augmented() -> None:
     assert mixed.batch(torch.tensor([0, 1]))["x"].max() == 0
 
 
-# -- who decides what -------------------------------------------------------------------------------------------------------------------
+# -- who decides what ------------------------------------------------------------------------------
 
 
 def test_roles_have_exactly_their_shares() -> None:
@@ -370,9 +387,8 @@ def test_roles_have_exactly_their_shares() -> None:
     }
     assert {stacked(unconstrained=1.0).role(message, i) for i in range(20)} == {"unconstrained"}
     more = [i for i in range(20) if stacked(unconstrained=0.5).role(message, i) == "unconstrained"]
-    assert {i for i in range(20) if layer.role(message, i) == "unconstrained"} < set(
-        more
-    )  # lambda grows, nobody changes back
+    # lambda grows, nobody changes back
+    assert {i for i in range(20) if layer.role(message, i) == "unconstrained"} < set(more)
 
 
 def test_a_weak_client_is_plain_fedavg() -> None:
@@ -389,7 +405,9 @@ def test_an_unconstrained_client_fills_to_its_largest_class() -> None:
 
 
 def test_a_site_may_say_for_itself() -> None:
-    """Whatever the shares of the recipe are; "" leaves it to the draw, which here makes everybody weak."""
+    """Whatever the shares of the recipe are; "" leaves it to the draw, which here makes everybody
+    weak.
+    """
     layer = stacked(weak=1.0)
     message = message_of(layer)
     for said, examples, made in (
@@ -435,7 +453,7 @@ def test_a_dry_run_makes_nothing(tmp_path: Path) -> None:
     assert not counting._calls and not list(tmp_path.iterdir())
 
 
-# -- the cache --------------------------------------------------------------------------------------------------------------------------
+# -- the cache -------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -444,9 +462,8 @@ class Counting(Blobs):
 
     def generate(self, label: int, n: int, rng: torch.Generator) -> Tensor:
         self._calls.append((label, n))
-        torch.rand(
-            3
-        )  # a generator may use hidden random numbers: those of the training must not notice
+        # a generator may use hidden random numbers: those of the training must not notice
+        torch.rand(3)
         return super().generate(label, n, rng)
 
 
@@ -488,7 +505,7 @@ def test_the_cache_knows_generators_apart(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 class Wrong(Blobs):
@@ -523,7 +540,10 @@ def test_empty_client_and_labels_out_of_range() -> None:
 def test_a_balance_point_of_zero_is_announced() -> None:
     with pytest.warns(
         UserWarning,
-        match=r"clients with fewer images than there are classes: 1 \(client 1: 2 for 3\); their balance point would be 0",
+        match=(
+            r"clients with fewer images than there are classes: 1 \(client 1: 2 for 3\); their"
+            r" balance point would be 0"
+        ),
     ):
         stacked().given({"labels": [[3, 3, 0], [2, 0, 0]], "classes": ["a", "b", "c"]})
 
@@ -563,7 +583,9 @@ def test_stacks_that_cannot_work() -> None:
 
 
 def test_other_methods_stand_around_it() -> None:
-    """Outside and inside: all of them run, and MOON's previous model is there in the second round."""
+    """Outside and inside: all of them run, and MOON's previous model is there in the second
+    round.
+    """
     federation = toy_federation(4)
     own = Balance(Blobs(), cache="")
     for layers in ([Moon(), own], [own, FedNTD(), Scaffold()], [FedGen(), own]):
@@ -579,14 +601,34 @@ def test_generator_is_an_interface() -> None:
 
 AGGREGATORS: dict[str, Layer] = {
     type(x).__name__: x
-    for x in (Median(), TrimmedMean(), Krum(), MultiKrum(), GeometricMedian(), Bulyan(liars=1), FedAvgM(), FedAdagrad(), FedAdam(),
-              FedYogi(), LossAware(), FedNova(), FedCDA(), FedDyn(), NormClip(), MovingMean(), MixedWeights(), UploadFailures(0.2))
-}  # fmt: skip
+    for x in (
+        Median(),
+        TrimmedMean(),
+        Krum(),
+        MultiKrum(),
+        GeometricMedian(),
+        Bulyan(liars=1),
+        FedAvgM(),
+        FedAdagrad(),
+        FedAdam(),
+        FedYogi(),
+        LossAware(),
+        FedNova(),
+        FedCDA(),
+        FedDyn(),
+        NormClip(),
+        MovingMean(),
+        MixedWeights(),
+        UploadFailures(0.2),
+    )
+}
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_every_aggregator_stands_around_it(name: str) -> None:
-    """Two rounds of seven clients; what is merged differs from what plain averaging gives, or the aggregator only looks at replies."""
+    """Two rounds of seven clients; what is merged differs from what plain averaging gives, or the
+    aggregator only looks at replies.
+    """
     federation = toy_federation(7)
     algorithm = stack(
         FedAvg(Toy(), batch=8, lr=0.05), Balance(Blobs(), cache=""), AGGREGATORS[name]

@@ -17,7 +17,8 @@ def game(**options: int) -> Rounds:
 
 
 def test_three_rounds_by_hand() -> None:
-    """Round 1: 0 and 4, x = 2. Round 2: 1 and 5; kept {1, 0} and {5, 4}; the nearest pair is (1, 4), x = 2.5.
+    """Round 1: 0 and 4, x = 2. Round 2: 1 and 5; kept {1, 0} and {5, 4}; the nearest pair is (1,
+    4), x = 2.5.
     Round 3: 1.25 and 5.25; kept {1.25, 1, 0} and {5.25, 5, 4}; (1.25, 4), x = 2.625."""
     play = game()
     found = []
@@ -37,7 +38,9 @@ def test_only_the_last_k_are_kept() -> None:
 
 
 def test_who_is_not_heard_keeps_its_choice() -> None:
-    """After round 2 client 1 stands at 4. Round 3 asks client 0 only: from 2.5 it goes to 1.25: x = (1.25 + 4) / 2."""
+    """After round 2 client 1 stands at 4. Round 3 asks client 0 only: from 2.5 it goes to 1.25: x =
+    (1.25 + 4) / 2.
+    """
     play = game()
     play.play()
     play.play()
@@ -46,7 +49,9 @@ def test_who_is_not_heard_keeps_its_choice() -> None:
 
 
 def test_warm_up_is_fedavg() -> None:
-    """Round 2 is still plain: (1 + 5) / 2 = 3; round 3 chooses among {1.5, 1, 0} and {5.5, 5, 4}: (1.5, 4)."""
+    """Round 2 is still plain: (1 + 5) / 2 = 3; round 3 chooses among {1.5, 1, 0} and {5.5, 5, 4}:
+    (1.5, 4).
+    """
     play = game(warmup=2)
     play.play()
     play.play()
@@ -57,7 +62,9 @@ def test_warm_up_is_fedavg() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_choice_is_the_best_of_all(seed: int) -> None:
-    """Against trying everything with the divergence written as it is defined, weights unequal and some clients fixed."""
+    """Against trying everything with the divergence written as it is defined, weights unequal and
+    some clients fixed.
+    """
     rng = torch.Generator().manual_seed(seed)
     options = [[torch.randn(6, generator=rng).double() for _ in range(3)] for _ in range(4)]
     still = torch.randn(6, generator=rng).double()

@@ -15,16 +15,17 @@ from fedlens.layers.fedsr import info_nce, layer_wise, shallow
 
 
 def test_info_nce_by_hand() -> None:
-    """Two orthogonal unit vectors that match their anchors, temperature 1: the share of the own anchor is e / (e + 1), so the loss is
-    log(1 + 1/e) = 0.313262. Swapped anchors: log(1 + e) = 1.313262."""
+    """Two orthogonal unit vectors that match their anchors, temperature 1: the share of the own
+    anchor is e / (e + 1), so the loss is log(1 + 1/e) = 0.313262. Swapped anchors: log(1 + e) =
+    1.313262."""
     z = torch.eye(2)
     assert float(info_nce(z, z, 1.0)) == pytest.approx(math.log(1 + math.exp(-1)))
     assert float(info_nce(z, z.flip(0), 1.0)) == pytest.approx(math.log(1 + math.e))
 
 
 def test_layer_wise_by_hand() -> None:
-    """Global (1, 0). Client a stays, cos = 1. Client b moves by (-1, 1) to (0, 1), cos = 0. Weights e/(e+1) and 1/(e+1):
-    the mean delta is (-1, 1) / (e + 1)."""
+    """Global (1, 0). Client a stays, cos = 1. Client b moves by (-1, 1) to (0, 1), cos = 0. Weights
+    e/(e+1) and 1/(e+1): the mean delta is (-1, 1) / (e + 1)."""
     model = {"w": torch.tensor([1.0, 0.0])}
     mean = layer_wise([{"w": torch.zeros(2)}, {"w": torch.tensor([-1.0, 1.0])}], model)["w"]
     torch.testing.assert_close(mean, torch.tensor([-1.0, 1.0]) / (math.e + 1))

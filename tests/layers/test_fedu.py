@@ -13,7 +13,9 @@ from fedlens.layers import BackboneOnly, Distances, FedBN, FedU
 
 
 class Sum(nn.Module):
-    """Prediction w + b: w is the backbone, as a 1 x 1 matrix, b the head; both have the same gradient."""
+    """Prediction w + b: w is the backbone, as a 1 x 1 matrix, b the head; both have the same
+    gradient.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,9 +48,10 @@ def play(mu: float) -> Rounds:
 
 
 def test_those_that_drifted_keep_their_head_by_hand() -> None:
-    """Targets 1 and 3, lr .1, one step, prediction w + b. Round 1: w and b move by .1 and .3: means .2, distances .1 and .3.
-    With mu = .2 client 0 takes the global head .2, client 1 keeps .3. Round 2: predictions .4 and .5, steps .06 and .25.
-    w: .26 and .45, mean .355. Heads: .26 and .55, mean .405."""
+    """Targets 1 and 3, lr .1, one step, prediction w + b. Round 1: w and b move by .1 and .3: means
+    .2, distances .1 and .3. With mu = .2 client 0 takes the global head .2, client 1 keeps .3.
+    Round 2: predictions .4 and .5, steps .06 and .25. w: .26 and .45, mean .355. Heads: .26 and
+    .55, mean .405."""
     model = play(0.2).state.trees["model"]
     assert float(model["body.w"]) == pytest.approx(0.355)
     assert float(model["head.b"]) == pytest.approx(0.405)
@@ -83,7 +86,9 @@ def test_it_is_refused_where_heads_stay_at_home() -> None:
 
 
 def test_distances_by_hand() -> None:
-    """Round 1 of the game above: backbones and heads move by .1 and .3: mean .2, spread .1; behind BackboneOnly the head is still seen."""
+    """Round 1 of the game above: backbones and heads move by .1 and .3: mean .2, spread .1; behind
+    BackboneOnly the head is still seen.
+    """
     game = Rounds(
         stack(FedAvg(Halves(), lr=0.1, device="cpu"), Distances("body"), BackboneOnly("body")),
         federation(1.0, 3.0),

@@ -43,8 +43,8 @@ def test_loss_equals_charbonnier_of_pywavelets_bands(shape: tuple[int, ...]) -> 
 
 
 def test_loss_of_a_corner_by_hand() -> None:
-    """One sample of a 2x2x2 block differs by 1: each of the seven bands has one coefficient, +-(1/sqrt 2)^3 = 0.353553.
-    The mean of sqrt(0.125 + eps) over the seven is 0.353553."""
+    """One sample of a 2x2x2 block differs by 1: each of the seven bands has one coefficient,
+    +-(1/sqrt 2)^3 = 0.353553. The mean of sqrt(0.125 + eps) over the seven is 0.353553."""
     a = torch.zeros(1, 2, 1, 2, 2, dtype=torch.float64)
     b = a.clone()
     b[0, 0, 0, 0, 0] = 1

@@ -1,10 +1,13 @@
-"""Only sums reach the server: FedVSR's loss-aware weighting behind pairwise masks (Bonawitz et al., 2017), without any change to the core.
+"""Only sums reach the server: FedVSR's loss-aware weighting behind pairwise masks (Bonawitz et al.,
+2017), without any change to the core.
 
-`Masked` is a wire layer made for this test. A client multiplies every tree by each of its weights, adds the weights themselves and its
-scalars, writes all of it as integers modulo 2^44 and adds a mask: for every other client a stream of uniform numbers that the two of them
-share, added by one and subtracted by the other. The masks cancel in the sum of all replies and in no other. What the server needs then
-follows from that sum alone. How two clients agree on their stream, and what happens when one of them is lost, is not part of this: here
-they draw it from a secret that the server's half never reads, and everybody answers.
+`Masked` is a wire layer made for this test. A client multiplies every tree by each of its weights,
+adds the weights themselves and its scalars, writes all of it as integers modulo 2^44 and adds a
+mask: for every other client a stream of uniform numbers that the two of them share, added by one
+and subtracted by the other. The masks cancel in the sum of all replies and in no other. What the
+server needs then follows from that sum alone. How two clients agree on their stream, and what
+happens when one of them is lost, is not part of this: here they draw it from a secret that the
+server's half never reads, and everybody answers.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ def decoded(x: Tensor) -> Tensor:
 
 @dataclass
 class Masked(Layer):
-    """weights: the names of each tree's weights, which the server must know to take the sum apart again."""
+    """weights: the names of each tree's weights, which the server must know to take the sum apart
+    again.
+    """
 
     weights: Mapping[str, Sequence[str]]
     stage: ClassVar[Stage] = "wire"
@@ -136,8 +141,9 @@ def heard(algorithm: Algorithm, workers: int = 0, rounds: int = 2) -> tuple[Mess
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_model_comes_from_masked_sums(case: str) -> None:
-    """Fixed point rounds to 2^-25, and a mean over weights of one or more keeps that; training on passes it on a little larger. The masks
-    themselves cancel exactly: they are some 2^44 / ONE = 10^6 times larger than what they hide, so anything left of them would show."""
+    """Fixed point rounds to 2^-25, and a mean over weights of one or more keeps that; training on
+    passes it on a little larger. The masks themselves cancel exactly: they are some 2^44 / ONE =
+    10^6 times larger than what they hide, so anything left of them would show."""
     layers, weights = CASES[case]
     open_state, _ = heard(stack(FedAvg(Toy(), lr=0.1, batch=8), *layers))
     state, arrived = heard(stack(FedAvg(Toy(), lr=0.1, batch=8), *layers, Masked(weights)))
@@ -148,15 +154,18 @@ def test_the_same_model_comes_from_masked_sums(case: str) -> None:
     if case == "LossAware":
         assert 0 < state.scalars["mix"] == pytest.approx(open_state.scalars["mix"], abs=1e-6)
     assert len(arrived) == 6
-    for reply in arrived:  # no tree, no loss, no weight of a single client: the engine added the masked trees up on the way
+    # no tree, no loss, no weight of a single client: the engine added the masked trees up on the
+    # way
+    for reply in arrived:
         assert (
             not reply.trees and not reply.weights and reply.scalars.keys() == {"round", "bytes_up"}
         )
 
 
 def test_a_reply_alone_says_nothing() -> None:
-    """A masked number is uniform on the ring whatever it hides: 527 of them have a mean within 5 standard errors of the middle, for one
-    client and for the sum of two out of three. All three together give the truth, here the number of their examples, 20 + 23 + 26."""
+    """A masked number is uniform on the ring whatever it hides: 527 of them have a mean within 5
+    standard errors of the middle, for one client and for the sum of two out of three. All three
+    together give the truth, here the number of their examples, 20 + 23 + 26."""
     layers, weights = CASES["LossAware"]
     algorithm = stack(FedAvg(Toy(), lr=0.1, batch=8), *layers, Masked(weights))
     federation = toy_federation(3)

@@ -1,4 +1,6 @@
-"""The layer is tried on tasks that have nothing to do with pose: a map times a number, segmentation, super-resolution, classification."""
+"""The layer is tried on tasks that have nothing to do with pose: a map times a number,
+segmentation, super-resolution, classification.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Times(nn.Module):
 
 
 class Scaled(LearningTask):
-    """The prediction is w times the input; a lower view is the mean of 2x2 pixels, which is easy to do by hand."""
+    """The prediction is w times the input; a lower view is the mean of 2x2 pixels, which is easy to
+    do by hand.
+    """
 
     def model(self) -> nn.Module:
         return Times()
@@ -51,9 +55,10 @@ def layer(task: LearningTask, *layers: Any, **options: Any) -> MultiResolution:
 
 
 def test_distance_and_gradient_by_hand() -> None:
-    """Rows (0, 0, 1, 1), w = 2. The lower view has rows (0, 1); bilinear doubling gives w (0, 1/4, 3/4, 1). Against w (0, 0, 1, 1) the
-    differences are w (0, 1/4, -1/4, 0), mean square w^2 / 32 = 1/8. The gradient through the student alone is the mean of 2 u (w u - t)
-    with u = (0, 1/4, 3/4, 1): it is 2 (1/4 * 1/2 - 3/4 * 1/2) / 4 = -1/8. Without the stop it would be 2 w / 32 = +1/8."""
+    """Rows (0, 0, 1, 1), w = 2. The lower view has rows (0, 1); bilinear doubling gives w (0, 1/4,
+    3/4, 1). Against w (0, 0, 1, 1) the differences are w (0, 1/4, -1/4, 0), mean square w^2 / 32 =
+    1/8. The gradient through the student alone is the mean of 2 u (w u - t) with u = (0, 1/4, 3/4,
+    1): it is 2 (1/4 * 1/2 - 3/4 * 1/2) / 4 = -1/8. Without the stop it would be 2 w / 32 = +1/8."""
     x = torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(1, 1, 4, 4)
     model = Times()
     raf = layer(Scaled(), sizes=((4, 4), (2, 2)))
@@ -68,8 +73,8 @@ def test_distance_and_gradient_by_hand() -> None:
 
 
 def test_every_level_learns_from_the_one_above() -> None:
-    """Three levels: the second distance is taken against the middle level, not against the native one; corners aligned, doubling (0, 1)
-    gives (0, 1/3, 2/3, 1)."""
+    """Three levels: the second distance is taken against the middle level, not against the native
+    one; corners aligned, doubling (0, 1) gives (0, 1/3, 2/3, 1)."""
     rng = torch.Generator().manual_seed(0)
     x, model = torch.rand(2, 3, 8, 8, generator=rng), Times()
     raf = layer(Scaled(), sizes=((2, 2), (8, 8), (4, 4)))
@@ -105,7 +110,9 @@ class Net(nn.Module):
 
 
 class Segmentation(LearningTask):
-    """Which pixels are bright: a class map. Distillation compares probabilities, as the task says."""
+    """Which pixels are bright: a class map. Distillation compares probabilities, as the task
+    says.
+    """
 
     def model(self) -> nn.Module:
         return Net(2)
@@ -203,7 +210,9 @@ def test_statistics_follow_what_was_asked(statistics: Any) -> None:
 
 
 def test_gamma_pulls_and_is_not_loss() -> None:
-    """One step of SGD from w = 2 on x = y = 0: the loss and its gradient are 0, the pull's is gamma w = 1, so w = 2 - 0.1 * 1."""
+    """One step of SGD from w = 2 on x = y = 0: the loss and its gradient are 0, the pull's is gamma
+    w = 1, so w = 2 - 0.1 * 1.
+    """
     blank = Federation([Tensors({"x": torch.zeros(4, 1, 2, 2), "y": torch.zeros(4, 1, 2, 2)})])
     raf = stack(FedAvg(Scaled(), lr=0.1), MultiResolution(sizes=((2, 2),), gamma=0.5))
     losses: list[Any] = []
@@ -227,8 +236,9 @@ def test_refusals() -> None:
 
 
 def test_segmentation_stays_right_at_resolutions_nobody_holds() -> None:
-    """All clients hold high resolution only (the paper's Figure 6, as segmentation). Distillation makes the lower answers follow the
-    native ones: the distance between them is several times smaller than after plain training."""
+    """All clients hold high resolution only (the paper's Figure 6, as segmentation). Distillation
+    makes the lower answers follow the native ones: the distance between them is several times
+    smaller than after plain training."""
     whole = cameras(4)
     high = Federation([whole.holdings[0], whole.holdings[3]])
     gaps = []

@@ -40,8 +40,9 @@ class Halves(LearningTask):
 
 
 def test_two_rounds_by_hand() -> None:
-    """Targets 1 and 3, lr 0.1, one step. Round 1: gradients -1 and -3: w becomes 0.1 and 0.3, mean 0.2; heads stay at home: 0.1 and 0.3.
-    Round 2: predictions 0.3 and 0.5, gradients -0.7 and -2.5: w becomes 0.27 and 0.45, mean 0.36; heads 0.17 and 0.55."""
+    """Targets 1 and 3, lr 0.1, one step. Round 1: gradients -1 and -3: w becomes 0.1 and 0.3, mean
+    0.2; heads stay at home: 0.1 and 0.3. Round 2: predictions 0.3 and 0.5, gradients -0.7 and -2.5:
+    w becomes 0.27 and 0.45, mean 0.36; heads 0.17 and 0.55."""
     game = Rounds(
         stack(FedAvg(Halves(), lr=0.1, device="cpu"), BackboneOnly("body")), federation(1.0, 3.0)
     )
@@ -95,7 +96,10 @@ def test_fedbn_keeps_batchnorm_and_nothing_else_at_home() -> None:
 def test_nothing_or_everything_private_is_refused() -> None:
     with pytest.raises(
         StackError,
-        match=r"everything private: the model consists of backbone, head; say .*BackboneOnly.backbone=backbone",
+        match=(
+            r"everything private: the model consists of backbone, head; say"
+            r" .*BackboneOnly.backbone=backbone"
+        ),
     ):
         stack(FedAvg(Toy()), BackboneOnly("trunk")).init()
     with pytest.raises(StackError, match="would keep nothing private"):

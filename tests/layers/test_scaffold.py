@@ -16,9 +16,11 @@ from fedlens.layers import FedNova, FedProx, Scaffold
 
 def test_option_ii_by_hand() -> None:
     """Targets 1 and 3, lr 0.1, two steps, so sum(lr) = 0.2.
-    Round 1, c = c_i = 0: client 0 goes 0, 0.1, 0.19, client 1 goes 0, 0.3, 0.57; x = 0.38; c_0 = -0.19/0.2 = -0.95, c_1 = -2.85, c = -1.9.
-    Round 2: client 0 is corrected by c - c_0 = -0.95: gradients -1.57 and -1.413, y = 0.6783; client 1 by 0.95: -1.67 and -1.503, y =
-    0.6973; x = 0.6878. c_0 = -0.95 + 1.9 - 0.2983/0.2 = -0.5415, c_1 = -2.85 + 1.9 - 0.3173/0.2 = -2.5365, c = -1.539."""
+    Round 1, c = c_i = 0: client 0 goes 0, 0.1, 0.19, client 1 goes 0, 0.3, 0.57; x = 0.38; c_0 =
+    -0.19/0.2 = -0.95, c_1 = -2.85, c = -1.9. Round 2: client 0 is corrected by c - c_0 = -0.95:
+    gradients -1.57 and -1.413, y = 0.6783; client 1 by 0.95: -1.67 and -1.503, y = 0.6973; x =
+    0.6878. c_0 = -0.95 + 1.9 - 0.2983/0.2 = -0.5415, c_1 = -2.85 + 1.9 - 0.3173/0.2 = -2.5365, c =
+    -1.539."""
     game = Rounds(stack(fedavg(lr=0.1, epochs=2), Scaffold("II")), federation(1.0, 3.0))
     state = game.play()
     assert game.w == pytest.approx([0.38]) and state.trees["control"][
@@ -31,9 +33,9 @@ def test_option_ii_by_hand() -> None:
 
 
 def test_option_i_by_hand() -> None:
-    """The same clients. Round 1 as above, but c_i is the gradient at x = 0: -1 and -3, c = -2. Round 2 from 0.38: client 0 is
-    corrected by -1:
-    gradients -1.62 and -1.458, y = 0.6878; client 1 by +1: the same numbers. x = 0.6878, c_i = -0.62 and -2.62, c = -1.62."""
+    """The same clients. Round 1 as above, but c_i is the gradient at x = 0: -1 and -3, c = -2.
+    Round 2 from 0.38: client 0 is corrected by -1: gradients -1.62 and -1.458, y = 0.6878; client 1
+    by +1: the same numbers. x = 0.6878, c_i = -0.62 and -2.62, c = -1.62."""
     game = Rounds(stack(fedavg(lr=0.1, epochs=2), Scaffold("I")), federation(1.0, 3.0))
     game.play()
     state = game.play()
@@ -43,8 +45,8 @@ def test_option_i_by_hand() -> None:
 
 
 def test_the_model_counts_samples_and_the_control_counts_clients() -> None:
-    """lr 0.1, one step, client 0 holds one target 1, client 1 three times target 3: x = (0.1 + 3 * 0.3) / 4 = 0.25, c = (-1 - 3) / 2
-    = -2."""
+    """lr 0.1, one step, client 0 holds one target 1, client 1 three times target 3: x = (0.1 + 3 *
+    0.3) / 4 = 0.25, c = (-1 - 3) / 2 = -2."""
     game = Rounds(
         stack(fedavg(lr=0.1), Scaffold("II")), federation(targets(1.0), targets(3.0, 3.0, 3.0))
     )
@@ -64,8 +66,9 @@ def test_part_of_the_clients_moves_part_of_the_control() -> None:
 
 
 def test_auto_takes_option_i_where_option_ii_would_be_wrong() -> None:
-    """With momentum 0.9 and two steps from 0: w = 0.1, then v = 0.9 * -1 - 0.9 = -1.8, w = 0.28. Option II would set c = -0.28/0.2 =
-    -1.4, option I sets the gradient at 0: -1. A pull by FedProx, inside or outside, has the same consequence."""
+    """With momentum 0.9 and two steps from 0: w = 0.1, then v = 0.9 * -1 - 0.9 = -1.8, w = 0.28.
+    Option II would set c = -0.28/0.2 = -1.4, option I sets the gradient at 0: -1. A pull by
+    FedProx, inside or outside, has the same consequence."""
     for algorithm in (
         stack(fedavg(lr=0.1, epochs=2, momentum=0.9), Scaffold()),
         stack(fedavg(lr=0.1, epochs=2), FedProx(0.5), Scaffold()),
@@ -87,7 +90,9 @@ def test_option_ii_is_refused_where_it_does_not_hold() -> None:
 
 
 class Regression(LearningTask):
-    """A small network in float64 with a bias and a nonlinearity, so that gradients are not constant."""
+    """A small network in float64 with a bias and a nonlinearity, so that gradients are not
+    constant.
+    """
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
@@ -100,8 +105,8 @@ class Regression(LearningTask):
 
 
 def test_against_the_equations_written_out() -> None:
-    """Five rounds, 2 of 4 clients of unequal size, three full-batch steps: Algorithm 1 of the paper, line by line, with autograd's
-    gradients."""
+    """Five rounds, 2 of 4 clients of unequal size, three full-batch steps: Algorithm 1 of the
+    paper, line by line, with autograd's gradients."""
     rng = torch.Generator().manual_seed(0)
     data = [
         Tensors(

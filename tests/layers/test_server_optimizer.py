@@ -30,28 +30,32 @@ def test_fedavgm_by_hand() -> None:
 
 
 def test_fedadam_by_hand() -> None:
-    """d = 1, beta_1 = 0.5, beta_2 = 0.75, tau = 0.5, lr = 1. Round 1: m = 0.5, v = 0.75 * 0.25 + 0.25 = 0.4375, step 0.5 / (0.66144 +
-    0.5) = 0.43050.
-    Round 2: m = 0.75, v = 0.75 * 0.4375 + 0.25 = 0.578125, step 0.75 / (0.76035 + 0.5) = 0.59507; x = 1.02557."""
+    """d = 1, beta_1 = 0.5, beta_2 = 0.75, tau = 0.5, lr = 1. Round 1: m = 0.5, v = 0.75 * 0.25 +
+    0.25 = 0.4375, step 0.5 / (0.66144 + 0.5) = 0.43050.
+    Round 2: m = 0.75, v = 0.75 * 0.4375 + 0.25 = 0.578125, step 0.75 / (0.76035 + 0.5) = 0.59507; x
+    = 1.02557."""
     assert path(FedAdam(1.0, 0.5, 0.75, 0.5), 2) == pytest.approx([0.43050, 1.02557], abs=2e-5)
 
 
 def test_fedadam_as_flower_by_hand() -> None:
-    """v starts at 0: v = 0.25, sqrt 0.5, step 0.5 / (0.5 + 0.5) = 0.5, times sqrt(1 - 0.75^2) / (1 - 0.5^2) = 0.66144 / 0.75 =
-    0.88192: x = 0.44096."""
+    """v starts at 0: v = 0.25, sqrt 0.5, step 0.5 / (0.5 + 0.5) = 0.5, times sqrt(1 - 0.75^2) / (1
+    - 0.5^2) = 0.66144 / 0.75 = 0.88192: x = 0.44096."""
     assert path(FedAdam(1.0, 0.5, 0.75, 0.5, bias="flower"), 1) == pytest.approx(
         [0.44096], abs=1e-5
     )
 
 
 def test_fedyogi_by_hand() -> None:
-    """Same numbers. v = 0.25 - 0.25 * 1 * sign(0.25 - 1) = 0.5, step 0.5 / (0.70711 + 0.5) = 0.41421.
+    """Same numbers. v = 0.25 - 0.25 * 1 * sign(0.25 - 1) = 0.5, step 0.5 / (0.70711 + 0.5) =
+    0.41421.
     Round 2: v = 0.5 + 0.25 = 0.75, m = 0.75, step 0.75 / (0.86603 + 0.5) = 0.54904; x = 0.96325."""
     assert path(FedYogi(1.0, 0.5, 0.75, 0.5), 2) == pytest.approx([0.41421, 0.96325], abs=2e-5)
 
 
 def test_fedadagrad_by_hand() -> None:
-    """v = 0.25 + 1 = 1.25, step 1 / (1.11803 + 0.5) = 0.61803; v = 2.25, step 1 / 2 = 0.5: x = 1.11803."""
+    """v = 0.25 + 1 = 1.25, step 1 / (1.11803 + 0.5) = 0.61803; v = 2.25, step 1 / 2 = 0.5: x =
+    1.11803.
+    """
     assert path(FedAdagrad(lr=1.0, tau=0.5), 2) == pytest.approx([0.61803, 1.11803], abs=2e-5)
 
 
@@ -77,7 +81,9 @@ def flower(name: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("name", ["fedavgm", "fedadam", "fedyogi", "fedadagrad"])
 def test_against_flower(name: str) -> None:
-    """Four rounds in which clients always send the same models (learning rate 1 lands on the target)."""
+    """Four rounds in which clients always send the same models (learning rate 1 lands on the
+    target).
+    """
     pytest.importorskip("flwr")
     from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 
@@ -97,7 +103,9 @@ def test_against_flower(name: str) -> None:
 
 
 def test_buffers_take_the_plain_mean() -> None:
-    """The running variance of BatchNorm stays positive and equals FedAvg's, whatever the optimiser does with the weights."""
+    """The running variance of BatchNorm stays positive and equals FedAvg's, whatever the optimiser
+    does with the weights.
+    """
     fed = toy_federation(4)
     plain, adam = (stack(FedAvg(Toy(), batch=8), *extra) for extra in ((), (FedAdam(lr=0.5),)))
     a, b = (run(x, Loopback(x, fed), 1).trees["model"] for x in (plain, adam))

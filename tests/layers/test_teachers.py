@@ -53,8 +53,8 @@ def small(**options: object) -> FedAvg:
 
 
 def test_contrast_by_hand() -> None:
-    """z = (1, 0), global (2, 0), previous (0, 3), tau 0.5: similarities 1 and 0, -log(e^2 / (e^2 + 1)) = log(1 + e^-2) = 0.12693.
-    If both look alike it is log 2."""
+    """z = (1, 0), global (2, 0), previous (0, 3), tau 0.5: similarities 1 and 0, -log(e^2 / (e^2 +
+    1)) = log(1 + e^-2) = 0.12693. If both look alike it is log 2."""
     z, near, far = (
         torch.tensor([[1.0, 0.0]]),
         torch.tensor([[2.0, 0.0]]),
@@ -71,14 +71,14 @@ def test_moon_is_fedavg_until_there_is_a_previous_model() -> None:
 
 
 def test_moon_adds_its_term_to_the_loss() -> None:
-    """One full-batch step: the loss is that of the received model, so z = z_glob, similarity 1, and the term is
-    log(1 + e^((s - 1) / tau)) with s the similarity to the client's model of the round before."""
+    """One full-batch step: the loss is that of the received model, so z = z_glob, similarity 1, and
+    the term is log(1 + e^((s - 1) / tau)) with s the similarity to the client's model of the round
+    before."""
     game = Rounds(stack(small(), Moon(mu=2.0, tau=0.5)), FED)
     received = [game.play().trees["model"]]
     game.play()
-    memory = game.engine.worker.memory.load(1).kept[
-        "moon"
-    ]  # kept: of round 1; the draft is of round 2
+    # kept: of round 1; the draft is of round 2
+    memory = game.engine.worker.memory.load(1).kept["moon"]
     net = Small()
     x, y = FED.holdings[1].columns["x"], FED.holdings[1].columns["y"]
     net.load_state_dict(received[0])
@@ -90,8 +90,8 @@ def test_moon_adds_its_term_to_the_loss() -> None:
 
 
 def test_not_true_by_hand() -> None:
-    """Class 0 is true. Local logits of the others (0, ln 3): 1/4 and 3/4. Global (0, 0): 1/2 each. KL = 1/2 ln 2 + 1/2 ln 2/3 = 1/2
-    ln 4/3 = 0.14384.
+    """Class 0 is true. Local logits of the others (0, ln 3): 1/4 and 3/4. Global (0, 0): 1/2 each.
+    KL = 1/2 ln 2 + 1/2 ln 2/3 = 1/2 ln 4/3 = 0.14384.
     The true class's logit does not matter. With tau = 2 and doubled logits it is 4 times that."""
     local, known, y = (
         torch.tensor([[9.0, 0.0, math.log(3)]]),
@@ -103,7 +103,9 @@ def test_not_true_by_hand() -> None:
 
 
 def test_fedntd_starts_from_agreement() -> None:
-    """The received model agrees with itself: KL and its gradient are zero in the first step, so one step is FedAvg and two are not."""
+    """The received model agrees with itself: KL and its gradient are zero in the first step, so one
+    step is FedAvg and two are not.
+    """
     for epochs, same in ((1, True), (2, False)):
         a, b = (
             Rounds(small(epochs=epochs), FED),
@@ -115,8 +117,8 @@ def test_fedntd_starts_from_agreement() -> None:
 
 
 def test_ensemble_loss_by_hand() -> None:
-    """One feature z = 1, class 0. Head 0 is zero: CE ln 2. Head 1 says (ln 3, 0): 3/4, CE ln 4/3. Client 0 has a quarter of class 0:
-    0.25 * 0.69315 + 0.75 * 0.28768 = 0.38905."""
+    """One feature z = 1, class 0. Head 0 is zero: CE ln 2. Head 1 says (ln 3, 0): 3/4, CE ln 4/3.
+    Client 0 has a quarter of class 0: 0.25 * 0.69315 + 0.75 * 0.28768 = 0.38905."""
     weights = torch.tensor([[[0.0], [0.0]], [[math.log(3)], [0.0]]])
     shares = torch.tensor([[0.25, 0.5], [0.75, 0.5]])
     loss = ensemble_loss(torch.ones(1, 1), torch.tensor([0]), weights, torch.zeros(2, 2), shares)
@@ -124,7 +126,9 @@ def test_ensemble_loss_by_hand() -> None:
 
 
 def test_diversity_by_hand() -> None:
-    """Noise 0 and 2, features 0 and 3: squared distance 4, distance 3; mean over the four pairs (0 + 12 + 12 + 0) / 4 = 6; e^-6."""
+    """Noise 0 and 2, features 0 and 3: squared distance 4, distance 3; mean over the four pairs (0
+    + 12 + 12 + 0) / 4 = 6; e^-6.
+    """
     assert diversity(
         torch.tensor([[0.0], [2.0]]), torch.tensor([[0.0], [3.0]])
     ).item() == pytest.approx(math.exp(-6))
@@ -136,7 +140,9 @@ def test_label_counts_by_hand() -> None:
 
 
 def test_fedgen_learns_features_that_the_heads_recognise() -> None:
-    """The generator's loss is the ensemble's: after training, most generated features must be classified as what was asked for."""
+    """The generator's loss is the ensemble's: after training, most generated features must be
+    classified as what was asked for.
+    """
     layer = FedGen(alpha=0.1, beta=0.1, noise=4, hidden=32, steps=60, lr=0.01, eta=0.1)
     algorithm = stack(small(epochs=5), layer)
     state = run(algorithm, Loopback(algorithm, FED), 6)

@@ -9,8 +9,8 @@ from fedlens.metrics.embedding import affinities, scatter, tsne
 
 
 def test_rows_have_the_perplexity_asked_for() -> None:
-    """All points alike (corners of a simplex): every row is uniform over the n - 1 others whatever the width, so P is 1 / (n (n - 1)).
-    In general P sums to 1 and is symmetric."""
+    """All points alike (corners of a simplex): every row is uniform over the n - 1 others whatever
+    the width, so P is 1 / (n (n - 1)). In general P sums to 1 and is symmetric."""
     p = affinities(torch.eye(6, dtype=torch.float64), 3.0)
     off = ~torch.eye(6, dtype=torch.bool)
     assert torch.allclose(p[off], torch.full((30,), 1 / 30, dtype=torch.float64))

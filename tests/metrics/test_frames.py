@@ -21,7 +21,9 @@ def as_uint8(x: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("border", [0, 4])
 def test_equal_to_skimage(border: int) -> None:
-    """skimage with the Gaussian window of the original paper; its score map is cut by the window's 5 pixels to the valid part."""
+    """skimage with the Gaussian window of the original paper; its score map is cut by the window's
+    5 pixels to the valid part.
+    """
     metrics = pytest.importorskip("skimage.metrics")
     a, b = pair()
     inner = slice(border, -border or None)
@@ -45,20 +47,26 @@ def test_equal_to_skimage(border: int) -> None:
 
 
 def test_luma_of_primaries() -> None:
-    """BT.601 in studio range: black 16, white 16 + 65.481 + 128.553 + 24.966 = 235, pure green 16 + 128.553 = 144.553."""
+    """BT.601 in studio range: black 16, white 16 + 65.481 + 128.553 + 24.966 = 235, pure green 16 +
+    128.553 = 144.553.
+    """
     colours = torch.tensor([[0.0, 0, 0], [1, 1, 1], [0, 1, 0]]).view(3, 3, 1, 1)
     torch.testing.assert_close(levels(colours, "y").flatten(), torch.tensor([16.0, 235.0, 144.553]))
 
 
 def test_psnr_by_hand() -> None:
-    """An error of 5 levels everywhere: 20 log10(255 / 5) = 34.151 dB; errors below half a level are rounded away: 100 dB by convention."""
+    """An error of 5 levels everywhere: 20 log10(255 / 5) = 34.151 dB; errors below half a level are
+    rounded away: 100 dB by convention.
+    """
     a = torch.full((1, 3, 16, 16), 100 / 255)
     assert float(frame_psnr(a, a + 5 / 255)) == pytest.approx(34.1514, abs=1e-4)
     assert float(frame_psnr(a * 0, a * 0 + 0.4 / 255)) == 100.0
 
 
 def test_temporal_gap_sees_flicker_only() -> None:
-    """A constant error costs nothing; an error of +1 level in every other frame changes each difference by 1."""
+    """A constant error costs nothing; an error of +1 level in every other frame changes each
+    difference by 1.
+    """
     a = torch.full((4, 3, 12, 12), 100 / 255)
     flicker = torch.tensor([0.0, 1, 0, 1]).view(4, 1, 1, 1) / 255
     assert float(temporal_gap(a + 3 / 255, a)) == 0

@@ -34,8 +34,15 @@ def test_ssim_agrees_with_scikit_image_inside_the_window() -> None:
     rng = torch.Generator().manual_seed(1)
     truth = torch.rand(1, 32, 32, generator=rng) * 255
     image = truth + 9 * torch.randn(truth.shape, generator=rng)
-    _, full = structural_similarity(truth[0].double().numpy(), image[0].double().numpy(), gaussian_weights=True, sigma=1.5,
-                                    use_sample_covariance=False, data_range=255, full=True)  # fmt: skip
+    _, full = structural_similarity(
+        truth[0].double().numpy(),
+        image[0].double().numpy(),
+        gaussian_weights=True,
+        sigma=1.5,
+        use_sample_covariance=False,
+        data_range=255,
+        full=True,
+    )
     assert ssim(image, truth, border="valid") == pytest.approx(full[5:-5, 5:-5].mean(), abs=1e-6)
 
 

@@ -10,7 +10,9 @@ from fedlens.metrics.pose import coco_ap, oks, pck, pckh
 
 
 def test_pck_by_hand() -> None:
-    """Reference 10, threshold 0.2: 2 pixels are right, 2.1 are wrong. Two people, two joints, one of them invisible: 2 of 3."""
+    """Reference 10, threshold 0.2: 2 pixels are right, 2.1 are wrong. Two people, two joints, one
+    of them invisible: 2 of 3.
+    """
     truth = np.zeros((2, 2, 2))
     predicted = np.array([[[2.0, 0], [0, 2.1]], [[0, 0], [50, 0]]])
     visible = np.array([[1, 1], [1, 0]])
@@ -19,9 +21,10 @@ def test_pck_by_hand() -> None:
 
 
 def test_pckh_leaves_out_pelvis_and_thorax_and_weighs_by_count() -> None:
-    """Two people, reference 10. Everything exact but: pelvis and thorax far off (not counted); the first person's right ankle off by 6
-    (wrong at 0.5), the second's invisible. 14 joints count for the first and 13 for the second: 26 of 27 at 0.5. At 0.1 the left
-    wrists, off by 2, are wrong too: 24 of 27. Ankles: right 0 of 1, left 2 of 2: the group is the mean of 0 and 100."""
+    """Two people, reference 10. Everything exact but: pelvis and thorax far off (not counted); the
+    first person's right ankle off by 6 (wrong at 0.5), the second's invisible. 14 joints count for
+    the first and 13 for the second: 26 of 27 at 0.5. At 0.1 the left wrists, off by 2, are wrong
+    too: 24 of 27. Ankles: right 0 of 1, left 2 of 2: the group is the mean of 0 and 100."""
     truth, visible = np.zeros((2, 16, 2)), np.ones((2, 16))
     predicted = truth.copy()
     predicted[:, [6, 7]] = 1000
@@ -49,7 +52,8 @@ def test_similarity_is_cocos() -> None:
     assert np.allclose(Params("keypoints").kpt_oks_sigmas, SKELETONS["coco"].sigmas)
     truth, visible, area, _ = people(np.random.default_rng(0))
     assert np.allclose(oks(truth, truth, visible, area, SKELETONS["coco"].sigmas), 1)
-    """One visible joint (nose, sigma 0.026) off by d with d^2 = 2 area (2 sigma)^2: similarity 1/e."""
+    """One visible joint (nose, sigma 0.026) off by d with d^2 = 2 area (2 sigma)^2: similarity 1/e.
+    """
     off = truth.copy()
     off[:, 0, 0] += np.sqrt(2 * area) * 2 * 0.026
     only = np.zeros_like(visible)
@@ -58,8 +62,9 @@ def test_similarity_is_cocos() -> None:
 
 
 def test_ap_counts_who_is_similar_enough() -> None:
-    """Each person alone in its image, three quarters of them exact, one quarter hopeless and with the lowest scores: precision 1 up to
-    a recall of 3/4, so AP is 76 of 101 recall points at every threshold."""
+    """Each person alone in its image, three quarters of them exact, one quarter hopeless and with
+    the lowest scores: precision 1 up to a recall of 3/4, so AP is 76 of 101 recall points at every
+    threshold."""
     pytest.importorskip("pycocotools")
     truth, visible, area, _ = people(np.random.default_rng(1))
     predicted = truth.copy()

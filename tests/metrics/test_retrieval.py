@@ -6,8 +6,9 @@ from fedlens.metrics.retrieval import nearest, recall, vote
 
 
 def test_hits_and_votes_by_hand() -> None:
-    """A query at 0 degrees among videos at 10, 20, 30, 40 and 170 degrees of classes 1, 0, 0, 2, 0. Nearest first: 1 0 0 2 0. It is of
-    class 0: no hit at 1, one at 2. Votes: at 1 class 1; at 2 one each, the nearer wins, class 1; at 3 class 0."""
+    """A query at 0 degrees among videos at 10, 20, 30, 40 and 170 degrees of classes 1, 0, 0, 2, 0.
+    Nearest first: 1 0 0 2 0. It is of class 0: no hit at 1, one at 2. Votes: at 1 class 1; at 2 one
+    each, the nearer wins, class 1; at 3 class 0."""
     at = torch.deg2rad(torch.tensor([40.0, 10, 170, 20, 30]))
     gallery, labels = torch.stack([at.cos(), at.sin()], 1), torch.tensor([2, 1, 0, 0, 0])
     found, alike = nearest(torch.tensor([[5.0, 0.0]]), gallery, 5)

@@ -65,7 +65,9 @@ def test_timm_by_name() -> None:
 
 
 def test_a_transformer_is_told_the_size() -> None:
-    """Made for 224 x 224; at 32 x 32 it has 2 x 2 patches of 16 and one position more for the class."""
+    """Made for 224 x 224; at 32 x 32 it has 2 x 2 patches of 16 and one position more for the
+    class.
+    """
     pytest.importorskip("timm")
     model = classifier("timm:vit_tiny_patch16_224", 7)
     assert model(torch.rand(2, 3, 32, 32)).shape == (2, 7)
@@ -85,6 +87,9 @@ def test_timm_networks_that_are_not_there_or_do_not_fit() -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(
         ValueError,
-        match="unknown classification model 'resnet9': choose one of cnn, niid, resnet8, resnet18 or timm:NAME",
+        match=(
+            "unknown classification model 'resnet9': choose one of cnn, niid, resnet8, resnet18 or"
+            " timm:NAME"
+        ),
     ):
         classifier("resnet9", 10)

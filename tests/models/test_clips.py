@@ -1,4 +1,6 @@
-"""What VRT, RVRT and IART share: official names and shapes, sizes, scales, tiles, gradients, files, and that they learn and federate."""
+"""What VRT, RVRT and IART share: official names and shapes, sizes, scales, tiles, gradients, files,
+and that they learn and federate.
+"""
 
 from __future__ import annotations
 
@@ -28,28 +30,38 @@ from fedlens.tasks.super_resolution import SuperResolution
 
 SMALL = {"vrt": vrt_small, "rvrt": rvrt_small, "iart": iart_small}
 
-# Parameters, state-dict entries and the hash of all names, shapes and types, computed from the public classes.
+# Parameters, state-dict entries and the hash of all names, shapes and types, computed from the
+# public classes.
 FACTS: list[tuple[Callable[[], ClipModel], int, int, str, str]] = [
     (
         lambda: VRT(frames=6),
         30_676_435,
         1666,
         "3a9396ae712a88fd005b14854e339255c772a617aaa463159c0e8341c5996274",
-        "VRT, official configuration for 6 frames, x4, width 120, windows of 6 frames, reach 1, 12 deformable groups",
+        (
+            "VRT, official configuration for 6 frames, x4, width 120, windows of 6 frames, reach 1,"
+            " 12 deformable groups"
+        ),
     ),
     (
         lambda: VRT(frames=7),
         32_577_991,
         1666,
         "ca534babdeb3c01f1559a511ed249bd89a3e6e5b15f23cd9859f8782e074309b",
-        "VRT, official configuration for 7 frames, x4, width 120, windows of 8 frames, reach 2, 16 deformable groups",
+        (
+            "VRT, official configuration for 7 frames, x4, width 120, windows of 8 frames, reach 2,"
+            " 16 deformable groups"
+        ),
     ),
     (
         lambda: VRT(frames=16),
         35_134_783,
         1666,
         "e7cb5dd22f6363bb0ca6f802be323a9fb23b7d2eea19802d96092de96652502a",
-        "VRT, official configuration for 16 frames, x4, width 120, windows of 8 frames, reach 3, 24 deformable groups",
+        (
+            "VRT, official configuration for 16 frames, x4, width 120, windows of 8 frames, reach"
+            " 3, 24 deformable groups"
+        ),
     ),
     (
         RVRT,
@@ -116,7 +128,9 @@ def test_scales(name: str, scale: int) -> None:
 
 
 def test_any_size_is_padded_and_cropped(name: str) -> None:
-    """13x18 is no multiple of anything here: the result is the corner of what the repeated border gives."""
+    """13x18 is no multiple of anything here: the result is the corner of what the repeated border
+    gives.
+    """
     model, x = fresh(name).eval(), clip(3, 16, 20)[..., :13, :18]
     with torch.no_grad():
         whole = model(pad(x, model.multiple))
@@ -183,7 +197,9 @@ def test_bad_clips(name: str) -> None:
 
 
 def test_long_reach_needs_more_frames() -> None:
-    """Three neighbours either side, as the official configuration for 16 frames has them: four frames are the fewest."""
+    """Three neighbours either side, as the official configuration for 16 frames has them: four
+    frames are the fewest.
+    """
     model = VRT(
         2,
         window=(2, 4, 4),
@@ -204,7 +220,9 @@ def test_long_reach_needs_more_frames() -> None:
 
 
 def test_flows_that_reach_farther_by_hand() -> None:
-    """Uniform motion of (1, 0) a frame, and -1 back: two frames are 2, three are 3; seen away from the borders."""
+    """Uniform motion of (1, 0) a frame, and -1 back: two frames are 2, three are 3; seen away from
+    the borders.
+    """
     flow = torch.zeros(1, 4, 2, 3, 9)
     flow[:, :, 0] = 1
     for after in (True, False):
@@ -213,11 +231,13 @@ def test_flows_that_reach_farther_by_hand() -> None:
         assert [abs(float(f[0, 0, 0, 1, 4])) for f in reached] == [1, 2, 3]
 
 
-# -- tiles --------------------------------------------------------------------------------------------------------------------------
+# -- tiles -----------------------------------------------------------------------------------------
 
 
 class Local(ClipModel):
-    """Sees two pixels and one frame either side, so that tiles with enough overlap must give the same bits."""
+    """Sees two pixels and one frame either side, so that tiles with enough overlap must give the
+    same bits.
+    """
 
     def __init__(self, tile: tuple[int, int, int] | None) -> None:
         super().__init__(2, (1, 1, 1), tile, (2, 4, 4))
@@ -266,7 +286,7 @@ def test_tiles_smaller_than_their_overlap() -> None:
         Local((2, 8, 8))
 
 
-# -- files --------------------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def test_weights_come_back(name: str, tmp_path: Path) -> None:
@@ -282,13 +302,18 @@ def test_weights_of_another_configuration(tmp_path: Path) -> None:
     torch.save(vrt_small(2).state_dict(), tmp_path / "x2.pth")
     with pytest.raises(
         ValueError,
-        match=r"holds VRT, x2, width 24, .*; the model is VRT, x3, .*upsample\.0\.weight is \(96, 24, 1, 3, 3\), expected \(216, ",
+        match=(
+            r"holds VRT, x2, width 24, .*; the model is VRT, x3, .*upsample\.0\.weight is \(96, 24,"
+            r" 1, 3, 3\), expected \(216, "
+        ),
     ):
         load_weights(vrt_small(3), tmp_path / "x2.pth")
     torch.save(rvrt_small(2).state_dict(), tmp_path / "rvrt.pth")
     with pytest.raises(
         ValueError,
-        match=r"holds RVRT, x2, width 24, 4 offset groups; the model is IART, x2, width 24, 1 layers",
+        match=(
+            r"holds RVRT, x2, width 24, 4 offset groups; the model is IART, x2, width 24, 1 layers"
+        ),
     ):
         load_weights(iart_small(2), tmp_path / "rvrt.pth")
 
@@ -298,7 +323,7 @@ def test_names_are_exported() -> None:
         assert what in models.__all__ and callable(getattr(models, what))
 
 
-# -- federated ----------------------------------------------------------------------------------------------------------------------
+# -- federated -------------------------------------------------------------------------------------
 
 
 def clips_of(n: int, seed: int, t: int = 2, size: int = 16) -> Tensors:
@@ -324,7 +349,9 @@ REST = [(n, m) for n in SMALL for m in STACKS if (n, m) not in PAIRS]
     ("name", "method"), [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in REST)]
 )
 def test_they_federate(name: str, method: str) -> None:
-    """Two rounds with the flow frozen in the first: it moves in the second, everything else in both, and the loss falls."""
+    """Two rounds with the flow frozen in the first: it moves in the second, everything else in
+    both, and the loss falls.
+    """
     task = SuperResolution(f"{name}_small", 2)
     base = FedAvg(
         task,

@@ -9,7 +9,9 @@ from fedlens.models.iart import ImplicitWarp
 
 
 def test_implicit_warp_by_definition() -> None:
-    """Pixel by pixel: four corners around where the flow points, clamped to the picture; each is projected with its own position."""
+    """Pixel by pixel: four corners around where the flow points, clamped to the picture; each is
+    projected with its own position.
+    """
     torch.manual_seed(0)
     warp = ImplicitWarp(8, 2)
     other, current, flow = (

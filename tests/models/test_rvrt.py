@@ -23,7 +23,9 @@ def value(image: Tensor, y: float, x: float) -> Tensor:
 
 
 def slow(q: Tensor, kv: Tensor, offset: Tensor, heads: int) -> Tensor:
-    """The published definition, pixel by pixel: channels of keys and values in one row, cut into groups, each with offsets of its own."""
+    """The published definition, pixel by pixel: channels of keys and values in one row, cut into
+    groups, each with offsets of its own.
+    """
     n, s, groups = offset.shape[:3]
     channels, h, w = q.shape[1:]
     wide, d = 2 * channels // groups, channels // heads
@@ -58,7 +60,9 @@ def test_deformable_attention_by_definition(groups: int, heads: int) -> None:
 
 
 def test_equal_keys_give_the_mean() -> None:
-    """No offsets, keys all zero: an inner pixel of the answer is the mean of nine neighbours in two frames."""
+    """No offsets, keys all zero: an inner pixel of the answer is the mean of nine neighbours in two
+    frames.
+    """
     kv = torch.zeros(1, 2, 4, 5, 5)
     kv[:, :, 2:] = torch.arange(25.0).view(5, 5)
     kv[:, 1, 2:] += 10
@@ -67,7 +71,9 @@ def test_equal_keys_give_the_mean() -> None:
 
 
 def test_each_frame_looks_at_its_own_place_first() -> None:
-    """Offsets are the flows alone (the learned rest starts at zero): the flows that come back are the flows that went in."""
+    """Offsets are the flows alone (the learned rest starts at zero): the flows that come back are
+    the flows that went in.
+    """
     torch.manual_seed(0)
     align = GuidedAttention(8, 4, 4, 8, 10.0)
     flows = torch.randn(1, 2, 2, 2, 6, 6)
@@ -77,8 +83,9 @@ def test_each_frame_looks_at_its_own_place_first() -> None:
 
 
 def test_flows_of_clips_by_hand() -> None:
-    """Uniform motion of (1, 0) a frame: frame 2 to 0 is 2, 3 to 1 is 2 (same place); 2 to 1 is 1, 3 to 0 is 3 (the other). Inside, away
-    from the right border, where what is fetched lies outside."""
+    """Uniform motion of (1, 0) a frame: frame 2 to 0 is 2, 3 to 1 is 2 (same place); 2 to 1 is 1, 3
+    to 0 is 3 (the other). Inside, away from the right border, where what is fetched lies outside.
+    """
     flows = torch.zeros(1, 5, 2, 4, 9)
     flows[:, :, 0] = 1
     steps = _clip_flows(flows)

@@ -28,7 +28,9 @@ def test_whole_pixels_are_moved_as_they_are() -> None:
 
 
 def test_flows_double_from_level_to_level() -> None:
-    """The coarsest of six levels says (1, -2): five doublings make (32, -64); at half and quarter size (16, -32) and (8, -16)."""
+    """The coarsest of six levels says (1, -2): five doublings make (32, -64); at half and quarter
+    size (16, -32) and (8, -16).
+    """
     spynet = constant(SpyNet((1, 2, 4)), 0, 1, -2)
     frame = torch.rand(1, 3, 64, 64)
     for flow, size, by in zip(spynet(frame, frame), (64, 32, 16), (32, 16, 8)):

@@ -18,8 +18,9 @@ SIZES = [
 
 
 def by_definition(block: Block, x: Tensor) -> Tensor:
-    """Attention token by token: q_i meets k_j where both lie in one window of the rolled clip and neither was carried around a border
-    without the other. Where the clip is no larger than the window, the window is the clip and nothing is rolled."""
+    """Attention token by token: q_i meets k_j where both lie in one window of the rolled clip and
+    neither was carried around a border without the other. Where the clip is no larger than the
+    window, the window is the clip and nothing is rolled."""
     attn = block.attn
     size = x.shape[1:4]
     window = [min(n, w) for n, w in zip(size, attn.window)]
@@ -73,7 +74,9 @@ def test_a_batch_is_its_clips() -> None:
 
 
 def test_mutual_attention_by_definition() -> None:
-    """One window of two frames: where frame 0 stands comes what frame 1 asked of frame 0, and the other way round; then the self part."""
+    """One window of two frames: where frame 0 stands comes what frame 1 asked of frame 0, and the
+    other way round; then the self part.
+    """
     torch.manual_seed(0)
     attn = WindowAttention(8, (2, 2, 2), 2, mutual=True)
     x = torch.randn(1, 8, 8)
@@ -115,7 +118,9 @@ def test_the_chunks_of_the_backward_pass_do_not_matter(monkeypatch: pytest.Monke
 
 
 def test_skipping_by_hand() -> None:
-    """A rate of 1/2 keeps a sample's branch, doubled, or drops it: x + 2 f(x) or x. Over the two branches at most four values."""
+    """A rate of 1/2 keeps a sample's branch, doubled, or drops it: x + 2 f(x) or x. Over the two
+    branches at most four values.
+    """
     torch.manual_seed(0)
     block = Block(WindowAttention(4, (1, 2, 2), 1), Mlp(4, 4), 4, (0, 0, 0), drop=0.5).train()
     x = torch.randn(1, 1, 2, 2, 4).repeat(64, 1, 1, 1, 1)

@@ -26,9 +26,10 @@ def test_backbones_have_the_sizes_of_the_table(name: str, size: int) -> None:
 
 
 def test_heads_on_r3d18() -> None:
-    """torchvision's R3D-18 without its classifier (512 x 400 + 400) has 33,371,472 - 205,200 = 33,166,272. CtP: convolution over two
-    steps 512 x 512 x 2 + 512, 512 x 25 to 512, 512 to 16 x 4: 524,800 + 6,554,112 + 32,832. VCOP: 1024 to 512 and 3 x 512 to 6: 524,800 +
-    9,222. Speed: 512 x 7 + 7."""
+    """torchvision's R3D-18 without its classifier (512 x 400 + 400) has 33,371,472 - 205,200 =
+    33,166,272. CtP: convolution over two steps 512 x 512 x 2 + 512, 512 x 25 to 512, 512 to 16 x 4:
+    524,800 + 6,554,112 + 32,832. VCOP: 1024 to 512 and 3 x 512 to 6: 524,800 + 9,222. Speed: 512 x
+    7 + 7."""
     body = backbone("r3d18")
     assert count(body) == 33_166_272
     assert (
@@ -56,7 +57,9 @@ def test_a_torchvision_checkpoint_fits() -> None:
 
 
 def test_the_map_is_what_the_network_makes_of_a_clip() -> None:
-    """Stem and three stages halve 32 to 2 and 8 frames to 1; with the last stride 1 it is 4, and the weights are the same."""
+    """Stem and three stages halve 32 to 2 and 8 frames to 1; with the last stride 1 it is 4, and
+    the weights are the same.
+    """
     plain, wide = backbone("r3d10s"), backbone("r3d10s", last_stride=1)
     assert map_shape(plain, 8, 32) == (64, 1, 2, 2)
     assert map_shape(wide, 8, 32) == (64, 1, 4, 4)
@@ -65,7 +68,9 @@ def test_the_map_is_what_the_network_makes_of_a_clip() -> None:
 
 @pytest.mark.parametrize("name", ["r3d10s", "r3d10"])
 def test_channels_last_changes_the_order_in_memory_and_nothing_else(name: str) -> None:
-    """Features and gradients are those of the same modules called one after the other on an ordinary tensor, up to rounding."""
+    """Features and gradients are those of the same modules called one after the other on an
+    ordinary tensor, up to rounding.
+    """
     body = backbone(name).eval()
     assert isinstance(body, VideoBackbone)
     x = torch.rand(2, 3, 8, 32, 32)
@@ -100,7 +105,8 @@ def test_a_backbone_beside_the_user_is_found(
 ) -> None:
     """As from an installed command, whose path does not hold the working directory."""
     (tmp_path / "beside.py").write_text(
-        "from torch.nn import Identity\n\nclass Net(Identity):\n    forward_features = Identity.forward\n"
+        "from torch.nn import Identity\n\nclass Net(Identity):\n    forward_features ="
+        " Identity.forward\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])

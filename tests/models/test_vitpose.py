@@ -1,4 +1,6 @@
-"""Sizes and names against the official checkpoints' facts, blocks against timm and torch, positions by hand."""
+"""Sizes and names against the official checkpoints' facts, blocks against timm and torch, positions
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def test_block_is_timms_block() -> None:
 
 
 def test_stochastic_depth_keeps_the_mean() -> None:
-    """With drop 0.5 a branch is there half of the time and then counts double: the mean over many samples is the branch itself."""
+    """With drop 0.5 a branch is there half of the time and then counts double: the mean over many
+    samples is the branch itself.
+    """
     torch.manual_seed(0)
     block = Block(8, 2, local=False, drop=0.5).train()
     out = block._sometimes(torch.ones(4000, 1, 1))
@@ -90,8 +94,8 @@ def test_stochastic_depth_keeps_the_mean() -> None:
 
 
 def test_local_positions_start_as_plain_attention_and_share_filters() -> None:
-    """Zero filters add nothing; with a centre weight of 1 (and the rest 0) the values themselves are added to attention's result, in
-    every head."""
+    """Zero filters add nothing; with a centre weight of 1 (and the rest 0) the values themselves
+    are added to attention's result, in every head."""
     torch.manual_seed(0)
     plain, local = Attention(16, 4, local=False).eval(), Attention(16, 4, local=True).eval()
     assert local.lpe is not None and local.lpe.weight.shape == (4, 1, 3, 3)
@@ -111,8 +115,9 @@ def test_local_positions_start_as_plain_attention_and_share_filters() -> None:
 
 
 def test_waves_by_hand() -> None:
-    """dim 8: four channels for the row, four for the column, rates 1, 1, 100, 100 (10000^(2k/4), k = 0, 0, 1, 1), sine and cosine in turn.
-    Of 2 rows the first stands at pi, the second at 2 pi; of 4 columns the first at pi / 2."""
+    """dim 8: four channels for the row, four for the column, rates 1, 1, 100, 100 (10000^(2k/4), k
+    = 0, 0, 1, 1), sine and cosine in turn. Of 2 rows the first stands at pi, the second at 2 pi; of
+    4 columns the first at pi / 2."""
     w = waves((2, 4), 8)[0]
     assert w.shape == (8, 2, 4)
     assert w[:4, 0, 2].tolist() == pytest.approx(
@@ -123,7 +128,9 @@ def test_waves_by_hand() -> None:
 
 
 def test_absolute_positions_stretch_to_other_sizes() -> None:
-    """A constant position map stays constant however large the grid; the first slot is added everywhere."""
+    """A constant position map stays constant however large the grid; the first slot is added
+    everywhere.
+    """
     model = Transformer(8, 1, 2, 4, "absolute", (16, 12), 0.0)
     assert model.pos_embed is not None
     with torch.no_grad():
@@ -134,8 +141,8 @@ def test_absolute_positions_stretch_to_other_sizes() -> None:
 
 
 def test_simple_baseline() -> None:
-    """SimpleBaseline-50 has 34.0 M parameters in its paper's Table 1 (17 joints); heat maps are a quarter of the input for any number
-    of stages."""
+    """SimpleBaseline-50 has 34.0 M parameters in its paper's Table 1 (17 joints); heat maps are a
+    quarter of the input for any number of stages."""
     with torch.device("meta"):
         assert count(SimpleBaseline(50, 17)) == pytest.approx(34.0e6, rel=2e-3)
         for stages in (1, 2, 3, 4):

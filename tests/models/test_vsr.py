@@ -47,7 +47,9 @@ def reaches(model: nn.Module, frames: int = 5) -> torch.Tensor:
 
 
 def test_where_information_flows() -> None:
-    """The light network looks one frame ahead and any number back; the bidirectional one sees the whole clip from every frame."""
+    """The light network looks one frame ahead and any number back; the bidirectional one sees the
+    whole clip from every frame.
+    """
     torch.manual_seed(0)
     light, both = LightVSR(2, 8, 1), BidirectionalVSR(2, 8, 1)
     for model in (light, both):

@@ -1,4 +1,6 @@
-"""Every table of the FBL paper is a recipe that builds, and its rows are names that `compare` knows. No data is touched."""
+"""Every table of the FBL paper is a recipe that builds, and its rows are names that `compare`
+knows. No data is touched.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,17 @@ from fedlens.generators import Gaussians, SmallDiffusion, StableDiffusion
 from fedlens.layers import Balance
 from fedlens.tasks.classification import Classification
 
-PAPER = ["fbl-table1", "fbl-table2-shards", "fbl-table2-clients", "fbl-table2-noise", "fbl-table3", "fbl-table4", "fbl-figure4",
-         "fbl-extreme", "fbl-eurosat"]  # fmt: skip
+PAPER = [
+    "fbl-table1",
+    "fbl-table2-shards",
+    "fbl-table2-clients",
+    "fbl-table2-noise",
+    "fbl-table3",
+    "fbl-table4",
+    "fbl-figure4",
+    "fbl-extreme",
+    "fbl-eurosat",
+]
 RIVALS = ["fedavg", "fedprox", "scaffold", "moon", "fedgen", "feddyn", "fedntd", "fedcda"]
 
 
@@ -38,7 +49,9 @@ def test_recipe_is_the_papers_setting(name: str) -> None:
 
 
 def test_rows() -> None:
-    """Rivals on the recipe's base, FBL's own rows with the recipe's generator and their own switches."""
+    """Rivals on the recipe's base, FBL's own rows with the recipe's generator and their own
+    switches.
+    """
     for name in RIVALS:
         recipe = config.read("fbl", algorithm=name)
         assert not any(
@@ -97,10 +110,22 @@ def pack(tmp_path: Path) -> Path:
 
 
 def test_a_run_shows_what_was_generated(pack: Path, tmp_path: Path) -> None:
-    """From recipe to report: real beside generated images, features with and without the shifts, counts of what was made in metrics."""
-    keys = {"data.root": str(pack), "task.classes": 2, "task.size": 16, "data.least": 2, "federation.clients": 4, "federation.cohort": 3,
-            "federation.rounds": 2, "generator.root": str(pack / "public"), "Balance.cache": str(tmp_path / "made"),
-            "data.name": "ImageFolder", "federation.workers": 0}  # fmt: skip
+    """From recipe to report: real beside generated images, features with and without the shifts,
+    counts of what was made in metrics.
+    """
+    keys = {
+        "data.root": str(pack),
+        "task.classes": 2,
+        "task.size": 16,
+        "data.least": 2,
+        "federation.clients": 4,
+        "federation.cohort": 3,
+        "federation.rounds": 2,
+        "generator.root": str(pack / "public"),
+        "Balance.cache": str(tmp_path / "made"),
+        "data.name": "ImageFolder",
+        "federation.workers": 0,
+    }
     outcome = experiment("fbl", out=tmp_path / "run", **keys)
     index = (outcome.folder / "pictures" / "index.json").read_text()
     assert "what client" in index and "gap before" in index and "gap after" in index
@@ -115,7 +140,9 @@ def test_a_run_shows_what_was_generated(pack: Path, tmp_path: Path) -> None:
 
 
 def test_training_folder(pack: Path) -> None:
-    """A model on the public images alone, judged on the same test images: 16 public ones instead of 40."""
+    """A model on the public images alone, judged on the same test images: 16 public ones instead of
+    40.
+    """
     federation = ImageFolder(root=str(pack), training="public").federation(1, 0)
     assert len(federation.holdings[0]) == 16 and len(federation.test) == 16  # type: ignore[arg-type]
     with pytest.raises(DataError, match="there is no folder private in"):
@@ -123,7 +150,9 @@ def test_training_folder(pack: Path) -> None:
 
 
 def test_noise_is_on_training_images_only(pack: Path) -> None:
-    """Standard deviation 0.05: what is added to the clean pixels has it, and a test image has nothing."""
+    """Standard deviation 0.05: what is added to the clean pixels has it, and a test image has
+    nothing.
+    """
     clean, noisy = (ImageFolder(root=str(pack), noise=n).federation(1, 0) for n in (0.0, 0.05))
     index = torch.arange(40)
     gap = noisy.holdings[0].batch(index)["x"] - clean.holdings[0].batch(index)["x"]

@@ -1,4 +1,6 @@
-"""Every table and figure of the RAF paper is a recipe that builds: task, data source and stack, without touching any data."""
+"""Every table and figure of the RAF paper is a recipe that builds: task, data source and stack,
+without touching any data.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def test_recipe_builds(name: str) -> None:
 
 
 def test_rows_of_table_two() -> None:
-    """fedlens compare raf-table2 --algorithms fedavg,fedprox,raf,raf-fedprox: the levels of the recipe's own layer carry over."""
+    """fedlens compare raf-table2 --algorithms fedavg,fedprox,raf,raf-fedprox: the levels of the
+    recipe's own layer carry over.
+    """
     names = {}
     for algorithm in ("fedavg", "fedprox", "raf", "raf-fedprox"):
         recipe = config.read("raf-table2", algorithm=algorithm)

@@ -39,7 +39,9 @@ def test_a_perturbation_has_the_strength_it_says() -> None:
 
 
 def test_what_was_spent_until_the_target() -> None:
-    """The target .5 is seen in the third round: 3 x (10 + 5) bytes, two epochs of 4 + 6 examples three times."""
+    """The target .5 is seen in the third round: 3 x (10 + 5) bytes, two epochs of 4 + 6 examples
+    three times.
+    """
     rounds = [
         {
             "round": r,

@@ -20,8 +20,9 @@ def run_with(folder: Path, seed: int, layer: str, **metrics: float) -> Path:
 
 
 def test_table_over_seeds_by_hand(tmp_path: Path) -> None:
-    """FedProx: accuracy 0.5, 0.6, 0.7 has mean 0.6 and sample deviation 0.1; loss 1, 2, 3 mean 2, deviation 1. LossAware alone: 0.55
-    and 1.5. So accuracy is best for FedProx and loss for LossAware."""
+    """FedProx: accuracy 0.5, 0.6, 0.7 has mean 0.6 and sample deviation 0.1; loss 1, 2, 3 mean 2,
+    deviation 1. LossAware alone: 0.55 and 1.5. So accuracy is best for FedProx and loss for
+    LossAware."""
     runs = [
         run_with(tmp_path / f"p{k}", k, "FedProx", accuracy=0.5 + k / 10, loss=1.0 + k)
         for k in range(3)

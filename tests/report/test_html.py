@@ -1,4 +1,6 @@
-"""The report as a file: complete in itself, harmless, small, and refused in one sentence where there is nothing to report."""
+"""The report as a file: complete in itself, harmless, small, and refused in one sentence where
+there is nothing to report.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_a_report_needs_nothing_else(tmp_path: Path) -> None:
 
 
 def test_what_a_run_says_cannot_become_markup(tmp_path: Path) -> None:
-    """A caption that closes the script would run in the reader's browser: there must be exactly the page's own three scripts."""
+    """A caption that closes the script would run in the reader's browser: there must be exactly the
+    page's own three scripts.
+    """
     run = write_run(tmp_path / "run</script><script>alert(1)", rounds=2)
     index = json.loads((run / "pictures" / "index.json").read_text())
     index[0]["caption"] = "</script><script>alert(2)</script><!--"
@@ -81,7 +85,9 @@ def test_refused_in_one_sentence(tmp_path: Path) -> None:
 
 
 def test_large_pictures_are_made_to_fit(tmp_path: Path) -> None:
-    """Eight images of noise are 25 MB as PNG, which nothing makes smaller without loss; the report stays below 5 MB."""
+    """Eight images of noise are 25 MB as PNG, which nothing makes smaller without loss; the report
+    stays below 5 MB.
+    """
     run = write_run(tmp_path / "run", rounds=2, pictures=False)
     (run / "pictures").mkdir()
     noise, names = np.random.default_rng(0), [f"{k}.png" for k in range(8)]

@@ -156,7 +156,9 @@ def test_curves_draw_and_can_be_read(folder: Path, show: Open) -> None:
 
 
 def test_who_took_part_can_be_read_cell_by_cell(folder: Path, show: Open) -> None:
-    """The first line of metrics.jsonl: a client that was heard has a share of the mean, one that was lost says so."""
+    """The first line of metrics.jsonl: a client that was heard has a share of the mean, one that
+    was lost says so.
+    """
     page = show(folder / "report.html").page
     first = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     grid = page.locator("#federation .matrix").nth(1)
@@ -225,9 +227,11 @@ def test_everything_is_reached_by_keyboard_with_a_visible_focus(folder: Path, sh
         page.keyboard.press("Tab")
         kind = page.evaluate("""() => { const n = document.activeElement;
             if (n === document.body) return "end";
-            if (getComputedStyle(n).outlineStyle === "none") return "no outline: " + n.outerHTML.slice(0, 80);
-            return n.closest("[data-kind]")?.dataset.kind || n.closest("[data-chart]")?.dataset.chart || n.closest("section")?.id
-                || n.className; }""")
+            if (getComputedStyle(n).outlineStyle === "none")
+                return "no outline: " + n.outerHTML.slice(0, 80);
+            return n.closest("[data-kind]")?.dataset.kind
+                || n.closest("[data-chart]")?.dataset.chart
+                || n.closest("section")?.id || n.className; }""")
         seen.add(kind)
         if kind == "end":
             break
@@ -251,8 +255,11 @@ def test_nothing_sticks_out(folder: Path, show: Open, width: int) -> None:
     page = show(folder / "report.html", width=width).page
     page.wait_for_timeout(200)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    small = page.evaluate("""[...document.querySelectorAll("p, h1, h2, h3, button, td, dd, figcaption")].filter(
-        (n) => n.offsetParent && parseFloat(getComputedStyle(n).fontSize) < 12).map((n) => n.textContent)""")
+    small = page.evaluate(
+        """[...document.querySelectorAll("p, h1, h2, h3, button, td, dd, figcaption")].filter(
+        (n) => n.offsetParent && parseFloat(getComputedStyle(n).fontSize) < 12
+        ).map((n) => n.textContent)"""
+    )
     assert small == []
 
 
@@ -277,7 +284,8 @@ def test_light_and_dark_have_contrast(folder: Path, show: Open, scheme: str) -> 
         *[f"--c{k}" for k in range(8)],
     ]
     colours = page.evaluate(
-        "names => names.map(n => getComputedStyle(document.documentElement).getPropertyValue(n).trim())",
+        "names => names.map(n =>"
+        " getComputedStyle(document.documentElement).getPropertyValue(n).trim())",
         names,
     )
     light = dict(zip(names, map(luminance, colours)))

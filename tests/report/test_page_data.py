@@ -86,7 +86,9 @@ def test_what_was_left_out_is_said() -> None:
 
 
 def test_a_card_of_a_long_run_agrees_with_all_of_it(tmp_path: Path) -> None:
-    """The list reads only some lines of a large file; round, metrics and last loss must be those of the whole."""
+    """The list reads only some lines of a large file; round, metrics and last loss must be those of
+    the whole.
+    """
     run = write_run(
         tmp_path / "run", rounds=120, clients=40, cohort=40, pictures=False, finished=False
     )

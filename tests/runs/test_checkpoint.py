@@ -64,7 +64,7 @@ def test_two_are_kept_and_the_rest_goes(tmp_path: Path, two: Path) -> None:
     assert sorted(p.name for p in two.iterdir()) == [
         "client-0-000001.safetensors", "client-0-000003.safetensors", "client-1-000002.safetensors",
         "manifest-000002.json", "manifest-000003.json", "state-000002.safetensors", "state-000003.safetensors",
-    ]  # fmt: skip
+    ]
 
 
 def newest_files(folder: Path) -> list[Path]:
@@ -89,7 +89,8 @@ def test_any_damage_to_the_newest_is_noticed_and_the_one_before_is_used(two: Pat
             told: list[str] = []
             found = Checkpoint(two, told.append).load()
             assert found
-            if found[0].done == 2:  # whitespace in the manifest may change without changing what it says
+            # whitespace in the manifest may change without changing what it says
+            if found[0].done == 2:
                 assert path.suffix == ".json" and json.loads(changed or b"0") == json.loads(data)
                 continue
             assert found[0].done == 1 and same_bits(found[0].state, state(1))
@@ -109,7 +110,8 @@ def test_states_whose_manifests_are_gone_are_not_taken_for_nothing(two: Path) ->
         path.unlink()
     with pytest.raises(CheckpointError, match=r"manifests in .* are gone.*start over with --fresh"):
         Checkpoint(two).load()
-    (two / "state-000002.safetensors").unlink()  # now it looks as if the first one had been cut off before its manifest was there
+    # now it looks as if the first one had been cut off before its manifest was there
+    (two / "state-000002.safetensors").unlink()
     assert Checkpoint(two).load() is None
 
 

@@ -51,8 +51,9 @@ def test_a_job_is_the_same_as_its_parts(recipe: Path, tmp_path: Path) -> None:
 
 
 def test_pictures_come_while_the_run_is_under_way_and_change_no_bits(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four rounds, evaluated in each: pictures after the first three and at the end, although they use up random numbers; and a task
-    whose pictures fail while the run is under way is asked once more, at the end."""
+    """Four rounds, evaluated in each: pictures after the first three and at the end, although they
+    use up random numbers; and a task whose pictures fail while the run is under way is asked once
+    more, at the end."""
     plain = go(recipe, tmp_path / "plain")
     drawn: list[int] = []
 
@@ -92,7 +93,8 @@ def test_the_folder_holds_what_the_contract_says(recipe: Path, tmp_path: Path) -
     assert [x["round"] for x in lines] == [0, 1, 2, 3] and lines == list(outcome.rounds)
     assert [bool(x["metrics"]) for x in lines] == [False, True, False, True]
     assert list(lines[1]["metrics"]) == ["accuracy", "client_accuracy", "client_accuracy_spread", "client_accuracy_worst"]
-    model, control = 16 * 8 + 16 + 16 * 4 + 3 * 16 + 3, 16 * 8 + 16 + 2 * 16 + 3 * 16 + 3  # BatchNorm: 2 weights, 2 buffers
+    # BatchNorm: 2 weights, 2 buffers
+    model, control = 16 * 8 + 16 + 16 * 4 + 3 * 16 + 3, 16 * 8 + 16 + 2 * 16 + 3 * 16 + 3
     size = 4 * (model + control) + 8  # and one 64-bit counter
     for x in lines:
         assert (x["asked"], x["heard"], x["refused"], x["lost"], x["unevaluated"]) == (3, 3, 0, [], [])
@@ -122,8 +124,9 @@ def test_tensorboard_reads_the_events(recipe: Path, tmp_path: Path) -> None:
 
 
 def test_weights_are_what_the_mean_used() -> None:
-    """Two clients, losses 1 and 4, exponent 1: loss weights 1/1 and 1/4, so 0.8 and 0.2. With mix 0.5 between those and (0.5, 0.5):
-    0.65 and 0.35. Without a mix the only named weight counts: 10 and 30 examples, 0.25 and 0.75."""
+    """Two clients, losses 1 and 4, exponent 1: loss weights 1/1 and 1/4, so 0.8 and 0.2. With mix
+    0.5 between those and (0.5, 0.5): 0.65 and 0.35. Without a mix the only named weight counts: 10
+    and 30 examples, 0.25 and 0.75."""
     mixed = {i: {"weight:uniform": 1.0, "weight:loss": w} for i, w in ((0, 1.0), (1, 0.25))}
     plain = {0: {"weight:mean": 10.0}, 1: {"weight:mean": 30.0}}
 

@@ -1,4 +1,6 @@
-"""`kill -9` at any moment, then --resume: the same bits as if nothing had happened. SCAFFOLD, because its clients remember."""
+"""`kill -9` at any moment, then --resume: the same bits as if nothing had happened. SCAFFOLD,
+because its clients remember.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def final_state(folder: Path) -> Message:
 
 
 def die_at(call: int) -> None:
-    """From now on, the n-th change of the file system does not happen: the process is gone before it."""
+    """From now on, the n-th change of the file system does not happen: the process is gone before
+    it.
+    """
     left = [call]
 
     def deadly(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,8 +72,8 @@ def die_at(call: int) -> None:
 
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_death_before_every_change_of_the_file_system(tmp_path: Path, step: int) -> None:
-    """Every rename, link and removal of a short run in turn is the one that never happens. Two of four clients work in a
-    round, so that checkpoints mix files of different rounds."""
+    """Every rename, link and removal of a short run in turn is the one that never happens. Two of
+    four clients work in a round, so that checkpoints mix files of different rounds."""
     recipe = write_recipe(tmp_path)
     job: dict[str, Any] = {"clients": 4, "cohort": 2, "rounds": 3, "evaluate_every": 0}
     whole = fedlens.experiment(recipe, out=tmp_path / "whole", **job).state
@@ -109,7 +113,9 @@ def test_death_at_random_moments_with_workers(tmp_path: Path) -> None:
 
 
 def test_death_before_the_first_checkpoint_leaves_no_memories_behind(tmp_path: Path) -> None:
-    """Clients that worked twice hold committed control variates; a run that begins again must not start from them."""
+    """Clients that worked twice hold committed control variates; a run that begins again must not
+    start from them.
+    """
     recipe, job = write_recipe(tmp_path), {"rounds": 3, "cohort": 4}
     whole = fedlens.experiment(recipe, out=tmp_path / "whole", **job).state
     out = tmp_path / "cut"
@@ -123,7 +129,9 @@ def test_death_before_the_first_checkpoint_leaves_no_memories_behind(tmp_path: P
 
 @pytest.mark.slow
 def test_the_command_itself_killed_many_times(tmp_path: Path) -> None:
-    """Ten runs of the real command, each killed up to four times, every other time with one file of the newest checkpoint damaged too."""
+    """Ten runs of the real command, each killed up to four times, every other time with one file of
+    the newest checkpoint damaged too.
+    """
     recipe = write_recipe(tmp_path)
     path = os.pathsep.join([str(TESTS), *sys.path])
     rng = random.Random(1)

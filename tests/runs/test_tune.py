@@ -14,7 +14,9 @@ from tests.toy_job import write_recipe
 
 
 def known(best: dict[str, float], seen: list[dict[str, float]]):  # type: ignore[no-untyped-def]
-    """Instead of training, an accuracy that is highest at `best`: minus the squared distances of the logarithms."""
+    """Instead of training, an accuracy that is highest at `best`: minus the squared distances of
+    the logarithms.
+    """
 
     def finish(cell: Cell) -> None:
         found = {f"{p.name}.{k}": float(v) for p in cell.config.algorithm for k, v in p.resolved().items() if k in ("lr", "mu")}
@@ -27,8 +29,8 @@ def known(best: dict[str, float], seen: list[dict[str, float]]):  # type: ignore
 
 
 def test_the_rate_first_then_the_methods_own_parameter(tmp_path: Path) -> None:
-    """The recipe's rate is 0.1. Of 0.1, 0.0333 and 0.3 the last is nearest to 0.25. FedProx's mu is 0.01; of 0.001, 0.1 and 1 at that
-    rate 0.1 is nearest to 0.2. Six runs, and no more."""
+    """The recipe's rate is 0.1. Of 0.1, 0.0333 and 0.3 the last is nearest to 0.25. FedProx's mu is
+    0.01; of 0.001, 0.1 and 1 at that rate 0.1 is nearest to 0.2. Six runs, and no more."""
     seen: list[dict[str, float]] = []
     chosen = tune(write_recipe(tmp_path), "fedprox", (), tmp_path / "out", known({"FedAvg.lr": 0.25, "FedProx.mu": 0.2}, seen))
     assert chosen == pytest.approx({"FedAvg.lr": 0.3, "FedProx.mu": 0.1})
@@ -42,8 +44,8 @@ def test_the_recipes_own_value_is_named_too_where_it_wins(tmp_path: Path) -> Non
 
 
 def test_without_an_own_parameter_the_rates_get_finer(tmp_path: Path) -> None:
-    """Best at 0.5: after 0.3 come 0.3 sqrt 3 = 0.52, 0.3 / sqrt 3 = 0.17 and, beyond the edge, 0.9. The same six runs as any other
-    method."""
+    """Best at 0.5: after 0.3 come 0.3 sqrt 3 = 0.52, 0.3 / sqrt 3 = 0.17 and, beyond the edge, 0.9.
+    The same six runs as any other method."""
     seen: list[dict[str, float]] = []
     chosen = tune(write_recipe(tmp_path), "fedavg", (), tmp_path / "out", known({"FedAvg.lr": 0.5}, seen))
     assert [s["FedAvg.lr"] for s in seen] == pytest.approx([0.1, 0.1 / 3, 0.3, 0.3 * 3**0.5, 0.3 / 3**0.5, 0.9])
@@ -59,7 +61,9 @@ def test_what_can_be_tuned(tmp_path: Path) -> None:
 
 
 def test_a_real_search_and_the_table_that_tells_of_it(tmp_path: Path) -> None:
-    """Three trials and one seed that counts, on the toy: the cell that counts ran with what was chosen, and the table says it."""
+    """Three trials and one seed that counts, on the toy: the cell that counts ran with what was
+    chosen, and the table says it.
+    """
     recipe, out = write_recipe(tmp_path), tmp_path / "out"
 
     def finish(cell: Cell) -> None:
@@ -99,7 +103,9 @@ def test_who_does_worst_stands_beside_the_mean() -> None:
 
 
 def test_training_loss_and_test_loss_are_told_apart(tmp_path: Path) -> None:
-    """The test metric of the same name, 9, must not stand where the clients' loss, 2, belongs: neither in the table nor in the curves."""
+    """The test metric of the same name, 9, must not stand where the clients' loss, 2, belongs:
+    neither in the table nor in the curves.
+    """
     write_recipe(tmp_path)
     cell = cells(tmp_path / "toy.toml", ["fedavg"], [0], (), tmp_path / "out")[0]
     cell.folder.mkdir(parents=True)

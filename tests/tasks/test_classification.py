@@ -43,15 +43,23 @@ def scored(*rows: tuple[float, float, float], y: list[int]) -> Tensors:
 
 
 def test_metrics_by_hand() -> None:
-    """Four images of classes 0 0 1 2, said 0 1 1 0: accuracy 2/4; per class 1/2, 1, 0; balanced 1/2; worst 0. The winning score is 1,
-    the others 0, so the loss is ln(e + 2) - 1 where right and ln(e + 2) where wrong: mean ln(e + 2) - 1/2."""
+    """Four images of classes 0 0 1 2, said 0 1 1 0: accuracy 2/4; per class 1/2, 1, 0; balanced
+    1/2; worst 0. The winning score is 1, the others 0, so the loss is ln(e + 2) - 1 where right and
+    ln(e + 2) where wrong: mean ln(e + 2) - 1/2."""
     data = scored((1, 0, 0), (0, 1, 0), (0, 1, 0), (1, 0, 0), y=[0, 0, 1, 2])
     found = Known(classes=3).evaluate(Says(), data)
     assert next(iter(found)) == "accuracy"
-    assert found == pytest.approx({
-        "accuracy": 0.5, "loss": math.log(math.e + 2) - 0.5, "accuracy_balanced": 0.5, "accuracy_worst_class": 0.0,
-        "accuracy_class_0": 0.5, "accuracy_class_1": 1.0, "accuracy_class_2": 0.0,
-    })  # fmt: skip
+    assert found == pytest.approx(
+        {
+            "accuracy": 0.5,
+            "loss": math.log(math.e + 2) - 0.5,
+            "accuracy_balanced": 0.5,
+            "accuracy_worst_class": 0.0,
+            "accuracy_class_0": 0.5,
+            "accuracy_class_1": 1.0,
+            "accuracy_class_2": 0.0,
+        }
+    )
 
 
 def test_a_missing_class_gets_no_figure() -> None:
@@ -92,7 +100,9 @@ def test_training_with_private_heads_and_all_of_it() -> None:
 
 
 def test_save_and_apply(tmp_path: Path) -> None:
-    """What was saved classifies a folder as the model itself does; a broken image is counted; class names come from the run's folder."""
+    """What was saved classifies a folder as the model itself does; a broken image is counted; class
+    names come from the run's folder.
+    """
     task = Classification(model="niid", classes=3)
     torch.manual_seed(0)
     model = task.model().eval()

@@ -12,8 +12,9 @@ from fedlens.tasks.ctp import CtP, between, corners, cover, draw_path, key_frame
 
 
 def test_targets_of_a_known_path() -> None:
-    """A box of 20 x 10 at (50, 40) goes to (58, 36) and grows to 20 e^.04 x 10 e^.08. Shift in sides: 8/20 = .4 and -4/10 = -.4; over .8:
-    .5 and -.5. Growth .04 and .08 over .04: 1 and 2. Half-way between the key frames, the centre is half-way: .25 and -.25."""
+    """A box of 20 x 10 at (50, 40) goes to (58, 36) and grows to 20 e^.04 x 10 e^.08. Shift in
+    sides: 8/20 = .4 and -4/10 = -.4; over .8: .5 and -.5. Growth .04 and .08 over .04: 1 and 2.
+    Half-way between the key frames, the centre is half-way: .25 and -.25."""
     path = between(
         [0, 2], [[50.0, 40, 20, 10], [58.0, 36, 20 * math.exp(0.04), 10 * math.exp(0.08)]]
     )
@@ -33,7 +34,9 @@ def test_the_loss_is_a_sum_over_coordinates_and_a_mean_over_patches_and_frames()
 
 
 def test_paths_stay_inside_and_within_their_speed() -> None:
-    """At a size of 56 the centre moves by at most 1.5 pixels a frame; sides by e^.025 at most, plus what straight lines add to a curve."""
+    """At a size of 56 the centre moves by at most 1.5 pixels a frame; sides by e^.025 at most, plus
+    what straight lines add to a curve.
+    """
     for seed in range(200):
         path = draw_path(16, 56, 0.18, generator(seed))
         boxes = torch.stack([corners(p) for p in path])
@@ -55,7 +58,9 @@ def test_key_frames_are_none_one_or_two_besides_the_ends() -> None:
 
 
 def test_shapes() -> None:
-    """At (.9, .9) of the half sides only the rectangle covers, at (.6, .6) also the ellipse, at (.4, .4) all three."""
+    """At (.9, .9) of the half sides only the rectangle covers, at (.6, .6) also the ellipse, at
+    (.4, .4) all three.
+    """
     u, v = torch.tensor([0.9, 0.6, 0.4, 1.1]), torch.tensor([0.9, 0.6, 0.4, 0.0])
     assert [cover(u, v, k, soft=False).tolist() for k in range(3)] == [
         [1, 1, 1, 0],
@@ -82,7 +87,9 @@ def test_a_patch_is_painted_inside_its_box_and_nowhere_else() -> None:
 
 
 def test_the_first_frame_and_its_own_always_show_a_patch() -> None:
-    """A patch cut from white covers grey in frame 0 whatever is drawn; other frames are left out in a fifth of the cases."""
+    """A patch cut from white covers grey in frame 0 whatever is drawn; other frames are left out in
+    a fifth of the cases.
+    """
     clip = torch.full((3, 6, 32, 32), 0.0)
     clip[:, :, :, :4] = 1.0
     path = torch.tensor([[16.0, 16, 31, 31]]).repeat(6, 1)
@@ -101,7 +108,9 @@ def test_the_first_frame_and_its_own_always_show_a_patch() -> None:
 
 
 def test_strides_are_capped_by_the_length_and_nothing_is_looped() -> None:
-    """8 frames of a video of 20: at most stride 2 (20 // 8). Frame k lies in [start + k s, start + (k + 1) s)."""
+    """8 frames of a video of 20: at most stride 2 (20 // 8). Frame k lies in [start + k s, start +
+    (k + 1) s).
+    """
     task = CtP(frames=8, stride=5)
     for seed in range(100):
         numbers = task.numbers(20, generator(seed))

@@ -26,9 +26,9 @@ from fedlens.tasks.pose import Pose
 
 
 def test_targets_by_hand() -> None:
-    """Input 64x48, map 16x12. UDP: x = 47 / 11 * 5 is pixel 5 exactly. MSRA: stride 4, x = 21 -> floor(21 / 4 + 1/2) = 5. sigma 2 at
-    height 64 is 1/2 at 16: one pixel beside the centre the value is exp(-1 / (2 / 4)) = exp(-2); two pixels beside it, beyond three
-    sigmas, 0."""
+    """Input 64x48, map 16x12. UDP: x = 47 / 11 * 5 is pixel 5 exactly. MSRA: stride 4, x = 21 ->
+    floor(21 / 4 + 1/2) = 5. sigma 2 at height 64 is 1/2 at 16: one pixel beside the centre the
+    value is exp(-1 / (2 / 4)) = exp(-2); two pixels beside it, beyond three sigmas, 0."""
     udp, weight = draw_targets(
         torch.tensor([[[47 / 11 * 5, 63 / 15 * 7, 1.0]]]), (64, 48), (16, 12), "udp", 2.0, True
     )
@@ -49,7 +49,9 @@ def test_targets_by_hand() -> None:
 
 
 def test_joints_outside_or_unseen_do_not_count() -> None:
-    """Map 64x48 as large as its input, sigma 2: a centre 6 pixels outside still reaches in, 6.5 pixels does not."""
+    """Map 64x48 as large as its input, sigma 2: a centre 6 pixels outside still reaches in, 6.5
+    pixels does not.
+    """
     joints = torch.tensor([[[-6.0, 5, 1], [-6.5, 5, 1], [20, 5, 0], [53.0, 69, 1], [53.5, 5, 1]]])
     _, weight = draw_targets(joints, (64, 48), (64, 48), "udp", 2.0, True)
     assert weight.tolist() == [[1, 0, 0, 1, 0]]
@@ -64,8 +66,8 @@ def test_joints_outside_or_unseen_do_not_count() -> None:
 
 @pytest.mark.parametrize("targets", ["udp", "msra"])
 def test_encode_and_decode(targets: Any) -> None:
-    """UDP with DARK finds a centre between pixels to a hundredth; argmax is off by at most half a pixel of the map, the quarter by at
-    most a quarter. MSRA rounds the centre."""
+    """UDP with DARK finds a centre between pixels to a hundredth; argmax is off by at most half a
+    pixel of the map, the quarter by at most a quarter. MSRA rounds the centre."""
     rng = torch.Generator().manual_seed(0)
     joints = torch.cat(
         [
@@ -109,22 +111,26 @@ def test_decode_at_the_edge_stays_inside() -> None:
 
 
 class Oracle(nn.Module):
-    """Blue minus red and red minus blue: answers that mirror as they should, so the flip test must change nothing but names."""
+    """Blue minus red and red minus blue: answers that mirror as they should, so the flip test must
+    change nothing but names.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.none = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Joint k lies where channel 0 is brightest, shifted by nothing: symmetric joints are told apart by the sign of channel 1."""
+        """Joint k lies where channel 0 is brightest, shifted by nothing: symmetric joints are told
+        apart by the sign of channel 1.
+        """
         left, right = x[:, 0] * (x[:, 1] > 0), x[:, 0] * (x[:, 1] < 0)
         order = [right] * 3 + [left] * 3 + [right] * 3 + [left] * 3 + [left + right] * 2
         return torch.stack(order, 1)
 
 
 def test_flip_test_mirrors_names_and_pixels() -> None:
-    """A network blind to sides sees the mirrored image mirrored: after flipping back, left and right maps have changed places, and
-    averaging makes them equal."""
+    """A network blind to sides sees the mirrored image mirrored: after flipping back, left and
+    right maps have changed places, and averaging makes them equal."""
     x = torch.zeros(1, 3, 8, 6)
     x[0, 0, 2, 1], x[0, 1, 2, 1] = 1, 1  # a left joint at (1, 2)
     task = Pose("lsp", flip_test=True)
@@ -136,7 +142,9 @@ def test_flip_test_mirrors_names_and_pixels() -> None:
 
 
 class Perfect(nn.Module):
-    """Draws the true heat maps, whatever it is shown: the pipeline around it must then score 100."""
+    """Draws the true heat maps, whatever it is shown: the pipeline around it must then score
+    100.
+    """
 
     def __init__(self, task: Pose) -> None:
         super().__init__()
@@ -159,9 +167,8 @@ def test_a_perfect_network_scores_a_hundred_at_every_resolution() -> None:
         found = task.find(perfect, people.at(size))
         assert task.judge(found) == {"pck": pytest.approx(100)}
         gap = np.abs(found["predicted"] - found["truth"][..., :2])
-        assert (
-            gap[found["truth"][..., 2] > 0].max() < 1
-        )  # a map pixel of the smallest is 7 image pixels
+        # a map pixel of the smallest is 7 image pixels
+        assert gap[found["truth"][..., 2] > 0].max() < 1
 
 
 def test_coco_is_judged_by_ap(data_pack: Path) -> None:
@@ -182,8 +189,8 @@ def test_coco_is_judged_by_ap(data_pack: Path) -> None:
 
 
 def test_a_federation_learns_and_its_model_is_of_use(tmp_path: Path) -> None:
-    """Two rounds of RAF: the loss falls; then the run's files serve `apply`, on images of another shape and at a resolution of one's
-    own."""
+    """Two rounds of RAF: the loss falls; then the run's files serve `apply`, on images of another
+    shape and at a resolution of one's own."""
     task = Pose("lsp", "vit-tiny", sizes=((32, 24), (48, 36)))
     source = StickFigures(people=24, tests=4, sizes=((32, 24), (16, 12)), scale=0.1, rotation=10)
     federation = source.federation(2, 0)
@@ -237,10 +244,13 @@ def test_a_federation_learns_and_its_model_is_of_use(tmp_path: Path) -> None:
         tmp_path, tmp_path / "in", tmp_path / "out", boxes=tmp_path / "boxes.json"
     ).startswith("2 people in 2 images")
     for wrong, why in (
-        ({"size": "63x48"}, "multiples of 4"), ({"size": "big"}, "HEIGHTxWIDTH"), ({"how": "cubic"}, "bilinear, area or bicubic"),
+        ({"size": "63x48"}, "multiples of 4"),
+        ({"size": "big"}, "HEIGHTxWIDTH"),
+        ({"how": "cubic"}, "bilinear, area or bicubic"),
         ({"capture": "0x24"}, "at least one pixel a side"),
-        ({"zoom": 2}, "no option 'zoom'"), ({"boxes": tmp_path / "model.safetensors"}, "not a list of boxes"),
-    ):  # fmt: skip
+        ({"zoom": 2}, "no option 'zoom'"),
+        ({"boxes": tmp_path / "model.safetensors"}, "not a list of boxes"),
+    ):
         with pytest.raises(ValueError, match=why):
             task.apply(tmp_path, tmp_path / "in", tmp_path / "out", **wrong)
     (tmp_path / "empty").mkdir()
@@ -295,7 +305,9 @@ def test_every_photo_has_an_overlay_of_its_own(applied: Callable[..., str], tmp_
 def test_boxes_belong_to_paths_and_are_written_as_they_were_given(
     applied: Callable[..., str], tmp_path: Path
 ) -> None:
-    """The crop is 1.25 times as large and of the input's shape; COCO's box is the person's. A photo without people has a size too."""
+    """The crop is 1.25 times as large and of the input's shape; COCO's box is the person's. A photo
+    without people has a size too.
+    """
     photos(tmp_path, "a/1.jpg", "b/1.jpg", "b/2.jpg")
     applied(
         [

@@ -48,7 +48,9 @@ def test_the_permutation_table() -> None:
 
 
 def test_vcop_shows_the_order_it_asks_for() -> None:
-    """Three clips of 4 frames with gaps of 2 take 16; in a video of 16 the clips begin at 0, 6 and 12."""
+    """Three clips of 4 frames with gaps of 2 take 16; in a video of 16 the clips begin at 0, 6 and
+    12.
+    """
     task = VCOP(frames=4, gap=2, size=32)
     assert task.least == 16
     for seed in range(30):

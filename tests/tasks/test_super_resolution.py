@@ -103,8 +103,9 @@ def test_same_bits_with_workers_and_over_bytes() -> None:
 
 
 def test_cameras_of_two_resolutions_learn_together() -> None:
-    """Where the low view is the native one there is nothing to distil; above it the term is Charbonnier of the doubled small
-    answer and the large one, worked out here frame by frame. Five rounds of FedVSR with it lower the loss."""
+    """Where the low view is the native one there is nothing to distil; above it the term is
+    Charbonnier of the doubled small answer and the large one, worked out here frame by frame. Five
+    rounds of FedVSR with it lower the loss."""
     source = MovingTextures(
         clips=2,
         groups=2,
@@ -142,8 +143,9 @@ def test_cameras_of_two_resolutions_learn_together() -> None:
 
 
 def test_loss_aware_weighting_lets_only_sums_reach_the_server() -> None:
-    """FedVSR needs no single replies: workers add up what their clients send, and the server sees sums of deltas and of importances. That
-    holds for the trees; tests/layers/test_masked.py hides the scalars as well."""
+    """FedVSR needs no single replies: workers add up what their clients send, and the server sees
+    sums of deltas and of importances. That holds for the trees; tests/layers/test_masked.py hides
+    the scalars as well."""
     task = SuperResolution(Own, scale=2)
     algorithm = stack(
         FedAvg(task, lr=1e-3, optimizer="adam", batch=2), HighFrequency(), LossAware()
@@ -189,7 +191,9 @@ def test_evaluation_of_bicubic_equals_direct_computation() -> None:
 
 
 def test_tiles_equal_the_whole() -> None:
-    """A network that sees 3 pixels and one frame either way: with more context than that, tiles change nothing."""
+    """A network that sees 3 pixels and one frame either way: with more context than that, tiles
+    change nothing.
+    """
     torch.manual_seed(0)
     model = LightVSR(2, 4, 0)
     nn.init.normal_(model.upsample.last.weight, std=0.05)
@@ -213,7 +217,9 @@ def saved(task: SuperResolution, folder: Path) -> Path:
 
 
 def test_apply_to_a_film_keeps_its_sound(tmp_path: Path, data_pack: Path) -> None:
-    """Untrained, the light network is bicubic enlargement, so the result must look like it; the sound is copied packet by packet."""
+    """Untrained, the light network is bicubic enlargement, so the result must look like it; the
+    sound is copied packet by packet.
+    """
     av = pytest.importorskip("av")
     source = data_pack / "video_samples" / "R6llTwEh07w.mp4"
     short = tmp_path / "short.mp4"
@@ -287,7 +293,9 @@ def test_pictures(tmp_path: Path) -> None:
 
 
 def test_error_maps_share_one_scale(tmp_path: Path) -> None:
-    """Maps that reach 1 and 2: on one scale the first ends at half of 255, on its own at 255; the ends are told with it."""
+    """Maps that reach 1 and 2: on one scale the first ends at half of 255, on its own at 255; the
+    ends are told with it.
+    """
     maps = [torch.tensor([[[0.0, 1.0]]]), torch.tensor([[[0.5, 2.0]]])]
     save_pictures(
         [Picture("together", maps, kind="map", one_scale=True), Picture("alone", maps, kind="map")],

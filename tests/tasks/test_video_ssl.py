@@ -1,5 +1,5 @@
-"""From a recipe to a run folder and on: pretraining, retrieval over a folder, fine-tuning, a linear probe, analyses. All on made-up
-shapes."""
+"""From a recipe to a run folder and on: pretraining, retrieval over a folder, fine-tuning, a linear
+probe, analyses. All on made-up shapes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,19 @@ from fedlens.tasks.speed import Speed
 from fedlens.tasks.video_ssl import crop, embed, middle, pooled, starts
 
 SMALL = {
-    "data.videos": 16, "data.tests": 8, "data.length": 12, "data.side": 20, "task.frames": 4, "task.size": 16, "task.clips": 2,
-    "clients": 4, "cohort": 2, "rounds": 2, "evaluate_every": 1, "workers": 0,
-}  # fmt: skip
+    "data.videos": 16,
+    "data.tests": 8,
+    "data.length": 12,
+    "data.side": 20,
+    "task.frames": 4,
+    "task.size": 16,
+    "task.clips": 2,
+    "clients": 4,
+    "cohort": 2,
+    "rounds": 2,
+    "evaluate_every": 1,
+    "workers": 0,
+}
 RECIPES = [
     "fedvssl",
     "fedvssl-jhmdb",
@@ -66,9 +76,10 @@ def test_the_rows_of_table_four() -> None:
 
 
 def test_pretraining_shares_the_backbone_only(pretrained: Path) -> None:
-    """The server tests retrieval without a head; what is saved and what travels is the backbone: 228,120 parameters and its buffers (a
-    mean and a variance for each of 8 + 16 + 48 + 96 + 192 = 360 channels, a counter for each of 12 BatchNorms), four bytes each, counters
-    eight: 4 x (228,120 + 720) + 96 = 915,456 a client."""
+    """The server tests retrieval without a head; what is saved and what travels is the backbone:
+    228,120 parameters and its buffers (a mean and a variance for each of 8 + 16 + 48 + 96 + 192 =
+    360 channels, a counter for each of 12 BatchNorms), four bytes each, counters eight: 4 x
+    (228,120 + 720) + 96 = 915,456 a client."""
     saved = load_file(pretrained / "model.safetensors")
     assert {n.split(".")[0] for n in saved} == {"backbone"}
     records = [json.loads(line) for line in (pretrained / "metrics.jsonl").read_text().splitlines()]
@@ -87,9 +98,17 @@ def test_pretraining_shares_the_backbone_only(pretrained: Path) -> None:
 def test_fine_tuning_and_probing_start_from_a_run(pretrained: Path, tmp_path: Path) -> None:
     """A probe leaves the backbone as it came, to the bit; fine-tuning does not."""
     common = {
-        "data.name": "MovingShapes", "task.classes": 8, "task.backbone": "r3d10s", "task.stride": 1, **SMALL, "data.side": 20,
-        "task.init": str(pretrained / "model.safetensors"), "clients": 1, "cohort": "none", "batch": 4,
-    }  # fmt: skip
+        "data.name": "MovingShapes",
+        "task.classes": 8,
+        "task.backbone": "r3d10s",
+        "task.stride": 1,
+        **SMALL,
+        "data.side": 20,
+        "task.init": str(pretrained / "model.safetensors"),
+        "clients": 1,
+        "cohort": "none",
+        "batch": 4,
+    }
     before = load_file(pretrained / "model.safetensors")
     for recipe, same in (("fedvssl-probe", True), ("fedvssl-finetune", False)):
         end = experiment(recipe, out=tmp_path / recipe, **common)
@@ -152,9 +171,10 @@ def test_retrieval_over_a_folder(
         == 0
     )
     found = table(out)[0]
+    # itself
     assert found["video"] == "left/1.mp4" and float(found["similarity"]) == pytest.approx(
         1, abs=1e-4
-    )  # itself
+    )
     for bad, sentence in (
         ("kk=1", "has no option 'kk': there are gallery, k, clips"),
         ("k=few", "k is a whole number of at least 1, not 'few'"),
@@ -169,8 +189,9 @@ def test_a_query_from_elsewhere_has_no_class_of_the_gallery(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Folders left and right, a query from a folder that is neither: it goes by its own name, nothing is ticked, no share is claimed. A
-    query that cannot be read is named itself, not what was skipped in the gallery. A file that changed is indexed again."""
+    """Folders left and right, a query from a folder that is neither: it goes by its own name,
+    nothing is ticked, no share is claimed. A query that cannot be read is named itself, not what
+    was skipped in the gallery. A file that changed is indexed again."""
     from fedlens.tasks import search
 
     for k, name in enumerate(("videos/left/a", "videos/right/b", "videos/right/c", "mine/q")):
@@ -225,7 +246,9 @@ def test_a_query_from_elsewhere_has_no_class_of_the_gallery(
 def test_what_cannot_be_decoded_is_no_result_and_a_broken_index_is_made_again(
     pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A clip whose first frame is sound and whose others are cut short looks like a video until it is read."""
+    """A clip whose first frame is sound and whose others are cut short looks like a video until it
+    is read.
+    """
     videos, out = make_clips(tmp_path / "videos", ["a", "b", "c"]), tmp_path / "found"
     for frame in sorted((videos / "c").iterdir())[1:]:
         frame.write_bytes(frame.read_bytes()[:200])
@@ -280,14 +303,13 @@ def test_analyses_end_in_the_report(
         assert numbers["spent"]["pre"]["rounds"] == 1 and numbers["spent"]["pre"]["examples"] == 8
     if name == "perturbation":
         summary = json.loads((pretrained / "summary.json").read_text())
-        assert numbers["values"]["pre"][0] == pytest.approx(
-            summary["metrics"]["recall_at_1"]
-        )  # strength 0 is the model itself
+        # strength 0 is the model itself
+        assert numbers["values"]["pre"][0] == pytest.approx(summary["metrics"]["recall_at_1"])
 
 
 def test_the_middle_of_171x128_is_112_of_its_own_pixels() -> None:
-    """The papers' test protocol: scale to 171x128, cut the middle 112. Rows 8 to 119, columns round(59 / 2) = 30 to 141; nothing is
-    interpolated."""
+    """The papers' test protocol: scale to 171x128, cut the middle 112. Rows 8 to 119, columns
+    round(59 / 2) = 30 to 141; nothing is interpolated."""
     pixels = torch.randint(256, (2, 3, 128, 171), dtype=torch.uint8, generator=generator(0))
     assert torch.equal(
         crop(pixels, 112, None), (pixels[..., 8:120, 30:142].float() / 255).transpose(0, 1)
@@ -295,8 +317,8 @@ def test_the_middle_of_171x128_is_112_of_its_own_pixels() -> None:
 
 
 def test_even_distances() -> None:
-    """Ten frames, clips of four: they begin between 0 and 6. Three of them: 0, 3, 6. One: the middle. A video of four: all on one
-    another."""
+    """Ten frames, clips of four: they begin between 0 and 6. Three of them: 0, 3, 6. One: the
+    middle. A video of four: all on one another."""
     assert (
         starts(10, 4, 3) == [0, 3, 6] and starts(10, 4, 1) == [3] and starts(4, 4, 3) == [0, 0, 0]
     )
@@ -321,8 +343,8 @@ class Mean(torch.nn.Module):
 
 
 def test_retrieval_by_hand() -> None:
-    """Red and green films; a query of each, and one of 3 frames, too short for a clip: it is like nothing, and the first of the gallery
-    counts."""
+    """Red and green films; a query of each, and one of 3 frames, too short for a clip: it is like
+    nothing, and the first of the gallery counts."""
 
     def plain(r: int, g: int, frames: int = 6) -> ArrayFrames:
         return ArrayFrames(

@@ -1,4 +1,6 @@
-"""A ClientApp as any Flower user has one; nothing in it knows FedLens. (The data comes from task.py, to keep the example short.)"""
+"""A ClientApp as any Flower user has one; nothing in it knows FedLens. (The data comes from
+task.py, to keep the example short.)
+"""
 
 from __future__ import annotations
 

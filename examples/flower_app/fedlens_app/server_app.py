@@ -1,4 +1,6 @@
-"""The server half: the same `run` as everywhere, with Flower as its engine; or Flower's own loop, with a stack as its Strategy."""
+"""The server half: the same `run` as everywhere, with Flower as its engine; or Flower's own loop,
+with a stack as its Strategy.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def main(grid: Any, config: Any) -> None:
 
     def tell(here: Progress, done: Round) -> None:
         print(
-            f"round {done.number}: loss {done.loss:.4f}, {dict(done.metrics)}, lost {list(done.lost)}",
+            f"round {done.number}: loss {done.loss:.4f}, {dict(done.metrics)}, lost"
+            f" {list(done.lost)}",
             flush=True,
         )
 

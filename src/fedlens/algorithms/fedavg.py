@@ -1,9 +1,11 @@
 """FedAvg (McMahan et al., 2017) and the one training loop.
 
-State and broadcast: "model". Reply: "delta" = local - global, weighted by samples or uniformly, with the scalars "loss" (mean of the
-total loss over all batches), "examples", "steps" and "lr_sum". Buffers (BatchNorm) are part of the model and are averaged like weights.
+State and broadcast: "model". Reply: "delta" = local - global, weighted by samples or uniformly,
+with the scalars "loss" (mean of the total loss over all batches), "examples", "steps" and "lr_sum".
+Buffers (BatchNorm) are part of the model and are averaged like weights.
 
-The server step is x + server_lr * mean(delta). With server_lr = 1 this is the weighted mean of the local models.
+The server step is x + server_lr * mean(delta). With server_lr = 1 this is the weighted mean of the
+local models.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def train(
     clip: float | None = None,
     amp: AbstractContextManager[Any] | None = None,
 ) -> Trained:
-    """The loop. `objective` gives the loss that is reported and what else steers the weights (or None)."""
+    """The loop. `objective` gives the loss that is reported and what else steers the weights (or
+    None).
+    """
     losses: list[Tensor] = []
     lr_sum = 0.0
     for batch in batches:
@@ -60,9 +64,8 @@ def train(
         optimizer.step()
         losses.append(loss.detach())
         group = optimizer.param_groups[0]
-        lr_sum += group["lr"] / group.get(
-            "factor", 1.0
-        )  # of the common rate: a group's own is a multiple of it
+        # of the common rate: a group's own is a multiple of it
+        lr_sum += group["lr"] / group.get("factor", 1.0)
     if not losses:
         raise ValueError("nothing to train on")
     return Trained(float(torch.stack(losses).double().mean()), len(losses), lr_sum)
@@ -97,13 +100,16 @@ def _split(order: Tensor, size: int) -> list[Tensor]:
 class FedAvg(Algorithm):
     """Local training, averaged. Every other learning method is a layer around this one.
 
-    task: what is learned. lr, optimizer, momentum, weight_decay: the local optimiser, fresh in every round. schedule: of the learning
-    rate over the rounds ("step" multiplies by decay every step_every rounds, or at the rounds of `milestones`). epochs or steps: how much
-    local work. clip: gradient norm. weights: how much a client counts. server_lr: 1 is plain averaging. mixed_precision: bfloat16
-    autocast. channels_last: memory format. init_from: weights to start from, after the task's `init`.
+    task: what is learned. lr, optimizer, momentum, weight_decay: the local optimiser, fresh in
+    every round. schedule: of the learning rate over the rounds ("step" multiplies by decay every
+    step_every rounds, or at the rounds of `milestones`). epochs or steps: how much local work.
+    clip: gradient norm. weights: how much a client counts. server_lr: 1 is plain averaging.
+    mixed_precision: bfloat16 autocast. channels_last: memory format. init_from: weights to start
+    from, after the task's `init`.
 
-    lr_factors: pairs of a pattern and a factor, such as ("spynet.*", 0.25): parameters whose name fits learn with that multiple of lr.
-    freeze: patterns of names that do not learn in the first freeze_rounds rounds, or never if that is None.
+    lr_factors: pairs of a pattern and a factor, such as ("spynet.*", 0.25): parameters whose name
+    fits learn with that multiple of lr. freeze: patterns of names that do not learn in the first
+    freeze_rounds rounds, or never if that is None.
     """
 
     task: LearningTask
@@ -141,7 +147,8 @@ class FedAvg(Algorithm):
             )
         if bad := [pattern for pattern, factor in self.lr_factors if not factor > 0]:
             raise ValueError(
-                f"the learning-rate factor of {bad[0]!r} must be above 0: to hold weights still, use freeze"
+                f"the learning-rate factor of {bad[0]!r} must be above 0: to hold weights still,"
+                " use freeze"
             )
 
     def init(self) -> Message:
@@ -156,12 +163,15 @@ class FedAvg(Algorithm):
         return Message({"model": tree.clone(model.state_dict())})
 
     def given(self, facts: Mapping[str, Any]) -> Algorithm:
-        """Clients whose own resolution the model cannot take are refused here, not one by one in every round."""
+        """Clients whose own resolution the model cannot take are refused here, not one by one in
+        every round.
+        """
         self.task.fits(facts)
         for client, native in enumerate(facts.get("resolutions", ())):
             if any(int(side) % self.task.multiple for side in native.split("x")):
                 raise StackError(
-                    f"client {client} has {native} inputs, but the model takes multiples of {self.task.multiple}"
+                    f"client {client} has {native} inputs, but the model takes multiples of"
+                    f" {self.task.multiple}"
                 )
         return self
 
@@ -202,7 +212,7 @@ class FedAvg(Algorithm):
                 lambda t: t.detach().cpu().clone(), module.state_dict()
             )
         local = model.state_dict()
-        delta = {n: (local[n].to("cpu") - t) for n, t in received.items()}
+        delta = {n: local[n].to("cpu") - t for n, t in received.items()}
         examples = float(len(client.data))
         reply = Message({"delta": delta}).note(
             loss=trained.loss, examples=examples, steps=float(trained.steps), lr_sum=trained.lr_sum
@@ -221,11 +231,13 @@ class FedAvg(Algorithm):
     def result(self, state: Message) -> nn.Module:
         return self.load(state.trees["model"]).eval()
 
-    # -- the resident model ------------------------------------------------------------------------------------------------------
+    # -- the resident model ------------------------------------------------------------------------
 
     @property
     def resident(self) -> nn.Module:
-        """One network per process, filled anew for every client: building it would cost more than training a small one."""
+        """One network per process, filled anew for every client: building it would cost more than
+        training a small one.
+        """
         if self._resident is None:
             model = self._fresh()
             if self.channels_last:
@@ -250,7 +262,9 @@ class FedAvg(Algorithm):
         return {n for n, p in self.resident.named_parameters() if p.requires_grad}
 
     def gradient(self, message: Message, client: Client) -> Tree:
-        """Mean gradient of the local objective (loss and terms, no pulls) at the received model, over all local data."""
+        """Mean gradient of the local objective (loss and terms, no pulls) at the received model,
+        over all local data.
+        """
         model = self.load(message.trees["model"]).train()
         total = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
         adapt = _chain(self._adapters(client)) if client.adapters else None
@@ -312,7 +326,7 @@ class FedAvg(Algorithm):
             module.to(self.place).train()
         return list(client.adapters.values())
 
-    # -- the local optimiser -----------------------------------------------------------------------------------------------------
+    # -- the local optimiser -----------------------------------------------------------------------
 
     def lr_at(self, message: Message) -> float:
         if self.schedule == "step" and self.milestones:
@@ -331,7 +345,9 @@ class FedAvg(Algorithm):
         return "schedule=cosine" if self.schedule == "cosine" else None
 
     def factor(self, name: str, message: Message) -> float:
-        """What the learning rate of a parameter is multiplied by in this round; 0 if it is frozen."""
+        """What the learning rate of a parameter is multiplied by in this round; 0 if it is
+        frozen.
+        """
         if (self.freeze_rounds is None or message.round < self.freeze_rounds) and any(
             fnmatchcase(name, p) for p in self.freeze
         ):
@@ -342,7 +358,9 @@ class FedAvg(Algorithm):
 
     @contextmanager
     def thawed(self, model: nn.Module, message: Message) -> Iterator[None]:
-        """Inside, only what learns in this round asks for gradients: what is frozen costs no backward pass, and no pull reaches it."""
+        """Inside, only what learns in this round asks for gradients: what is frozen costs no
+        backward pass, and no pull reaches it.
+        """
         held = [
             p
             for n, p in model.named_parameters()
@@ -359,7 +377,9 @@ class FedAvg(Algorithm):
     def _groups(
         self, model: nn.Module, adapters: list[nn.Module], message: Message
     ) -> list[dict[str, Any]]:
-        """Parameters by their factor, in the order of the model; one group where there are no factors."""
+        """Parameters by their factor, in the order of the model; one group where there are no
+        factors.
+        """
         lr = self.lr_at(message)
         groups: dict[float, list[nn.Parameter]] = {}
         for name, p in model.named_parameters():
@@ -395,7 +415,9 @@ class FedAvg(Algorithm):
 
 
 class TrainingLayer(Layer):
-    """A layer that stands on FedAvg: on its model, its local steps or its mean update. One that has more to check begins with `under`."""
+    """A layer that stands on FedAvg: on its model, its local steps or its mean update. One that has
+    more to check begins with `under`.
+    """
 
     whole: ClassVar[bool] = (
         False  # builds a second network, so what it sees must be all of the model
@@ -410,7 +432,8 @@ class TrainingLayer(Layer):
         for part in inner.parts() if self.whole else ():
             if isinstance(part, Layer) and part.stage == "share":
                 raise StackError(
-                    f"{name} needs the whole model, but {type(part).__name__} hides a part of it: put {name} before it in the stack"
+                    f"{name} needs the whole model, but {type(part).__name__} hides a part of it:"
+                    f" put {name} before it in the stack"
                 )
         return inner.base
 
@@ -433,7 +456,9 @@ class TrainingLayer(Layer):
 
 @functools.cache
 def find_device(name: str) -> torch.device:
-    """A device by its name, or a sentence. It is not tried out: workers are forked later, and a process that has used a GPU cannot be."""
+    """A device by its name, or a sentence. It is not tried out: workers are forked later, and a
+    process that has used a GPU cannot be.
+    """
     try:
         device = torch.device(name)
         module: Any = torch.get_device_module(device)

@@ -43,7 +43,8 @@ def analyse(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of directions and perturbations.")] = 0,
 ) -> None:
-    """Loss landscape (1-D and 2-D), a metric under perturbed weights, or rounds, bytes and compute to a target.
+    """Loss landscape (1-D and 2-D), a metric under perturbed weights, or rounds, bytes and compute
+    to a target.
 
     The plot goes into the report of every run named, the numbers into RUN/analysis/WHAT.json.
     """

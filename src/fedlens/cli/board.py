@@ -1,4 +1,6 @@
-"""`fedlens board`: kept apart from the other commands so that its packages are loaded only when it is used."""
+"""`fedlens board`: kept apart from the other commands so that its packages are loaded only when it
+is used.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def board(
     """A local web page over all run folders: list, compare, follow live. It only reads."""
     if not folder.is_dir():
         raise ValueError(
-            f"There is no folder {folder}: name the one that holds your runs, as in `fedlens board runs`."
+            f"There is no folder {folder}: name the one that holds your runs, as in `fedlens board"
+            " runs`."
         )
     serve(folder, host, port, browser)
 
@@ -76,6 +79,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ValueError(
-            f"The board cannot listen on {host}:{port} ({error.strerror}): choose another with --port."
+            f"The board cannot listen on {host}:{port} ({error.strerror}): choose another with"
+            " --port."
         ) from error
     return listener

@@ -1,4 +1,6 @@
-"""What there is: recipes, algorithms, layers, tasks, models, datasets, metrics, each with a line about it."""
+"""What there is: recipes, algorithms, layers, tasks, models, datasets, metrics, each with a line
+about it.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,21 @@ from fedlens.config.parts import names, parameters
 from fedlens.config.recipe import ConfigError
 
 KINDS = {
-    "recipes": "to run as they are", "algorithms": "paper names, for --algorithm", "layers": "the parts of a stack, with their keys",
-    "tasks": "what is learned or restored", "models": "networks", "datasets": "where data comes from", "metrics": "how well it was done",
-    "generators": "what makes images of a class, for Balance", "engines": "what carries the messages",
-}  # fmt: skip
+    "recipes": "to run as they are",
+    "algorithms": "paper names, for --algorithm",
+    "layers": "the parts of a stack, with their keys",
+    "tasks": "what is learned or restored",
+    "models": "networks",
+    "datasets": "where data comes from",
+    "metrics": "how well it was done",
+    "generators": "what makes images of a class, for Balance",
+    "engines": "what carries the messages",
+}
+# what a recipe calls them; they are found in several rooms
 OFFERED = {
     "tasks": "task",
     "datasets": "data",
-}  # what a recipe calls them; they are found in several rooms
+}
 
 
 def catalogue(kind: str, name: str = "") -> None:
@@ -63,7 +72,9 @@ def catalogue(kind: str, name: str = "") -> None:
 
 
 def page_of(kind: str, name: str, line: str) -> str:
-    """Everything there is to read about one thing: a recipe's file, or what the module and the class say and the class's keys."""
+    """Everything there is to read about one thing: a recipe's file, or what the module and the
+    class say and the class's keys.
+    """
     if kind == "recipes":
         return recipes.shipped_recipes()[name].read_text(encoding="utf-8").rstrip()
     if kind in ("algorithms", "engines"):
@@ -130,9 +141,8 @@ def about_export(kind: str, room: str, name: str) -> str:
         thing = getattr(importlib.import_module(f"fedlens.{room}"), name)
     except ImportError as e:
         return f"needs a package that is not installed: {e}"
-    own = (
-        inspect.getdoc(thing) if thing.__doc__ else ""
-    )  # a class without a docstring would show its parent's
+    # a class without a docstring would show its parent's
+    own = inspect.getdoc(thing) if thing.__doc__ else ""
     module = inspect.getdoc(inspect.getmodule(thing)) or ""
     text = first_sentence(module if not own or is_help(own, thing) else own)
     return "\n".join([text, *keys_of(kind, thing)])
@@ -182,7 +192,8 @@ def measured(name: str) -> list[str]:
         seconds = row.get("seconds") or sum(v for k, v in row.items() if k.endswith("_seconds"))
         where = f"{row['threads']} threads, at {row['commit']}"
         parts.append(
-            f"{word} on {frames} frames of {width}x{height}: {row['peak_gb']:.1f} GB, {duration(seconds)} ({where})"
+            f"{word} on {frames} frames of {width}x{height}: {row['peak_gb']:.1f} GB,"
+            f" {duration(seconds)} ({where})"
         )
     return [f"[{'; '.join(parts)}]"]
 

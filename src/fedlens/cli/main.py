@@ -1,7 +1,8 @@
-"""The command line. Nothing heavy is imported before a command needs it: `fedlens --help` answers at once.
+"""The command line. Nothing heavy is imported before a command needs it: `fedlens --help` answers
+at once.
 
-What a user can get wrong costs one sentence on stderr and exit code 2; Ctrl-C saves and exits with 130. Set FEDLENS_DEBUG=1 to see where
-an error came from.
+What a user can get wrong costs one sentence on stderr and exit code 2; Ctrl-C saves and exits with
+130. Set FEDLENS_DEBUG=1 to see where an error came from.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ USER, STOPPED = 2, 130
 
 app = typer.Typer(
     name="fedlens",
-    help="Federated vision: train a model or restore a scene together, and no image leaves its owner.",
+    help=(
+        "Federated vision: train a model or restore a scene together, and no image leaves its"
+        " owner."
+    ),
     epilog=(
-        "[bold]Start here[/]\n\n"
-        "  fedlens run demo                                  a federated job in half a minute, no data needed\n\n"
-        "  fedlens list recipes                              what else there is to run\n\n"
-        "  fedlens compare demo --algorithms fedavg,fedprox  two methods side by side"
+        "[bold]Start here[/]\n\n  fedlens run demo                                  a federated job"
+        " in half a minute, no data needed\n\n  fedlens list recipes                             "
+        " what else there is to run\n\n  fedlens compare demo --algorithms fedavg,fedprox  two"
+        " methods side by side"
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -92,7 +96,10 @@ def run(
         typer.Option(
             "--algorithm",
             "-a",
-            help="Instead of the recipe's own: a name from `list algorithms` or `list layers`, or parts joined by +.",
+            help=(
+                "Instead of the recipe's own: a name from `list algorithms` or `list layers`, or"
+                " parts joined by +."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -143,8 +150,9 @@ def run(
 ) -> None:
     """Run a recipe and leave a run folder with curves, model and report.
 
-    RECIPE is the name of a shipped recipe, a TOML file of yours, or a run folder. KEY=VALUE sets one of its keys: rounds=6, data.alpha=0.1,
-    FedProx.mu=0.01; where a key occurs once, its own name will do.
+    RECIPE is the name of a shipped recipe, a TOML file of yours, or a run folder. KEY=VALUE sets
+    one of its keys: rounds=6, data.alpha=0.1, FedProx.mu=0.01; where a key occurs once, its own
+    name will do.
     """
     if resume and fresh:
         raise click.UsageError("--resume goes on, --fresh starts over: choose one")
@@ -168,10 +176,18 @@ def run(
             spinner.stop()
             raise typer.Exit(
                 sites.submit(
-                    config, folder, superlink, ca=ca, resume=resume, fresh=fresh, patience=patience, least=least, forgive=forgive,
+                    config,
+                    folder,
+                    superlink,
+                    ca=ca,
+                    resume=resume,
+                    fresh=fresh,
+                    patience=patience,
+                    least=least,
+                    forgive=forgive,
                     say=lambda text: click.echo(text, err=True),
                 )
-            )  # fmt: skip
+            )
         if ray_address:
             os.environ["RAY_ADDRESS"] = ray_address
         job.start(
@@ -182,8 +198,10 @@ def run(
 @app.command(
     epilog=examples(
         "fedlens compare demo --algorithms fedavg,fedprox,fednova --seeds 0,1,2",
-        "fedlens compare cifar10 --algorithms fedavg,fedprox,fednova --tune --seeds 1,2,3 --target 0.5",
-        "fedlens compare classification --algorithms fedavg,FedAvg+FedProx+Median data.alpha=0.1 mu=0.1 --out runs/skew",
+        "fedlens compare cifar10 --algorithms fedavg,fedprox,fednova --tune --seeds 1,2,3"
+        " --target 0.5",
+        "fedlens compare classification --algorithms fedavg,FedAvg+FedProx+Median data.alpha=0.1"
+        " mu=0.1 --out runs/skew",
     )
 )
 def compare(
@@ -194,7 +212,10 @@ def compare(
         typer.Option(
             "--algorithms",
             "-a",
-            help="Names from `list algorithms` or `list layers`, or parts joined by +; commas between.",
+            help=(
+                "Names from `list algorithms` or `list layers`, or parts joined by +; commas"
+                " between."
+            ),
             show_default=False,
         ),
     ] = "",
@@ -230,7 +251,8 @@ def compare(
 ) -> None:
     """Several algorithms, several seeds: one table (mean and spread) and one plot.
 
-    Run it again to go on where it stopped, or with more algorithms or seeds: cells that are finished are kept.
+    Run it again to go on where it stopped, or with more algorithms or seeds: cells that are
+    finished are kept.
     """
     names = distinct([n.strip() for n in algorithms.split(",") if n.strip()])
     if not names:
@@ -267,12 +289,15 @@ def compare(
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Each algorithm once: names mean the same in any case. Not those of classes (module:Class), which would still share a folder."""
+    """Each algorithm once: names mean the same in any case. Not those of classes (module:Class),
+    which would still share a folder.
+    """
     first: dict[str, str] = {}
     for name in names:
         if first.setdefault(name.lower(), name) != name and ":" in name:
             raise click.UsageError(
-                f"{first[name.lower()]} and {name} would share one folder: give one of the classes another name"
+                f"{first[name.lower()]} and {name} would share one folder: give one of the classes"
+                " another name"
             )
     return list(first.values())
 
@@ -284,7 +309,10 @@ def list_(
     kind: Annotated[
         str,
         typer.Argument(
-            help="recipes, algorithms, layers, tasks, models, datasets, metrics, generators or engines.",
+            help=(
+                "recipes, algorithms, layers, tasks, models, datasets, metrics, generators or"
+                " engines."
+            ),
             show_default=False,
         ),
     ] = "",
@@ -381,7 +409,9 @@ def apply(
 
 
 class Stopped(Exception):
-    """Ctrl-C before there was anything to save. Click would answer it with an exit code and no word."""
+    """Ctrl-C before there was anything to save. Click would answer it with an exit code and no
+    word.
+    """
 
 
 @contextmanager
@@ -399,7 +429,7 @@ def waiting() -> Iterator[Status]:
         raise Stopped from None
 
 
-# -- how a command line becomes a config ---------------------------------------------------------------------------------------------------
+# -- how a command line becomes a config -----------------------------------------------------------
 
 
 def load(
@@ -426,7 +456,7 @@ def default_folder(recipe: str, config: Config, resume: bool, fresh: bool) -> Pa
     return Path("runs") / config.name if fresh else free_folder(config.name)
 
 
-# -- how it ends ------------------------------------------------------------------------------------------------------------------------
+# -- how it ends -----------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -490,8 +520,8 @@ def about_file(e: OSError) -> str:
 
 
 def whole() -> click.Group:
-    """All commands. Their arguments get the help back that click takes away: from 8.5 on it has one of its own for arguments, and writes
-    None over what typer has put there before."""
+    """All commands. Their arguments get the help back that click takes away: from 8.5 on it has one
+    of its own for arguments, and writes None over what typer has put there before."""
     register_others()
     group = typer.main.get_group(app)
     for command in group.commands.values():

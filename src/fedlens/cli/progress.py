@@ -32,7 +32,8 @@ class Plain(Watch):
 
     def round(self, record: Mapping[str, Any]) -> None:
         self.print(
-            f"round {record['round'] + 1}/{self.rounds}  {'  '.join(facts(record))}  {record['seconds']:.2f} s"
+            f"round {record['round'] + 1}/{self.rounds}  {'  '.join(facts(record))} "
+            f" {record['seconds']:.2f} s"
         )
         for line in losses(record):
             self.print(line)
@@ -50,7 +51,9 @@ class Plain(Watch):
 
 
 class Live(Watch):
-    """A bar that shows round, loss, metric, clients heard and time left, with what went wrong above it."""
+    """A bar that shows round, loss, metric, clients heard and time left, with what went wrong above
+    it.
+    """
 
     def __init__(self, spinner: Any = None) -> None:
         self.console, self.spinner = console(), spinner
@@ -62,7 +65,8 @@ class Live(Watch):
             TextColumn("[dim]{task.fields[left]}[/]"),
             console=self.console,
             transient=True,
-            disable=not self.console.is_terminal,  # a bar that never started would end with an empty line
+            # a bar that never started would end with an empty line
+            disable=not self.console.is_terminal,
         )
         self.losses: list[float] = []
         self.scores: list[float] = []
@@ -101,7 +105,9 @@ class Live(Watch):
             self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
 
     def curve(self, record: Mapping[str, Any]) -> str:
-        """The headline metric so far, where it was evaluated; the training loss as long as it never was. Never one behind the other."""
+        """The headline metric so far, where it was evaluated; the training loss as long as it never
+        was. Never one behind the other.
+        """
         for values, found in (
             (self.losses, [record["loss"]]),
             (self.scores, list(record["metrics"].values())[:1]),
@@ -127,7 +133,9 @@ class Live(Watch):
 
 
 class Cells(Live):
-    """A bar a cell, and a line when it is done. `told`: what was said about the data before, because cells share it."""
+    """A bar a cell, and a line when it is done. `told`: what was said about the data before,
+    because cells share it.
+    """
 
     def __init__(self, title: str, told: set[str]) -> None:
         super().__init__()
@@ -162,7 +170,8 @@ class Cells(Live):
     def end(self, summary: Mapping[str, Any]) -> None:
         self.close()
         self.console.print(
-            f"[green]✓[/] {escape(self.title)}  {escape(ending(summary)[0])}  [dim]{duration(summary['seconds'])}[/]",
+            f"[green]✓[/] {escape(self.title)}  {escape(ending(summary)[0])} "
+            f" [dim]{duration(summary['seconds'])}[/]",
             soft_wrap=True,
         )
 
@@ -177,7 +186,10 @@ def headline(setup: Setup, folder: Path, done: int) -> list[str]:
     again = f", going on after round {done}" if done else ""
     return [
         f"{config.name}: {setup.stack}",
-        f"{config.task.name} on {config.data.name}, {cohort}, {s.rounds} rounds, seed {s.seed}{again} → {folder}",
+        (
+            f"{config.task.name} on {config.data.name}, {cohort}, {s.rounds} rounds, seed"
+            f" {s.seed}{again} → {folder}"
+        ),
     ]
 
 
@@ -212,7 +224,9 @@ def losses(record: Mapping[str, Any]) -> list[str]:
 
 
 def in_round(text: str) -> bool:
-    """What an engine says about one client comes again, with all that had the same reason, in the round's own lines."""
+    """What an engine says about one client comes again, with all that had the same reason, in the
+    round's own lines.
+    """
     return text.startswith("client ")
 
 
@@ -238,5 +252,8 @@ def ending(summary: Mapping[str, Any]) -> list[str]:
     traffic = f"{size(summary['bytes_down'])} down, {size(summary['bytes_up'])} up"
     return [
         "  ".join([*metrics, *loss]) or "done",
-        f"{summary['rounds']} rounds in {duration(summary['seconds'])}, {traffic}, peak memory {size(summary['peak_memory'])}{lost}",
+        (
+            f"{summary['rounds']} rounds in {duration(summary['seconds'])}, {traffic}, peak memory"
+            f" {size(summary['peak_memory'])}{lost}"
+        ),
     ]

@@ -1,4 +1,6 @@
-"""What the command line prints before, beside and after jobs: what a run would take, who holds what, comparisons, reports."""
+"""What the command line prints before, beside and after jobs: what a run would take, who holds
+what, comparisons, reports.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from fedlens.runs.compare import Cell
 
 
-# -- before a job ----------------------------------------------------------------------------------------------------------------------
+# -- before a job ----------------------------------------------------------------------------------
 
 
 def dry_run(config: Config, engine: str, spinner: Any = None) -> None:
@@ -58,9 +60,14 @@ def dry_run(config: Config, engine: str, spinner: Any = None) -> None:
         "clients": f"{len(setup.federation)}{spread}",
         "algorithm": "\n".join(call(p) for p in config.algorithm),
         "rounds": f"{s.rounds}, {s.cohort or 'all'} clients in each",
-        "engine": f"{engine}, {found.workers} worker{'s' if found.workers > 1 else ''}, {setup.device}",
+        "engine": (
+            f"{engine}, {found.workers} worker{'s' if found.workers > 1 else ''}, {setup.device}"
+        ),
         "model": f"{found.parameters:,} numbers" if found.parameters else "none",
-        "time": f"about {duration(found.seconds)} ({short(found.client_seconds)} a client){found.left_out}",
+        "time": (
+            f"about {duration(found.seconds)} ({short(found.client_seconds)} a"
+            f" client){found.left_out}"
+        ),
         "memory": f"about {size(found.memory)}",
         "traffic": f"{size(found.bytes_down)} down, {size(found.bytes_up)} up",
     }
@@ -77,7 +84,7 @@ def call(part: Part) -> str:
     return f"{part.name}({given})"
 
 
-# -- who holds what --------------------------------------------------------------------------------------------------------------------
+# -- who holds what --------------------------------------------------------------------------------
 
 
 def partition(config: Config, picture: Path) -> None:
@@ -130,8 +137,8 @@ def partition(config: Config, picture: Path) -> None:
 
 
 def picture_file(path: Path) -> Path:
-    """The file that matplotlib will write: a folder gets one of its own, a name without a suffix becomes a PNG. A suffix it does not know
-    is refused before any data is read."""
+    """The file that matplotlib will write: a folder gets one of its own, a name without a suffix
+    becomes a PNG. A suffix it does not know is refused before any data is read."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     if path.is_dir():
@@ -147,7 +154,9 @@ def picture_file(path: Path) -> Path:
 
 
 def draw_partition(federation: Federation, sizes: Sequence[int], picture: Path, title: str) -> None:
-    """A bar a client, in the colours of its classes; below, where clients differ in how their images look, an image of each."""
+    """A bar a client, in the colours of its classes; below, where clients differ in how their
+    images look, an image of each.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -201,7 +210,7 @@ def draw_looks(figure: Any, federation: Federation, look: Sequence[str], most: i
         axes.axis("off")
 
 
-# -- several jobs ----------------------------------------------------------------------------------------------------------------------
+# -- several jobs ----------------------------------------------------------------------------------
 
 
 def tune(
@@ -258,18 +267,18 @@ def compare(
         grid.add_row(name, *marked)
     out.print(grid)
     seeds = table["seeds"]
-    out.print(
-        f"[dim]{f'mean ± standard deviation over {len(seeds)} seeds' if len(seeds) > 1 else 'one seed: no spread'}[/]"
-    )
+    several = f"mean ± standard deviation over {len(seeds)} seeds"
+    out.print(f"[dim]{several if len(seeds) > 1 else 'one seed: no spread'}[/]")
     for line in comparison.choices(table):
         out.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
     out.print(
-        f"{folder / 'report.html'}, {folder / 'table.md'}, {folder / 'table.json'}, {folder / 'compare.png'}",
+        f"{folder / 'report.html'}, {folder / 'table.md'}, {folder / 'table.json'},"
+        f" {folder / 'compare.png'}",
         soft_wrap=True,
     )
 
 
-# -- after a job ---------------------------------------------------------------------------------------------------------------------
+# -- after a job -----------------------------------------------------------------------------------
 
 
 def report(folder: Path, figures: Sequence[str] = ()) -> None:

@@ -1,4 +1,6 @@
-"""`fedlens keys`, `serve` and `join`: thin wrappers over Flower's own programs, with secure defaults. Each prints what it runs."""
+"""`fedlens keys`, `serve` and `join`: thin wrappers over Flower's own programs, with secure
+defaults. Each prints what it runs.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ Keys = Annotated[
 ]
 Ca = Annotated[Path, typer.Option("--ca", help="The federation's CA certificate.")]
 EXPOSED = (
-    "{host} can be reached from other machines. Flower's control API shares this port with the sites: node keys keep strangers from "
-    "joining, but whoever can connect and holds the CA file can register keys and start runs, which means code on your sites. Put "
-    "something in front that lets only the sites in (a firewall, a VPN, a proxy that asks for client certificates), then add --expose"
+    "{host} can be reached from other machines. Flower's control API shares this port with the"
+    " sites: node keys keep strangers from joining, but whoever can connect and holds the CA file"
+    " can register keys and start runs, which means code on your sites. Put something in front that"
+    " lets only the sites in (a firewall, a VPN, a proxy that asks for client certificates), then"
+    " add --expose"
 )
 
 
@@ -49,7 +53,8 @@ def keys(
 ) -> None:
     """Make certificates for a server and keys for its sites.
 
-    SITE is the number of a client (0, 1, ...), whose key is then called site-0, or a name of your own.
+    SITE is the number of a client (0, 1, ...), whose key is then called site-0, or a name of your
+    own.
     """
     from fedlens.sites import keys as make
 
@@ -59,7 +64,8 @@ def keys(
         make.check_name(name)
     if site and not host and (out / "ca.crt").exists() and not (out / "ca.key").exists():
         say(
-            f"{out}/ca.crt has no ca.key beside it, so no server certificate is made, only keys of sites"
+            f"{out}/ca.crt has no ca.key beside it, so no server certificate is made, only keys of"
+            " sites"
         )
     elif host or not (out / "server.pem").exists():
         make.authority(out)
@@ -67,12 +73,14 @@ def keys(
         say(f"{out}/ca.crt      goes to every site: it proves that they talk to this server")
         say(f"{out}/ca.key      stays here: whoever has it can pose as the server")
         say(
-            f"{out}/server.pem  and server.key are for `fedlens serve`, valid for {', '.join(dict.fromkeys([*(host or []), *make.HERE]))}"
+            f"{out}/server.pem  and server.key are for `fedlens serve`, valid for"
+            f" {', '.join(dict.fromkeys([*(host or []), *make.HERE]))}"
         )
     for name in site or []:
         private, public = make.site(out / (f"site-{name}" if name.isdigit() else name))
         say(
-            f"{private}  goes to that site and nowhere else; {public.name} is for `fedlens serve --site`"
+            f"{private}  goes to that site and nowhere else; {public.name} is for `fedlens serve"
+            " --site`"
         )
 
 
@@ -110,7 +118,8 @@ def serve(
     for public in site or []:
         if not public.is_file() or not public.read_text(errors="replace").startswith("ecdsa-"):
             raise click.UsageError(
-                f"{public} is not a site's public key: `fedlens keys 0` makes one and calls it site-0.pub"
+                f"{public} is not a site's public key: `fedlens keys 0` makes one and calls it"
+                " site-0.pub"
             )
     programs.claim(host, port)
     if not (keys / "server.pem").exists():
@@ -198,7 +207,10 @@ def join(
         str,
         typer.Option(
             "--generate",
-            help="With FBL: constrained, unconstrained or no, as this machine can. [dim]default: a draw by the recipe's shares[/]",
+            help=(
+                "With FBL: constrained, unconstrained or no, as this machine can. [dim]default: a"
+                " draw by the recipe's shares[/]"
+            ),
             show_default=False,
         ),
     ] = "",
@@ -208,7 +220,8 @@ def join(
 ) -> None:
     """Take part: a SuperNode for this site, and a worker that keeps its data loaded.
 
-    ADDRESS is the server's, as host:port. With --recipe the data is read before anything is started.
+    ADDRESS is the server's, as host:port. With --recipe the data is read before anything is
+    started.
     """
     from fedlens.config import recipe as recipes
     from fedlens.layers.balance import ROLES
@@ -249,23 +262,37 @@ def join(
     ):
         socket = facts["worker"] = str(Path(private) / "worker")
         node_command = (
-            "flower-supernode", "--superlink", address, "--root-certificates", str(ca), "--auth-supernode-private-key", str(key),
-            "--host", "127.0.0.1", "--port", str(programs.free_port()), "--node-config", programs.node_config(facts),
-        )  # fmt: skip
+            "flower-supernode",
+            "--superlink",
+            address,
+            "--root-certificates",
+            str(ca),
+            "--auth-supernode-private-key",
+            str(key),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(programs.free_port()),
+            "--node-config",
+            programs.node_config(facts),
+        )
         code = _keep(
             crew, ("python", "-m", "fedlens.engines.flower.site", socket), node_command, patience
         )
     if code:
         raise click.ClickException(
-            f"the SuperNode ended, its own words are above; if it is the key, the server's operator has to add --site {key.name}.pub; "
-            f"if it is the certificate, --ca must be the server's ca.crt, and {ca} may be one that `fedlens keys` made here"
+            "the SuperNode ended, its own words are above; if it is the key, the server's operator"
+            f" has to add --site {key.name}.pub; if it is the certificate, --ca must be the"
+            f" server's ca.crt, and {ca} may be one that `fedlens keys` made here"
         )
 
 
 def _keep(
     crew: Any, worker_command: tuple[str, ...], node_command: tuple[str, ...], patience: float
 ) -> int:
-    """Until the SuperNode ends by itself. At the beginning it is tried again: the server may not be up yet, or not know the key yet."""
+    """Until the SuperNode ends by itself. At the beginning it is tried again: the server may not be
+    up yet, or not know the key yet.
+    """
     began = time.monotonic()
     worker, node = crew.start(*worker_command), crew.start(*node_command)
     while True:

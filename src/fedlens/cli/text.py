@@ -11,7 +11,9 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def console() -> Console:
-    """Made when it is needed, so that it looks at the terminal of the moment; a pipe gets lines that are not cut."""
+    """Made when it is needed, so that it looks at the terminal of the moment; a pipe gets lines
+    that are not cut.
+    """
     made = Console(highlight=False)
     return made if made.is_terminal else Console(highlight=False, width=200, no_color=True)
 
@@ -51,7 +53,9 @@ def few(words: Sequence[str], most: int = 8) -> str:
 
 
 def bars(counts: Sequence[int]) -> str:
-    """A bar of text for every count; nothing at all stays blank, and the smallest something is seen."""
+    """A bar of text for every count; nothing at all stays blank, and the smallest something is
+    seen.
+    """
     top = max(counts, default=0) or 1
     return "".join(BLOCKS[0 if c == 0 else max(1, round(8 * c / top))] for c in counts)
 

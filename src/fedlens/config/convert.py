@@ -1,7 +1,8 @@
-"""Values: what somebody wrote becomes what an argument's annotation asks for, and is written down again as TOML.
+"""Values: what somebody wrote becomes what an argument's annotation asks for, and is written down
+again as TOML.
 
-A text of the command line has no type of its own: `8` is a number where a number is wanted and a name where a name is. What does not fit is
-refused in one sentence that says what would.
+A text of the command line has no type of its own: `8` is a number where a number is wanted and a
+name where a name is. What does not fit is refused in one sentence that says what would.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
+# as annotated_types calls them
 LIMITS = {
     "gt": "above {}",
     "ge": "of at least {}",
     "lt": "below {}",
     "le": "at most {}",
-}  # as annotated_types calls them
+}
+# TOML has no such word, so these strings stand for it wherever an argument may be None
 NONE = (
     "none",
     "null",
-)  # TOML has no such word, so these strings stand for it wherever an argument may be None
+)
 
 
 class ConfigError(ValueError):
@@ -48,7 +51,9 @@ class Written(str):
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
-    """The value as the annotation wants it, or a sentence. Strict, but a whole number is a number and a list a tuple."""
+    """The value as the annotation wants it, or a sentence. Strict, but a whole number is a number
+    and a list a tuple.
+    """
     import pydantic
 
     if hint is Any and not isinstance(value, Written):
@@ -124,7 +129,9 @@ def wording(hint: Any) -> str:
 
 
 def nearest(word: str, choices: Iterable[str], prefix: str = "") -> str:
-    """ ": did you mean ...?" where something is close, otherwise what there is, if that is short."""
+    """ ": did you mean ...?" where something is close, otherwise what there is, if that is
+    short.
+    """
     options = list(dict.fromkeys(choices))
     listed = f" (there is {', '.join(sorted(options))})" if 0 < len(options) <= 16 else ""
     return closest(word, options, prefix) or listed

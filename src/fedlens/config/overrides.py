@@ -1,7 +1,8 @@
 """Overrides: `key=value` finds the one argument that is meant, in whatever part it stands.
 
-The full way is dotted (`federation.rounds`, `algorithm.FedProx.mu`); any word but the last may be left out as long as one place only is
-meant. `[federation]` goes first: `seed=1` means the federation's seed.
+The full way is dotted (`federation.rounds`, `algorithm.FedProx.mu`); any word but the last may be
+left out as long as one place only is meant. `[federation]` goes first: `seed=1` means the
+federation's seed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Place:
         return ".".join(self.path)
 
     def meant_by(self, words: Sequence[str]) -> bool:
-        """The last word is the key, the others appear in the path in this order; a layer may be meant by its place in the stack."""
+        """The last word is the key, the others appear in the path in this order; a layer may be
+        meant by its place in the stack.
+        """
         if words[-1] != self.path[-1]:
             return False
         rest = iter(p.lower() for p in self.path[:-1])
@@ -87,7 +90,8 @@ def find_place(parts: Sequence[Part], key: str) -> Place:
     if found:
         if len({p.text for p in found}) == 1:
             raise ConfigError(
-                f"{key} is ambiguous: {found[0].path[1]} stands in the stack {len(found)} times, so set it in a recipe file"
+                f"{key} is ambiguous: {found[0].path[1]} stands in the stack {len(found)} times, so"
+                " set it in a recipe file"
             )
         raise ConfigError(
             f"{key} could mean {' or '.join(p.text for p in found)}: write one of these"
@@ -101,7 +105,9 @@ def find_place(parts: Sequence[Part], key: str) -> Place:
 def _not_stacked(
     parts: Sequence[Part], everything: Sequence[Place], words: Sequence[str]
 ) -> str | None:
-    """A sentence where a key is of a layer, or nearly, that is not in this stack; without it the nearest key would be some other part's."""
+    """A sentence where a key is of a layer, or nearly, that is not in this stack; without it the
+    nearest key would be some other part's.
+    """
     full = words[0].lower() == "algorithm" and len(words) > 2
     name, here = words[int(full)], {w for p in everything for w in p.path[:-1]}
     if len(words) == 1 or name.lower() in [w.lower() for w in here]:

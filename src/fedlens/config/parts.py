@@ -1,7 +1,9 @@
-"""Parts: a table that names a class becomes a checked constructor call, and can be written down again.
+"""Parts: a table that names a class becomes a checked constructor call, and can be written down
+again.
 
-Every key besides `name` is an argument of the class's constructor, checked against the annotation there. Where an annotation is itself a
-class of ours, the value may be its name or a table of its own: a part within a part.
+Every key besides `name` is an argument of the class's constructor, checked against the annotation
+there. Where an annotation is itself a class of ours, the value may be its name or a table of its
+own: a part within a part.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Part:
-    """A constructor call to be: `given` holds the arguments the recipe has, nested calls as parts of their own."""
+    """A constructor call to be: `given` holds the arguments the recipe has, nested calls as parts
+    of their own.
+    """
 
     where: str  # "task", "federation", "algorithm.FedProx"
     cls: type
@@ -133,11 +137,13 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
     return value.checked() if isinstance(value, Part) else convert(value, hint, where)
 
 
-# -- finding classes -------------------------------------------------------------------------------------------------------------------
+# -- finding classes -------------------------------------------------------------------------------
 
 
 def names(kind: str) -> dict[str, str]:
-    """Exported names of a kind ("task", "data", "algorithm", "any") and the package each is found in."""
+    """Exported names of a kind ("task", "data", "algorithm", "any") and the package each is found
+    in.
+    """
     found: dict[str, str] = {}
     for package in PACKAGES[kind]:
         module = importlib.import_module(f"fedlens.{package}")
@@ -198,7 +204,9 @@ def _wanted(kind: str) -> type:
 
 @functools.cache
 def parameters(cls: type) -> dict[str, Parameter]:
-    """The arguments a recipe may give: those of the constructor, without the task that is filled in."""
+    """The arguments a recipe may give: those of the constructor, without the task that is filled
+    in.
+    """
     from fedlens.core.task import Task
 
     hints = typing.get_type_hints(cls if is_dataclass(cls) else cls.__init__, include_extras=True)  # type: ignore[misc]

@@ -1,7 +1,9 @@
-"""Recipes: a TOML file and key=value overrides become checked constructor calls, before any work starts.
+"""Recipes: a TOML file and key=value overrides become checked constructor calls, before any work
+starts.
 
-`[task]`, `[data]` and each `[[algorithm]]` table name a class (`parts.py`), `[federation]` is `Settings`, `key=value` changes any argument
-(`overrides.py`). An argument `seed` that nobody gave follows the federation's.
+`[task]`, `[data]` and each `[[algorithm]]` table name a class (`parts.py`), `[federation]` is
+`Settings`, `key=value` changes any argument (`overrides.py`). An argument `seed` that nobody gave
+follows the federation's.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ SHIPPED = Path(__file__).parents[1] / "recipes"
 
 @dataclass(frozen=True)
 class Settings:
-    """clients: how many hold data. cohort: how many are asked in a round (default: all). seed: of everything. workers: processes
-    (default: cores), 0 for none. threads: of torch in each. evaluate_every, checkpoint_every: rounds, 0 for never. personal: evaluate
-    on the clients' held-out parts too. timeout: seconds a client may take. late: rounds a reply may be late."""
+    """clients: how many hold data. cohort: how many are asked in a round (default: all). seed: of
+    everything. workers: processes (default: cores), 0 for none. threads: of torch in each.
+    evaluate_every, checkpoint_every: rounds, 0 for never. personal: evaluate on the clients'
+    held-out parts too. timeout: seconds a client may take. late: rounds a reply may be late."""
 
     clients: int = 10
     cohort: int | None = None
@@ -61,7 +64,8 @@ class Settings:
             )
         if self.cohort is not None and self.cohort > self.clients:
             raise ConfigError(
-                f"federation.cohort is {self.cohort}, but there are only {self.clients} clients (federation.clients)"
+                f"federation.cohort is {self.cohort}, but there are only {self.clients} clients"
+                " (federation.clients)"
             )
         if self.timeout is not None and self.timeout <= 0:
             raise ConfigError(
@@ -120,8 +124,8 @@ class Config:
         return "\n".join(pieces)
 
     def difference(self, other: Mapping[str, Any], free: Iterable[str] = ()) -> str | None:
-        """The first setting in which the tables of another run differ, as a clause; settings named in `free` may. A key that came after
-        that run has its default there."""
+        """The first setting in which the tables of another run differ, as a clause; settings named
+        in `free` may. A key that came after that run has its default there."""
         with contextlib.suppress(ConfigError):
             other = from_tables(other).tables()
         mine, theirs = dict(_flat(self.tables())), dict(_flat(other))
@@ -133,7 +137,7 @@ class Config:
         return None
 
 
-# -- reading --------------------------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def read(
@@ -141,7 +145,9 @@ def read(
     overrides: Sequence[str] | Mapping[str, Any] = (),
     algorithm: str | None = None,
 ) -> Config:
-    """A shipped recipe by name, a TOML file, or a run folder (its config.toml); then another algorithm, then the overrides."""
+    """A shipped recipe by name, a TOML file, or a run folder (its config.toml); then another
+    algorithm, then the overrides.
+    """
     path = find_recipe(recipe)
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -209,7 +215,8 @@ def find_recipe(recipe: str | Path) -> Path:
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise ConfigError(f"there is no recipe file {recipe}")
     raise ConfigError(
-        f"there is no recipe {str(recipe)!r}{nearest(str(recipe), shipped)}; `fedlens list recipes` shows them all"
+        f"there is no recipe {str(recipe)!r}{nearest(str(recipe), shipped)}; `fedlens list recipes`"
+        " shows them all"
     )
 
 
@@ -220,11 +227,13 @@ def shipped_recipes() -> dict[str, Path]:
     }
 
 
-# -- stacks ----------------------------------------------------------------------------------------------------------------------------
+# -- stacks ----------------------------------------------------------------------------------------
 
 
 def algorithm_tables(name: str) -> list[dict[str, Any]]:
-    """A paper's name, a layer's name (then on FedAvg), or parts joined by "+": `FedAvg+FedProx+Median`."""
+    """A paper's name, a layer's name (then on FedAvg), or parts joined by "+":
+    `FedAvg+FedProx+Median`.
+    """
     from fedlens.algorithms.named import NAMED
     from fedlens.core.algorithm import Layer
 
@@ -243,16 +252,15 @@ def algorithm_tables(name: str) -> list[dict[str, Any]]:
 
 
 def carry_over(new: list[dict[str, Any]], old: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Keys of the same name carry over to a part of the same name, and from base to base. Not between layers: there a Greek letter
-    means something else in each."""
+    """Keys of the same name carry over to a part of the same name, and from base to base. Not
+    between layers: there a Greek letter means something else in each."""
     before = {str(t.get("name", "")).lower(): t for t in old}
     out = []
     for k, table in enumerate(new):
         source = before.get(table["name"].lower()) or (old[0] if k == 0 and old else {})
         known = parameters(find_class("algorithm", table["name"], "algorithm"))
-        out.append(
-            {**{key: v for key, v in source.items() if key in known}, **table}
-        )  # what a name stands for goes first
+        # what a name stands for goes first
+        out.append({**{key: v for key, v in source.items() if key in known}, **table})
     return out
 
 

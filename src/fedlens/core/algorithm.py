@@ -1,4 +1,6 @@
-"""An algorithm is what happens at both ends of a message. A layer is an algorithm around an algorithm."""
+"""An algorithm is what happens at both ends of a message. A layer is an algorithm around an
+algorithm.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,21 @@ class StackError(ValueError):
 
 
 class Algorithm(ABC):
-    """Two functions at each end, and a few beside them. `state` lives on the server, `client.memory` on the clients."""
+    """Two functions at each end, and a few beside them. `state` lives on the server,
+    `client.memory` on the clients.
+    """
 
     needs: Needs = (
         "sums"  # does server_step look at single replies, or only at their weighted sums?
     )
     draws: ClassVar[bool] = (
-        True  # does client_step use random numbers, `client.rng` or hidden ones? Making them takes 100 us a client
+        # does client_step use random numbers, `client.rng` or hidden ones? Making them takes 100 us
+        # a client
+        True
     )
     trains: ClassVar[bool] = (
-        False  # does client_step run the training loop, so that terms can be added to its objective?
+        # does client_step run the training loop, so that terms can be added to its objective?
+        False
     )
 
     @abstractmethod
@@ -52,16 +59,21 @@ class Algorithm(ABC):
         """The next state."""
 
     def given(self, facts: Mapping[str, Any]) -> Algorithm:
-        """This algorithm, told before the first round what is public about the federation (`Federation.facts`: the size of a
-        scene, its noise). For the server's half: what a client must know of it travels in a message."""
+        """This algorithm, told before the first round what is public about the federation
+        (`Federation.facts`: the size of a scene, its noise). For the server's half: what a client
+        must know of it travels in a message."""
         return self
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
-        """For every tree of a reply, a tree with the same names, shapes and types. Whatever does not fit is refused before the sum."""
+        """For every tree of a reply, a tree with the same names, shapes and types. Whatever does
+        not fit is refused before the sum.
+        """
         return {}
 
     def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
-        """Metrics of what was broadcast, on a client's held-out part (with its memory) or on the server's test set (with none)."""
+        """Metrics of what was broadcast, on a client's held-out part (with its memory) or on the
+        server's test set (with none).
+        """
         return {}
 
     def result(self, state: Message) -> Any:
@@ -71,13 +83,15 @@ class Algorithm(ABC):
     def pictures(
         self, state: Message, federation: Federation, memory: Callable[[int], Mapping[str, Tree]]
     ) -> Sequence[Picture]:
-        """What an algorithm itself has to show, beside the task's pictures. `memory` gives what a client keeps, where that is known:
-        in a simulation, never at a real site."""
+        """What an algorithm itself has to show, beside the task's pictures. `memory` gives what a
+        client keeps, where that is known: in a simulation, never at a real site."""
         return ()
 
     @property
     def paced_by(self) -> str | None:
-        """The setting by which what a round does depends on how many are planned, if there is one: that number cannot change on the way."""
+        """The setting by which what a round does depends on how many are planned, if there is one:
+        that number cannot change on the way.
+        """
         return None
 
     @property
@@ -90,7 +104,9 @@ class Algorithm(ABC):
 
 
 class Layer(Algorithm):
-    """Override the halves that change; everything else goes to `inner`. Constructor arguments are the configuration."""
+    """Override the halves that change; everything else goes to `inner`. Constructor arguments are
+    the configuration.
+    """
 
     stage: ClassVar[Stage] = "learn"
     own_needs: ClassVar[Needs] = "sums"
@@ -101,14 +117,15 @@ class Layer(Algorithm):
         False  # decides how single deltas become one: a stack can do that only once
     )
     of_mean: ClassVar[bool] = (
-        False  # changes the merged update, so whatever looks at single ones must come before it, further out
+        # changes the merged update, so whatever looks at single ones must come before it, further
+        # out
+        False
     )
     steers: ClassVar[bool] = (
         False  # adds a pull, so that local steps are no longer plain gradients of the loss
     )
-    tuned: ClassVar[
-        Mapping[str, tuple[float, ...]]
-    ] = {}  # its one own parameter, and what `compare --tune` tries for it
+    # its one own parameter, and what `compare --tune` tries for it
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {}
     inner: Algorithm
 
     def around(self, inner: Algorithm) -> Layer:
@@ -116,7 +133,8 @@ class Layer(Algorithm):
         name = type(self).__name__
         if any(type(part) is type(self) for part in inner.parts()):
             raise StackError(
-                f"{name} is in this stack twice: both would write the same trees and the same memory"
+                f"{name} is in this stack twice: both would write the same trees and the same"
+                " memory"
             )
         if self.stage == "learn" and not inner.trains:
             raise StackError(
@@ -125,7 +143,8 @@ class Layer(Algorithm):
         for part in inner.parts():
             if isinstance(part, Layer) and part.stage == "wire" and self.stage != "wire":
                 raise StackError(
-                    f"{name} stands outside {type(part).__name__}, which decides what goes on the wire: put {name} before it in the stack"
+                    f"{name} stands outside {type(part).__name__}, which decides what goes on the"
+                    f" wire: put {name} before it in the stack"
                 )
         if self.hides_replies and inner.needs == "replies":
             who = next(
@@ -142,7 +161,9 @@ class Layer(Algorithm):
         return layer
 
     def _check_merging(self, inner: Algorithm) -> None:
-        """The outermost layer sees the replies first: single updates must be looked at before they are one."""
+        """The outermost layer sees the replies first: single updates must be looked at before they
+        are one.
+        """
         if not (self.merges or self.of_mean):
             return
         name = type(self).__name__
@@ -156,7 +177,8 @@ class Layer(Algorithm):
                 )
             if part.merges or (part.stage == "merge" and part.own_needs == "replies"):
                 raise StackError(
-                    f"{name} works on the merged update, {other} on single ones: put {name} before {other} in the stack"
+                    f"{name} works on the merged update, {other} on single ones: put {name} before"
+                    f" {other} in the stack"
                 )
 
     def check(self, inner: Algorithm) -> None:
@@ -207,7 +229,9 @@ class Layer(Algorithm):
 
 
 def stack(base: Algorithm, *layers: Layer) -> Algorithm:
-    """Base first, wire last: what is learned, what is shared, how replies are merged, what goes on the wire."""
+    """Base first, wire last: what is learned, what is shared, how replies are merged, what goes on
+    the wire.
+    """
     if isinstance(base, Layer):
         raise StackError(
             f"{type(base).__name__} is a layer: a stack begins with a base such as FedAvg"
@@ -216,13 +240,16 @@ def stack(base: Algorithm, *layers: Layer) -> Algorithm:
     for layer in layers:
         if not isinstance(layer, Layer):
             raise StackError(
-                f"{type(layer).__name__} is a base of its own: it cannot stand on {type(base).__name__}"
+                f"{type(layer).__name__} is a base of its own: it cannot stand on"
+                f" {type(base).__name__}"
             )
         algorithm = layer.around(algorithm)
     return algorithm
 
 
 def server_rng(state: Message, layer: str) -> Any:
-    """Server randomness depends on the seed, the round and the layer's name, never on what ran before."""
+    """Server randomness depends on the seed, the round and the layer's name, never on what ran
+    before.
+    """
     seed, turn = int(state.scalars.get("seed", 0)), state.round
     return generator(seed, turn, *layer.encode())

@@ -1,4 +1,6 @@
-"""The place where a client half runs: its data, its random numbers, its memory, and what layers added to its objective."""
+"""The place where a client half runs: its data, its random numbers, its memory, and what layers
+added to its objective.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +57,14 @@ class Client:
         return replace(self, terms=(*self.terms, term))
 
     def pull(self, term: Pull) -> Client:
-        """Add (model) -> scalar to the objective; it steers the weights and is not part of the reported loss."""
+        """Add (model) -> scalar to the objective; it steers the weights and is not part of the
+        reported loss.
+        """
         return replace(self, pulls=(*self.pulls, term))
 
     def adapt(self, name: str, module: nn.Module) -> Client:
-        """Put (features, batch) -> features between feature extractor and head. Its parameters train with the model's optimiser,
-        live in `memory[name]` and never enter a reply."""
+        """Put (features, batch) -> features between feature extractor and head. Its parameters
+        train with the model's optimiser, live in `memory[name]` and never enter a reply."""
         return replace(self, adapters={**self.adapters, name: module})
 
     def holding(self, data: Any) -> Client:
@@ -69,30 +73,33 @@ class Client:
 
 
 def generator(*words: int) -> Generator:
-    """A stream of its own for every tuple of numbers: (seed, round, client), (seed, round, layer), ..."""
+    """A stream of its own for every tuple of numbers: (seed, round, client), (seed, round, layer),
+    ...
+    """
     seed = int(
         np.random.SeedSequence([w & 0xFFFFFFFF for w in words]).generate_state(1, np.uint64)[0]
     )
     return Generator().manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
 
 
-_SCRATCH = np.random.MT19937(
-    0
-)  # numpy's hidden stream while a client works: swapping a pointer is quicker than copying a state
+# numpy's hidden stream while a client works: swapping a pointer is quicker than copying a state
+_SCRATCH = np.random.MT19937(0)
 
 
 @contextmanager
 def seeded(rng: Generator) -> Iterator[None]:
-    """Hidden random state (dropout, a user's numpy call) follows the client's stream too, and is put back afterwards."""
+    """Hidden random state (dropout, a user's numpy call) follows the client's stream too, and is
+    put back afterwards.
+    """
     seed = int(torch.randint(2**31 - 1, (), generator=rng))
     before = torch.default_generator.get_state(), np.random.get_bit_generator(), random.getstate()  # type: ignore[attr-defined]
-    mine = (
-        _SCRATCH if before[1] is not _SCRATCH else np.random.MT19937(0)
-    )  # nested: the outer one is in use
+    # nested: the outer one is in use
+    mine = _SCRATCH if before[1] is not _SCRATCH else np.random.MT19937(0)
     np.random.set_bit_generator(mine)  # type: ignore[attr-defined]
     np.random.seed(seed)
     random.seed(seed)
-    # torch.manual_seed looks for every kind of accelerator, which takes longer than a small client's work.
+    # torch.manual_seed looks for every kind of accelerator, which takes longer than a small
+    # client's work.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)

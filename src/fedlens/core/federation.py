@@ -11,7 +11,9 @@ from fedlens.core.client import Data
 
 @dataclass(frozen=True)
 class Federation:
-    """`holdings[i]` belongs to client i. `facts` describe the split for tables and pictures (label counts and the like)."""
+    """`holdings[i]` belongs to client i. `facts` describe the split for tables and pictures (label
+    counts and the like).
+    """
 
     holdings: Sequence[Any]
     held_out: Sequence[Data | None] = ()

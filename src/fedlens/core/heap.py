@@ -1,11 +1,12 @@
 """What malloc does with freed memory: keep it, return it at once, or now and then.
 
-PyTorch asks for aligned blocks. Before version 2.38, glibc leaves gaps between those that the next ones do not fit into: a training step of
-IART on a 1x6x3x64x64 clip grew to 9.2 GB, most of it free. Taking large arrays from the kernel one by one avoids that, but in a virtual
-machine every page costs 3 microseconds each time (half as much again for a backward pass). So: now and then, when much is free, all of it
-is given back (`tidy`). Worker processes rather keep it from step to step, processes through which large messages pass return it at once.
-Where there is no glibc nothing is done. `keep` and `return_at_once` change the whole process: they are for
-processes of our own.
+PyTorch asks for aligned blocks. Before version 2.38, glibc leaves gaps between those that the next
+ones do not fit into: a training step of IART on a 1x6x3x64x64 clip grew to 9.2 GB, most of it free.
+Taking large arrays from the kernel one by one avoids that, but in a virtual machine every page
+costs 3 microseconds each time (half as much again for a backward pass). So: now and then, when much
+is free, all of it is given back (`tidy`). Worker processes rather keep it from step to step,
+processes through which large messages pass return it at once. Where there is no glibc nothing is
+done. `keep` and `return_at_once` change the whole process: they are for processes of our own.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ def _glibc() -> Any:
 
 
 def keep() -> None:
-    """Keep what training frees. By default glibc returns large blocks to the kernel at every step and faults them in again at the next:
-    2,000 page faults and a tenth of the time of a step for 1.6 M parameters (docs/LOG.md)."""
+    """Keep what training frees. By default glibc returns large blocks to the kernel at every step
+    and faults them in again at the next: 2,000 page faults and a tenth of the time of a step for
+    1.6 M parameters (docs/LOG.md)."""
     if _glibc():
         for option, value in (
             (_MMAP_THRESHOLD, 1 << 30),
@@ -62,15 +64,15 @@ def keep() -> None:
 
 
 def share() -> None:
-    """One heap for all threads. glibc would give another thread a heap of its own, whose blocks are small and for which `keep` does not
-    hold."""
+    """One heap for all threads. glibc would give another thread a heap of its own, whose blocks are
+    small and for which `keep` does not hold."""
     if _glibc():
         _glibc().mallopt(_ARENA_MAX, 1)
 
 
 def return_at_once() -> None:
-    """Blocks of a megabyte and more go back to the kernel when they are freed: glibc begins so, but learns from the first one freed to
-    keep them. A threshold that is set no longer moves."""
+    """Blocks of a megabyte and more go back to the kernel when they are freed: glibc begins so, but
+    learns from the first one freed to keep them. A threshold that is set no longer moves."""
     if _glibc():
         _glibc().mallopt(_MMAP_THRESHOLD, 1 << 20)
 
@@ -83,7 +85,9 @@ def give_back() -> None:
 
 @cache
 def _others() -> int:
-    """What is resident besides the heap, code above all; as it is when first asked, once what lies in gaps by then is given back."""
+    """What is resident besides the heap, code above all; as it is when first asked, once what lies
+    in gaps by then is given back.
+    """
     give_back()
     return max(0, _resident() - _used())
 

@@ -1,5 +1,5 @@
-"""Exports that are loaded on first use, so that importing a package costs nothing until something in it is wanted; and what a user's
-"module:Class" stands for."""
+"""Exports that are loaded on first use, so that importing a package costs nothing until something
+in it is wanted; and what a user's "module:Class" stands for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def lazily(package: str, where: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def named(name: str) -> Any:
-    """What "module:Class" names. Looked for in the working directory too: an installed command does not look beside the user by itself."""
+    """What "module:Class" names. Looked for in the working directory too: an installed command does
+    not look beside the user by itself.
+    """
     module, _, attribute = name.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

@@ -1,4 +1,6 @@
-"""Numbers an argument can take, said where it is declared: `lr: Positive = 0.1`. `values.convert` refuses others in one sentence."""
+"""Numbers an argument can take, said where it is declared: `lr: Positive = 0.1`. `values.convert`
+refuses others in one sentence.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Client memory: survives between rounds, is never sent, and changes only when the server heard the reply that belongs to it.
+"""Client memory: survives between rounds, is never sent, and changes only when the server heard the
+reply that belongs to it.
 
-A reply can get lost after its client has updated its memory; a control variate that the server never heard of then stays wrong
-for ever. So what a client writes is a draft, stamped with the round. The next message tells in which round the server last heard
-this client: if it is the draft's, the draft becomes the memory, otherwise it is forgotten.
+A reply can get lost after its client has updated its memory; a control variate that the server
+never heard of then stays wrong for ever. So what a client writes is a draft, stamped with the
+round. The next message tells in which round the server last heard this client: if it is the
+draft's, the draft becomes the memory, otherwise it is forgotten.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ NEVER = -1
 
 @dataclass
 class Record:
-    """One client's memory, and the draft of the round it last worked in. A draft holds only the keys that were written."""
+    """One client's memory, and the draft of the round it last worked in. A draft holds only the
+    keys that were written.
+    """
 
     kept: dict[str, Tree] = field(default_factory=dict)
     draft: dict[str, Tree] = field(default_factory=dict)
@@ -53,7 +57,9 @@ class Record:
 
 
 class Draft(MutableMapping[str, Tree]):
-    """What a client sees as its memory: reads fall through to what was kept, writes stay here. Deleting writes an empty tree."""
+    """What a client sees as its memory: reads fall through to what was kept, writes stay here.
+    Deleting writes an empty tree.
+    """
 
     def __init__(self, kept: dict[str, Tree], read_only: bool = False) -> None:
         self.kept, self.written, self.read_only = kept, dict[str, Tree](), read_only
@@ -89,10 +95,12 @@ class Draft(MutableMapping[str, Tree]):
 
 
 class Memory:
-    """The records of many clients: resident up to `budget` bytes, the least recently used ones in `folder` beyond that.
+    """The records of many clients: resident up to `budget` bytes, the least recently used ones in
+    `folder` beyond that.
 
-    With `durable`, every record is also written out at once (one file, renamed into place): another process can then take over
-    from a worker that died. Files go through the page cache, so this costs about one memory copy.
+    With `durable`, every record is also written out at once (one file, renamed into place): another
+    process can then take over from a worker that died. Files go through the page cache, so this
+    costs about one memory copy.
     """
 
     def __init__(
@@ -155,7 +163,9 @@ class Memory:
         return changed
 
     def _keep(self, client: int, record: Record) -> None:
-        """In an order that Ctrl-C may cut anywhere: a client's record is always here or in its file, old or new."""
+        """In an order that Ctrl-C may cut anywhere: a client's record is always here or in its
+        file, old or new.
+        """
         before = self.resident.get(client)
         self.resident[client] = record
         self.resident.move_to_end(client)
@@ -173,9 +183,8 @@ class Memory:
             part.write_bytes(record.to_message().to_bytes())
             os.replace(part, self.path(client))
         except OSError:
-            part.unlink(
-                missing_ok=True
-            )  # half a file on a full disk is in the way of those that would still fit
+            # half a file on a full disk is in the way of those that would still fit
+            part.unlink(missing_ok=True)
             raise
 
 

@@ -1,7 +1,8 @@
 """Messages: all that moves between server and clients, and all that persists.
 
-The byte form is the safetensors format (8 bytes of header length, a JSON header, raw arrays), written here in a few lines so that
-arrays can be read from shared memory without a copy; `safetensors` itself reads and writes the same files. No pickle anywhere.
+The byte form is the safetensors format (8 bytes of header length, a JSON header, raw arrays),
+written here in a few lines so that arrays can be read from shared memory without a copy;
+`safetensors` itself reads and writes the same files. No pickle anywhere.
 """
 
 from __future__ import annotations
@@ -23,9 +24,18 @@ SERVER = -1  # the sender of what comes down
 MEAN = "mean"  # the name of a tree's only weight, where it has just one
 
 _NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
@@ -35,7 +45,9 @@ class BadMessage(ValueError):
 
 @dataclass(frozen=True)
 class Message:
-    """Named trees and scalars. A reply's trees may carry named weights: how much the tree counts in each sum (default 1)."""
+    """Named trees and scalars. A reply's trees may carry named weights: how much the tree counts in
+    each sum (default 1).
+    """
 
     trees: Mapping[str, Tree] = field(default_factory=dict)
     scalars: Mapping[str, float] = field(default_factory=dict)
@@ -58,7 +70,9 @@ class Message:
         return replace(self, scalars={**self.scalars, **scalars}, _derived={})
 
     def weigh(self, tree: str, weight: float | None = None, /, **named: float) -> Message:
-        """Replace the weights of one tree: `weigh("delta", 50)` or `weigh("delta", uniform=1, loss=0.3)`."""
+        """Replace the weights of one tree: `weigh("delta", 50)` or `weigh("delta", uniform=1,
+        loss=0.3)`.
+        """
         new = named if weight is None else {MEAN: weight, **named}
         return replace(self, weights={**self.weights, tree: new}, _derived={})
 
@@ -66,7 +80,9 @@ class Message:
         return replace(self, sender=sender)
 
     def derived(self, key: str, compute: Callable[[], T]) -> T:
-        """A message never changes, so what follows from it can be computed once per process and kept with it."""
+        """A message never changes, so what follows from it can be computed once per process and
+        kept with it.
+        """
         if key not in self._derived:
             self._derived[key] = compute()
         found: T = self._derived[key]
@@ -87,7 +103,9 @@ class Message:
         return out
 
     def write_into(self, buffer: memoryview) -> int:
-        """Write into a shared buffer; returns the number of bytes, nothing is written when the buffer is too small."""
+        """Write into a shared buffer; returns the number of bytes, nothing is written when the
+        buffer is too small.
+        """
         header, arrays, size = self._layout()
         total = 8 + len(header) + size
         if total <= len(buffer):
@@ -114,7 +132,8 @@ class Message:
             for tree, arrays in self.trees.items()
             for name, t in arrays.items()
         ]
-        # Widest types first, as safetensors does: every array then starts on a multiple of its own item size.
+        # Widest types first, as safetensors does: every array then starts on a multiple of its own
+        # item size.
         named.sort(key=lambda item: (-item[1].element_size(), item[0]))
         meta = {
             "scalars": dict(self.scalars),
@@ -150,7 +169,9 @@ class Message:
 
     @staticmethod
     def from_bytes(data: bytes | bytearray | memoryview, copy: bool = False) -> Message:
-        """Read a message. Arrays are views of `data` unless `copy`: the caller keeps `data` unchanged as long as they live."""
+        """Read a message. Arrays are views of `data` unless `copy`: the caller keeps `data`
+        unchanged as long as they live.
+        """
         view = memoryview(bytearray(data) if isinstance(data, bytes) and not copy else data)
         try:
             length = int.from_bytes(view[:8], "little")

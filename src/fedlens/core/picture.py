@@ -1,4 +1,6 @@
-"""Pictures: what a task has to show. Plain data, so that a run folder keeps them and the report needs no task to draw them."""
+"""Pictures: what a task has to show. Plain data, so that a run folder keeps them and the report
+needs no task to draw them.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ Kind = Literal["image", "compare", "strip", "sheet", "map"]
 
 @dataclass(frozen=True)
 class Picture:
-    """image: one or more, each on its own. compare: same size, shown under a slider, the reference last. strip: frames of a video.
-    sheet: a grid with a label under each. map: one channel, drawn with a colour scale (residuals, heat maps).
-    Pixels are (C, H, W) in [0, 1]; a map's may be any range. `facts` are numbers for the caption, by label. one_scale: a colour means the
-    same in all maps of this picture."""
+    """image: one or more, each on its own. compare: same size, shown under a slider, the reference
+    last. strip: frames of a video. sheet: a grid with a label under each. map: one channel, drawn
+    with a colour scale (residuals, heat maps).
+    Pixels are (C, H, W) in [0, 1]; a map's may be any range. `facts` are numbers for the caption,
+    by label. one_scale: a colour means the same in all maps of this picture."""
 
     caption: str
     images: Sequence[Tensor]
@@ -39,7 +42,9 @@ class Picture:
 
 
 def save_pictures(pictures: Sequence[Picture], folder: Path) -> None:
-    """PNG files and `index.json`; the index is written last, so that a reader never sees it without its files."""
+    """PNG files and `index.json`; the index is written last, so that a reader never sees it without
+    its files.
+    """
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)

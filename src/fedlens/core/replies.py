@@ -1,12 +1,14 @@
 """Replies: what a round brought, averaged in an order that does not depend on who did it.
 
-The asked clients, sorted by id, are the leaves of a fixed binary tree. A node joins its two children, an absent leaf counts for nothing,
-and whoever holds both children of a node may join them. So one worker, N workers and a real network give the same bits, and a process
-holds at most log2(cohort) partial results, whatever the cohort.
+The asked clients, sorted by id, are the leaves of a fixed binary tree. A node joins its two
+children, an absent leaf counts for nothing, and whoever holds both children of a node may join
+them. So one worker, N workers and a real network give the same bits, and a process holds at most
+log2(cohort) partial results, whatever the cohort.
 
-A sum is kept as a mean and its weight. Joining (A, a) and (B, b) is one operation, A + b/(a+b) (B - A): no products beforehand, no
-division afterwards, and nothing can overflow. torch rounds it alike in vector and tail code, so that chunks, whole arrays and any number
-of threads give the same bits (a test holds it to that).
+A sum is kept as a mean and its weight. Joining (A, a) and (B, b) is one operation, A + b/(a+b) (B -
+A): no products beforehand, no division afterwards, and nothing can overflow. torch rounds it alike
+in vector and tail code, so that chunks, whole arrays and any number of threads give the same bits
+(a test holds it to that).
 """
 
 from __future__ import annotations
@@ -24,14 +26,16 @@ from fedlens.core.message import MEAN, Message
 from fedlens.core.tree import Tree, is_finite, mismatch
 
 Needs = Literal["sums", "replies"]  # what a server's half looks at
-CHUNK = (
-    1 << 17
-)  # elements joined at a time: small enough for the cache, large enough that calling torch costs little beside it
+# elements joined at a time: small enough for the cache, large enough that calling torch costs
+# little beside it
+CHUNK = 1 << 17
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A reply that did not count: who, and why in a few words. `refused` if it came but was malformed."""
+    """A reply that did not count: who, and why in a few words. `refused` if it came but was
+    malformed.
+    """
 
     sender: int
     reason: str
@@ -43,7 +47,9 @@ class Weightless(ValueError):
 
 
 def refuse(reply: Message, expected: Mapping[str, Tree]) -> str | None:
-    """Why a reply must not enter a sum, or None. Shared by all engines, applied before anything is added."""
+    """Why a reply must not enter a sum, or None. Shared by all engines, applied before anything is
+    added.
+    """
     for name, value in reply.scalars.items():
         if not _is_number(value):
             return f"scalar {name!r} is not a finite number"
@@ -82,14 +88,17 @@ def _odd_type(arrays: Tree, like: Tree) -> str | None:
 class Sum:
     """Sum of w T and sum of w, for one tree and one named weight, kept as the mean and its weight.
 
-    A leaf's arrays are `borrowed`: they are the reply's own, which the client may also remember, and are never written to."""
+    A leaf's arrays are `borrowed`: they are the reply's own, which the client may also remember,
+    and are never written to."""
 
     tree: Tree
     weight: float
     borrowed: bool = False
 
     def absorb(self, right: Sum, spare: list[Tree]) -> Sum:
-        """self + right, written where nobody else looks: over self, or over what an earlier join has left in `spare`."""
+        """self + right, written where nobody else looks: over self, or over what an earlier join
+        has left in `spare`.
+        """
         share = _share(self.weight, right.weight)
         space = self.tree if not self.borrowed else spare.pop() if spare else {}
         for name, t in self.tree.items():
@@ -116,7 +125,9 @@ def _toward(left: Tensor, right: Tensor, share: float, space: Tensor | None) -> 
 
 
 def _apart(like: Tensor) -> Tensor:
-    """An empty array; a large one lies outside malloc's heap, where it would outlive its neighbours and leave holes that nothing fits."""
+    """An empty array; a large one lies outside malloc's heap, where it would outlive its neighbours
+    and leave holes that nothing fits.
+    """
     if like.numel() < CHUNK or like.device.type != "cpu":
         return torch.empty_like(like, memory_format=torch.contiguous_format)
     return torch.frombuffer(mmap.mmap(-1, like.nbytes), dtype=like.dtype).view(like.shape)
@@ -132,9 +143,8 @@ def _counts_as(t: Tensor) -> torch.dtype:
 
 
 Key = tuple[str, str]  # (tree, weight name)
-Node = tuple[
-    int, int
-]  # (level, index): covers the leaves index * 2**level ... (index + 1) * 2**level - 1
+# (level, index): covers the leaves index * 2**level ... (index + 1) * 2**level - 1
+Node = tuple[int, int]
 Nodes = dict[Node, dict[Key, "Sum"]]
 
 
@@ -143,15 +153,18 @@ def _weights(reply: Message, tree: str) -> Mapping[str, float]:
 
 
 class Fold:
-    """A worker's partial sums: add leaves, in any order; `nodes` are what is left to be added elsewhere. Arrays that a join leaves over
-    serve the next one: malloc would rather grow than fit large aligned blocks into the holes they left."""
+    """A worker's partial sums: add leaves, in any order; `nodes` are what is left to be added
+    elsewhere. Arrays that a join leaves over serve the next one: malloc would rather grow than fit
+    large aligned blocks into the holes they left."""
 
     def __init__(self) -> None:
         self.nodes: Nodes = {}
         self.spare: dict[Key, list[Tree]] = {}
 
     def add(self, position: int, reply: Message, own: bool = False) -> None:
-        """own: nobody else has this reply's arrays, they may be written over. Two sums of one tree still need two places."""
+        """own: nobody else has this reply's arrays, they may be written over. Two sums of one tree
+        still need two places.
+        """
         leaf = {
             (tree, name): Sum(dict(arrays), w, borrowed=not own or len(_weights(reply, tree)) > 1)
             for tree, arrays in reply.trees.items()
@@ -160,7 +173,9 @@ class Fold:
         self.merge((0, position), leaf)
 
     def merge(self, node: Node, sums: dict[Key, Sum]) -> None:
-        """Climb: while the sibling is here, add the two. Which siblings meet here changes nothing but where they are added."""
+        """Climb: while the sibling is here, add the two. Which siblings meet here changes nothing
+        but where they are added.
+        """
         level, index = node
         while (level, index ^ 1) in self.nodes:
             other = self.nodes.pop((level, index ^ 1))
@@ -188,8 +203,9 @@ class Fold:
 class Replies:
     """A round's harvest, as `server_step` sees it: scalars one by one, trees as weighted means.
 
-    `singles` holds the replies themselves; it is empty where an engine summed on the way, which it may do only for an algorithm
-    that needs "sums". A layer hands its inner algorithm a changed mean with `put`.
+    `singles` holds the replies themselves; it is empty where an engine summed on the way, which it
+    may do only for an algorithm that needs "sums". A layer hands its inner algorithm a changed mean
+    with `put`.
     """
 
     scalars: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # by sender, sorted
@@ -245,10 +261,12 @@ class Replies:
     def blend(
         self, tree: str, first: str, second: str, share: float, needs: Needs = "sums"
     ) -> Tree:
-        """(1 - share) of one mean and share of another; single replies are read once for both, and an unused mean is not made.
+        """(1 - share) of one mean and share of another; single replies are read once for both, and
+        an unused mean is not made.
 
-        An algorithm that `needs` replies gets them from every engine, so one mean with blended weights will do: half the work of two
-        means, in other last bits than those two have, which is why an algorithm that needs only sums cannot have it."""
+        An algorithm that `needs` replies gets them from every engine, so one mean with blended
+        weights will do: half the work of two means, in other last bits than those two have, which
+        is why an algorithm that needs only sums cannot have it."""
         if share in (0, 1):
             return self.mean(tree, second if share else first)
         if (tree, first) in self.sums:
@@ -281,7 +299,9 @@ class Replies:
         return [w.get(name, 0.0) for w in found]
 
     def _folded(self, tree: str, weights: Sequence[list[float]], share: float = 0.0) -> Tree:
-        """The joins of `Fold`, one cache-sized chunk of all replies at a time, so that each is read once; two means are blended."""
+        """The joins of `Fold`, one cache-sized chunk of all replies at a time, so that each is read
+        once; two means are blended.
+        """
         positions = self._positions(tree)
         steps = [_steps(positions, of_replies) for of_replies in weights]
         trees = [self.singles[p].trees[tree] for p in positions]
@@ -305,7 +325,9 @@ class Replies:
         return out
 
     def put(self, **means: Tree) -> Replies:
-        """The same replies with other means: the inner algorithm sees one reply that is already averaged."""
+        """The same replies with other means: the inner algorithm sees one reply that is already
+        averaged.
+        """
         singles = {p: m.drop(*means) for p, m in self.singles.items()}
         return Replies(self.scalars, self.sums, singles, {**self.means, **means})
 
@@ -324,7 +346,9 @@ def _steps(positions: Sequence[int], weights: list[float]) -> list[Step]:
 def _fold(
     parts: Sequence[Tensor], steps: Sequence[Step], space: Tensor, spare: Sequence[Tensor]
 ) -> Tensor:
-    """One chunk of every reply into one mean, written to `space`; what the replies own is not touched. Partial means lie in `spare`."""
+    """One chunk of every reply into one mean, written to `space`; what the replies own is not
+    touched. Partial means lie in `spare`.
+    """
     parts, free = [counted(p) for p in parts], [s[: len(space)] for s in spare]
     if not steps:
         return space.copy_(parts[0])
@@ -340,8 +364,8 @@ def _fold(
 
 
 def _plan(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """The joins (left with right) that the fixed tree makes of these leaves, a branch at a time, so that few partial results are alive at
-    once; the total ends up in the first one."""
+    """The joins (left with right) that the fixed tree makes of these leaves, a branch at a time, so
+    that few partial results are alive at once; the total ends up in the first one."""
     steps: list[tuple[int, int]] = []
 
     def climb(leaves: Sequence[int], level: int) -> int:
@@ -364,7 +388,9 @@ def _plan(positions: Sequence[int]) -> list[tuple[int, int]]:
 def gather(
     arrived: Iterable[Message | Lost | Nodes], ids: Sequence[int]
 ) -> tuple[Replies, list[Lost]]:
-    """Everything an engine yields in a round, in whatever order, into sorted replies and a list of who is missing and why."""
+    """Everything an engine yields in a round, in whatever order, into sorted replies and a list of
+    who is missing and why.
+    """
     place = {i: p for p, i in enumerate(sorted(ids))}
     came: list[Message] = []
     lost: list[Lost] = []

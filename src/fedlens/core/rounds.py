@@ -1,4 +1,6 @@
-"""One round loop for every algorithm and engine, and the one place where a client half is entered."""
+"""One round loop for every algorithm and engine, and the one place where a client half is
+entered.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,15 @@ class Engine(Protocol):
     def exchange(
         self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
     ) -> Iterable[Message | Lost | Nodes]:
-        """Ask these clients; `heard` tells in which round the server last heard each. Yields replies, who got lost and why,
-        and, for an algorithm that needs only sums, partial sums in place of the replies' trees."""
+        """Ask these clients; `heard` tells in which round the server last heard each. Yields
+        replies, who got lost and why, and, for an algorithm that needs only sums, partial sums in
+        place of the replies' trees."""
         ...
 
     def snapshot(self) -> Mapping[int, Path]:
-        """Files of the client memories that changed since the last snapshot; empty where clients keep their own."""
+        """Files of the client memories that changed since the last snapshot; empty where clients
+        keep their own.
+        """
         ...
 
     def restore(self, records: Mapping[int, Path]) -> None:
@@ -56,7 +61,9 @@ def answer(
     memory: Memory,
     heard: int = NEVER,
 ) -> Message:
-    """The client's end of every engine: settle the memory, work with seeded random numbers, leave a draft, reply."""
+    """The client's end of every engine: settle the memory, work with seeded random numbers, leave a
+    draft, reply.
+    """
     record = memory.load(id)
     kept = record.settle(heard)
     evaluating = bool(message.scalars.get("evaluate"))
@@ -81,7 +88,8 @@ def answer(
             )
         reply = algorithm.client_step(message, client)
     memory.save(id, Record(kept, draft.written, message.round))
-    # How much a client counts is worth knowing, and where trees are summed on the way nobody else could tell.
+    # How much a client counts is worth knowing, and where trees are summed on the way nobody else
+    # could tell.
     counts = {
         f"weight:{name}": float(w) for name, w in next(iter(reply.weights.values()), {}).items()
     }
@@ -91,7 +99,9 @@ def answer(
 
 @dataclass
 class Progress:
-    """Where a run stands: everything a checkpoint needs besides the clients' memories. `done` rounds are behind us."""
+    """Where a run stands: everything a checkpoint needs besides the clients' memories. `done`
+    rounds are behind us.
+    """
 
     state: Message
     done: int = 0
@@ -111,9 +121,8 @@ class Round:
     bytes_up: int
     metrics: Mapping[str, float]
     state: Message = field(repr=False)  # whoever prints a round does not mean the model
-    unevaluated: Sequence[
-        Lost
-    ] = ()  # their held-out parts are missing from the metrics: often just the clients that do worst
+    # their held-out parts are missing from the metrics: often just the clients that do worst
+    unevaluated: Sequence[Lost] = ()
 
     @property
     def loss(self) -> float | None:
@@ -124,7 +133,9 @@ class Round:
 
 
 def sample(ids: Sequence[int], cohort: int | None, seed: int, number: int) -> list[int]:
-    """Who is asked in a round: a pure function of seed and round, so that a resumed run asks the same clients."""
+    """Who is asked in a round: a pure function of seed and round, so that a resumed run asks the
+    same clients.
+    """
     if cohort is not None and not 1 <= cohort <= len(ids):
         raise ValueError(
             f"a cohort is between 1 and the number of clients, {len(ids)}, not {cohort}"
@@ -149,16 +160,18 @@ def run(
     personal: bool = False,
     after_round: Callable[[Progress, Round], None] | None = None,
 ) -> Message:
-    """Run to `rounds` rounds and return the final state. `progress` continues an earlier run. Replies up to `late` rounds
-    behind are used. Every `evaluate_every` rounds, and at the end, the state is evaluated on `test` and, if `personal`, on the
-    clients' held-out parts. `after_round` hears of every round: logging, checkpoints, pictures."""
+    """Run to `rounds` rounds and return the final state. `progress` continues an earlier run.
+    Replies up to `late` rounds behind are used. Every `evaluate_every` rounds, and at the end, the
+    state is evaluated on `test` and, if `personal`, on the clients' held-out parts. `after_round`
+    hears of every round: logging, checkpoints, pictures."""
     here = progress or Progress(algorithm.init())
     while here.done < rounds:
         began, number = time.perf_counter(), here.done
         ids = engine.ids()
         asked = sample(ids, cohort, seed, number)
         state = here.state.note(round=number, rounds=rounds, seed=seed, population=len(ids))
-        # What every client may know about the run travels in the message, because nothing else reaches it.
+        # What every client may know about the run travels in the message, because nothing else
+        # reaches it.
         message = algorithm.broadcast(state).note(
             round=number, rounds=rounds, seed=seed, population=len(ids), cohort=len(asked)
         )
@@ -173,7 +186,8 @@ def run(
                 [*lost, *(Lost(i, str(e), refused=True) for i in replies.senders)],
                 Replies(),
             )
-        # The round a reply answers is the round its client remembers: a late one confirms the draft of that earlier round.
+        # The round a reply answers is the round its client remembers: a late one confirms the draft
+        # of that earlier round.
         here.heard.update({i: int(s.get("round", number)) for i, s in replies.scalars.items()})
         here.state, here.done = state, number + 1
         stop = bool(state.scalars.get("stop"))
@@ -184,8 +198,18 @@ def run(
             evaluate(algorithm, engine, here, test, personal) if due else ({}, [])
         )
         up = int(sum(s.get("bytes_up", 0) for s in replies.scalars.values()))
-        finished = Round(number, time.perf_counter() - began, replies.scalars, len(asked), lost,
-                         message.count_bytes() * len(asked), up, metrics, state, unevaluated)  # fmt: skip
+        finished = Round(
+            number,
+            time.perf_counter() - began,
+            replies.scalars,
+            len(asked),
+            lost,
+            message.count_bytes() * len(asked),
+            up,
+            metrics,
+            state,
+            unevaluated,
+        )
         del replies  # its sums are as large as a model, and the next round needs the room
         if after_round:
             after_round(here, finished)
@@ -197,7 +221,9 @@ def run(
 def evaluate(
     algorithm: Algorithm, engine: Engine, here: Progress, test: Any | None, personal: bool
 ) -> tuple[dict[str, float], list[Lost]]:  # fmt: skip
-    """Metrics on the server's test set, and mean, spread and worst over the clients' held-out parts; who is missing from these, and why."""
+    """Metrics on the server's test set, and mean, spread and worst over the clients' held-out
+    parts; who is missing from these, and why.
+    """
     message = algorithm.broadcast(here.state).note(
         **{k: here.state.scalars[k] for k in ("round", "seed")}, evaluate=1
     )
@@ -212,8 +238,11 @@ def evaluate(
     for name in names:
         values = replies.values(name)
         worst = max(values) if name.endswith("loss") else min(values)
-        metrics |= {f"client_{name}": float(np.mean(values)), f"client_{name}_spread": float(np.std(values)),
-                    f"client_{name}_worst": worst}  # fmt: skip
+        metrics |= {
+            f"client_{name}": float(np.mean(values)),
+            f"client_{name}_spread": float(np.std(values)),
+            f"client_{name}_worst": worst,
+        }
     return metrics, lost
 
 

@@ -1,4 +1,6 @@
-"""A task: what is wanted, how well it was done, how that is shown and used. Algorithms know nothing of it beyond this."""
+"""A task: what is wanted, how well it was done, how that is shown and used. Algorithms know nothing
+of it beyond this.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,20 @@ Adapt = Callable[[Tensor, Batch], Tensor]
 
 
 class Task(ABC):
-    """Constructor arguments are the `[task]` table of a recipe. `result` is what `Algorithm.result` gives: a network, an image."""
+    """Constructor arguments are the `[task]` table of a recipe. `result` is what `Algorithm.result`
+    gives: a network, an image.
+    """
 
     @abstractmethod
     def evaluate(self, result: Any, data: Any) -> dict[str, float]:
-        """Metrics; the first one is the headline. A name that ends in "loss" is better when smaller."""
+        """Metrics; the first one is the headline. A name that ends in "loss" is better when
+        smaller.
+        """
 
     def admit(self, federation: Federation) -> Federation:
-        """The federation as this task sees it: what it cannot learn from is left out and counted in the facts, before anything starts."""
+        """The federation as this task sees it: what it cannot learn from is left out and counted in
+        the facts, before anything starts.
+        """
         return federation
 
     def pictures(self, result: Any, federation: Federation) -> Sequence[Picture]:
@@ -38,7 +46,9 @@ class Task(ABC):
         """Write what users take away: model.safetensors, restored.png."""
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
-        """Use a run's result on a user's file or folder; returns one sentence about what was written."""
+        """Use a run's result on a user's file or folder; returns one sentence about what was
+        written.
+        """
         raise ValueError(f"{type(self).__name__} has nothing to apply to a file")
 
 
@@ -52,8 +62,8 @@ def check_options(task: Task, options: Mapping[str, Any], *known: str) -> None:
 class LearningTask(Task):
     """A task with a model and a loss: what FedAvg and its layers train.
 
-    init: a file of weights to start from, for a task whose constructor takes one. multiple: the sides of an input must be multiples of
-    this, because the model says so (a patch, a stride)."""
+    init: a file of weights to start from, for a task whose constructor takes one. multiple: the
+    sides of an input must be multiples of this, because the model says so (a patch, a stride)."""
 
     init: str | None = None
     multiple: int = 1
@@ -63,21 +73,24 @@ class LearningTask(Task):
         """A fresh network; the caller has seeded torch."""
 
     def load_init(self, model: nn.Module) -> None:
-        """Fill a fresh network with the weights of `init`. Not in `model`: a worker, a site or `apply` gets its weights anyway, and the
-        file need not be there."""
+        """Fill a fresh network with the weights of `init`. Not in `model`: a worker, a site or
+        `apply` gets its weights anyway, and the file need not be there."""
         if self.init:
             from fedlens.models.weights import load_weights
 
             load_weights(model, self.init)
 
     def forward(self, model: nn.Module, batch: Batch, adapt: Adapt | None = None) -> Output:
-        """Prediction, and the features in front of the head where the model is split into `features(x)` and `head`."""
+        """Prediction, and the features in front of the head where the model is split into
+        `features(x)` and `head`.
+        """
         extract: Any = getattr(model, "features", None)
         head: Any = getattr(model, "head", None)
         if extract is None or head is None:
             if adapt is not None:
                 raise ValueError(
-                    f"{type(model).__name__} has no split into features and head, so nothing can stand between them"
+                    f"{type(model).__name__} has no split into features and head, so nothing can"
+                    " stand between them"
                 )
             return Output(model(batch["x"]))
         features: Tensor = extract(batch["x"])
@@ -85,10 +98,14 @@ class LearningTask(Task):
         return Output(head(features), features)
 
     def fits(self, facts: Mapping[str, Any]) -> None:
-        """Refuse, before any work starts, data that this task cannot learn from: raise a ValueError. `facts` are the federation's."""
+        """Refuse, before any work starts, data that this task cannot learn from: raise a
+        ValueError. `facts` are the federation's.
+        """
 
     def needs_head(self, data: Any) -> bool:
-        """Does `evaluate` on this data use the head? Where heads stay with the clients, the server can only evaluate what does not."""
+        """Does `evaluate` on this data use the head? Where heads stay with the clients, the server
+        can only evaluate what does not.
+        """
         return True
 
     @abstractmethod
@@ -96,7 +113,9 @@ class LearningTask(Task):
         """Mean loss of a batch."""
 
     def lower(self, batch: Batch, size: tuple[int, int]) -> Batch:
-        """The same batch as a camera of fewer pixels would have seen it. Labels stay as they are: nobody compares against them there."""
+        """The same batch as a camera of fewer pixels would have seen it. Labels stay as they are:
+        nobody compares against them there.
+        """
         return {
             **batch,
             "x": F.interpolate(
@@ -105,7 +124,9 @@ class LearningTask(Task):
         }
 
     def distance(self, prediction: Any, target: Any) -> Tensor:
-        """How far one prediction is from another of the same shape, with the same reduction as `loss`, so that the two may be added."""
+        """How far one prediction is from another of the same shape, with the same reduction as
+        `loss`, so that the two may be added.
+        """
         return F.mse_loss(prediction, target)
 
     def save(self, state: Message, folder: Path) -> None:

@@ -1,7 +1,8 @@
-"""Trees: named arrays in the shape of a state_dict, and the little arithmetic that aggregation needs.
+"""Trees: named arrays in the shape of a state_dict, and the little arithmetic that aggregation
+needs.
 
-A tree may hold integer arrays (BatchNorm's step counter). They take part in sums as float64 and return to their own type,
-rounded, when a tree is put back into a state: `cast`.
+A tree may hold integer arrays (BatchNorm's step counter). They take part in sums as float64 and
+return to their own type, rounded, when a tree is put back into a state: `cast`.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def count_bytes(tree: Mapping[str, Tensor]) -> int:
 
 
 def is_finite(tree: Mapping[str, Tensor]) -> bool:
-    """A sum is one cheap pass and is finite whenever the entries are, unless it overflows: only then look at each entry."""
+    """A sum is one cheap pass and is finite whenever the entries are, unless it overflows: only
+    then look at each entry.
+    """
     for t in tree.values():
         if t.is_floating_point() or t.is_complex():
             total = t.sum().item()

@@ -1,11 +1,14 @@
 """Who gets what: pure functions from labels or groups to one index array per client.
 
-All of them give every index to exactly one client. A client is never empty: too small ones are topped up from the largest, and the
-list of notes that `split` returns says so. `rng` is numpy's, so that a split does not depend on torch's version.
+All of them give every index to exactly one client. A client is never empty: too small ones are
+topped up from the largest, and the list of notes that `split` returns says so. `rng` is numpy's, so
+that a split does not depend on torch's version.
 
-dirichlet: the rule of MOON, NIID-Bench and PFLlib. For every class draw shares from Dir(alpha), set to zero the share of clients that
-already hold N / n samples, renormalise, cut; repeat until the smallest client holds `least` samples. The usual loop is unbounded; this one
-stops after `retries` and keeps the best draw. shards: sort by label, cut into clients * s shards, s each (McMahan et al., 2017).
+dirichlet: the rule of MOON, NIID-Bench and PFLlib. For every class draw shares from Dir(alpha), set
+to zero the share of clients that already hold N / n samples, renormalise, cut; repeat until the
+smallest client holds `least` samples. The usual loop is unbounded; this one stops after `retries`
+and keeps the best draw. shards: sort by label, cut into clients * s shards, s each (McMahan et al.,
+2017).
 """
 
 from __future__ import annotations
@@ -74,11 +77,14 @@ def shards(labels: Array, clients: int, per_client: int, rng: Generator) -> Part
 
 
 def classes_per_client(labels: Array, clients: int, per_client: int, rng: Generator) -> Parts:
-    """Exactly `per_client` classes each, the least used ones first; a class is dealt evenly among those who have it."""
+    """Exactly `per_client` classes each, the least used ones first; a class is dealt evenly among
+    those who have it.
+    """
     names = np.unique(labels)
     if not 1 <= per_client <= len(names):
         raise DataError(
-            f"classes_per_client must lie between 1 and the number of classes ({len(names)}), not {per_client}"
+            f"classes_per_client must lie between 1 and the number of classes ({len(names)}), not"
+            f" {per_client}"
         )
     if clients * per_client < len(names):
         raise DataError(
@@ -99,11 +105,14 @@ def classes_per_client(labels: Array, clients: int, per_client: int, rng: Genera
 
 
 def one_group(groups: Array, clients: int, rng: Generator) -> Parts:
-    """Every client holds samples of one group only; large groups are shared among several clients."""
+    """Every client holds samples of one group only; large groups are shared among several
+    clients.
+    """
     names, sizes = np.unique(groups, return_counts=True)
     if clients < len(names):
         raise DataError(
-            f"one group per client needs at least {len(names)} clients for {len(names)} groups, not {clients}"
+            f"one group per client needs at least {len(names)} clients for {len(names)} groups, not"
+            f" {clients}"
         )
     if clients > len(groups):
         raise DataError(f"{len(groups)} samples cannot serve {clients} clients")
@@ -157,7 +166,8 @@ def top_up(parts: Sequence[Array], least: int) -> tuple[Parts, list[str]]:
         if short <= 0:
             continue
         notes.append(
-            f"client {client} was dealt {len(part)} samples and was topped up to {least} from the largest"
+            f"client {client} was dealt {len(part)} samples and was topped up to {least} from the"
+            " largest"
         )
         for _ in range(short):
             giver = int(np.argmax([len(p) for p in out]))
@@ -177,7 +187,9 @@ def split(
     groups: Sequence[Any] | Array | None = None,
     least: int = 10,
 ) -> tuple[Parts, list[str]]:
-    """One rule by name. `per_client`: shards or classes. `groups` default to the labels. Returns the parts and what has to be said."""
+    """One rule by name. `per_client`: shards or classes. `groups` default to the labels. Returns
+    the parts and what has to be said.
+    """
     y = np.asarray(labels)
     if clients < 1:
         raise DataError(f"a federation needs at least one client, not {clients}")
@@ -205,10 +217,13 @@ def split(
     if rule == "natural":
         return natural(key, clients, rng), []
     raise DataError(
-        f"unknown partition {rule!r}: choose one of iid, dirichlet, shards, classes, one_group, quantity, natural"
+        f"unknown partition {rule!r}: choose one of iid, dirichlet, shards, classes, one_group,"
+        " quantity, natural"
     )
 
 
 def strengths(clients: int, strongest: float) -> list[float]:
-    """Feature skew: how much of a degradation each client's camera has, evenly from none to the strongest."""
+    """Feature skew: how much of a degradation each client's camera has, evenly from none to the
+    strongest.
+    """
     return [strongest * k / max(1, clients - 1) for k in range(clients)]

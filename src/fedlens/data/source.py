@@ -1,4 +1,6 @@
-"""Where a federation's data comes from. Constructor arguments are the `[data]` table of a recipe."""
+"""Where a federation's data comes from. Constructor arguments are the `[data]` table of a
+recipe.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ class DataError(ValueError):
 
 class Source(ABC):
     def default_clients(self) -> int | None:
-        """How many clients there are when nobody says: data that comes divided knows it, other data leaves it to the recipe."""
+        """How many clients there are when nobody says: data that comes divided knows it, other data
+        leaves it to the recipe.
+        """
         return None
 
     @abstractmethod

@@ -1,4 +1,6 @@
-"""FedDeblur and all that belongs to it: one sharp scene from private, blurred views. Loaded on first use."""
+"""FedDeblur and all that belongs to it: one sharp scene from private, blurred views. Loaded on
+first use.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ _WHERE = {
     "LocDeblur": "baselines",
     "Scene": "scenes",
 }
-# A room with parts of several kinds says which is which, so that looking for one does not load the others.
+# A room with parts of several kinds says which is which, so that looking for one does not load the
+# others.
 KINDS = {
     "task": ("Deblurring",),
     "data": ("Scene",),

@@ -1,15 +1,19 @@
-r"""What FedDeblur is compared with, on the same core, with the same priors and scores (appendix C.3 and D.5 of its paper).
+r"""What FedDeblur is compared with, on the same core, with the same priors and scores (appendix C.3
+and D.5 of its paper).
 
-CenDeblur (Algorithms 2 and 3): the server collects every observation, kernel and mask in the first round and solves the same problem by
-ADMM, one iteration a round. The bound that privacy is measured against. z = W x for split priors, z = x for the others.
-LocDeblur (Algorithms 4 and 5): every client restores alone, from its own observation; results are averaged for scoring only.
-FedAvgDeblur (same): as LocDeblur, but each local iteration begins at the average of all local images, which therefore travel.
-FedGDDeblur (Algorithm 7): clients send the gradient of their misfit, the server descends on it and on smoothed total variation; with a
-denoiser (not in the paper) the server takes a proximal gradient step.
+CenDeblur (Algorithms 2 and 3): the server collects every observation, kernel and mask in the first
+round and solves the same problem by ADMM, one iteration a round. The bound that privacy is measured
+against. z = W x for split priors, z = x for the others. LocDeblur (Algorithms 4 and 5): every
+client restores alone, from its own observation; results are averaged for scoring only. FedAvgDeblur
+(same): as LocDeblur, but each local iteration begins at the average of all local images, which
+therefore travel. FedGDDeblur (Algorithm 7): clients send the gradient of their misfit, the server
+descends on it and on smoothed total variation; with a denoiser (not in the paper) the server takes
+a proximal gradient step.
 
-Partial views: LocDeblur and FedAvgDeblur follow the paper in knowing no mask, so a client deblurs its view in a black scene; each pixel
-is averaged over those who observed it. Deviations: LocDeblur and FedAvgDeblur minimise |h * x - y|^2 / 2 (Algorithm 4 has no factor 2);
-the authors' code also clamps FedAvgDeblur's average and starts it from the mean observation, which is not done here.
+Partial views: LocDeblur and FedAvgDeblur follow the paper in knowing no mask, so a client deblurs
+its view in a black scene; each pixel is averaged over those who observed it. Deviations: LocDeblur
+and FedAvgDeblur minimise |h * x - y|^2 / 2 (Algorithm 4 has no factor 2); the authors' code also
+clamps FedAvgDeblur's average and starts it from the mean observation, which is not done here.
 """
 
 from __future__ import annotations
@@ -45,7 +49,9 @@ class CenDeblur(FedDeblur):
     needs: Needs = "replies"
 
     def suggested(self, facts: Mapping[str, Any], n: int) -> tuple[float, float]:
-        """The same problem has the same eta. Without a splitting z = W x, n clients with penalty rho each hold x like one with n rho."""
+        """The same problem has the same eta. Without a splitting z = W x, n clients with penalty
+        rho each hold x like one with n rho.
+        """
         eta, rho = super().suggested(facts, n)
         return (eta, rho) if self.regulariser.split else (eta, n * rho)
 
@@ -116,7 +122,8 @@ class CenDeblur(FedDeblur):
         if masked:
             views = {f"{what}{m.sender}": m.trees[what] for m in came for what in ("y", "m", "h")}
             zeros = {f"b{i}": {s: torch.zeros_like(x) for s, x in start.items()} for i in ids}
-            # r + y + beta / rho = h * x at the start: the misfit begins at that of the mean observation
+            # r + y + beta / rho = h * x at the start: the misfit begins at that of the mean
+            # observation
             blurred = {
                 f"p{m.sender}": {
                     s: self._blurred(state.trees["x"][s], m.trees["h"][s], s) for s in self._scenes
@@ -256,7 +263,9 @@ class FedAvgDeblur(LocDeblur):
 
 @dataclass
 class FedGDDeblur(FedDeblur):
-    """Gradient descent. step: its length (the misfit curves by 2 at most, so 1 is the limit). smooth: |Dx| is sqrt(|Dx|^2 + smooth^2)."""
+    """Gradient descent. step: its length (the misfit curves by 2 at most, so 1 is the limit).
+    smooth: |Dx| is sqrt(|Dx|^2 + smooth^2).
+    """
 
     step: Positive = 0.8
     smooth: Positive = 1.0
@@ -307,6 +316,6 @@ class FedGDDeblur(FedDeblur):
         fixed = torch.view_as_real(
             2 * h.conj() * torch.fft.rfft2(seen.embed(seen.pixels.to(self.dtype)))
         )
-        return torch.view_as_real(h) if seen.partial else spectrum.twice(
-            2 * h.abs().square()
+        return (
+            torch.view_as_real(h) if seen.partial else spectrum.twice(2 * h.abs().square())
         ), fixed

@@ -1,9 +1,12 @@
-"""Blur kernels, in two families: MATLAB's fspecial definitions, and those of the FedDeblur authors' public code.
+"""Blur kernels, in two families: MATLAB's fspecial definitions, and those of the FedDeblur authors'
+public code.
 
-The two differ where fspecial is involved. The authors' motion kernel keeps only the half of the line that leaves the centre (whole only
-at 90 degrees), so that it blurs about half as much and is off-centre; their disk is a hard mask instead of an area-weighted one.
-Camera shake is a random walk of the camera in three dimensions with a drifting orientation, seen as a histogram of where a point
-went. The authors draw the size of that histogram at random (odd, at most 27) and then pad or crop it to the size asked for.
+The two differ where fspecial is involved. The authors' motion kernel keeps only the half of the
+line that leaves the centre (whole only at 90 degrees), so that it blurs about half as much and is
+off-centre; their disk is a hard mask instead of an area-weighted one. Camera shake is a random walk
+of the camera in three dimensions with a drifting orientation, seen as a histogram of where a point
+went. The authors draw the size of that histogram at random (odd, at most 27) and then pad or crop
+it to the size asked for.
 """
 
 from __future__ import annotations
@@ -22,8 +25,18 @@ Family = Literal["fspecial", "authors"]
 Blur = Literal["mixed", "motion", "synthesis"]
 
 # Table 3 of the paper: the complete setting, clients 1 to 10.
-MIXED = (("motion", 15, 45), ("gaussian", 9, 2), ("shake", 15, 0), ("motion", 20, 0), ("disk", 5, 0), ("motion", 15, 135),
-         ("gaussian", 10, 3), ("disk", 10, 0), ("shake", 12, 0), ("motion", 20, 90))  # fmt: skip
+MIXED = (
+    ("motion", 15, 45),
+    ("gaussian", 9, 2),
+    ("shake", 15, 0),
+    ("motion", 20, 0),
+    ("disk", 5, 0),
+    ("motion", 15, 135),
+    ("gaussian", 10, 3),
+    ("disk", 10, 0),
+    ("shake", 12, 0),
+    ("motion", 20, 90),
+)
 # Table 4: the partial setting, clients 1 to 9; length and angle.
 MOTION = (
     (10, 0),
@@ -39,7 +52,9 @@ MOTION = (
 
 
 def client_kernel(blur: Blur, k: int, family: Family, seed: int, size: int = 15) -> Tensor:
-    """The kernel of client k. Past the end of a table it is gone through again, motion turned by 17 degrees each time."""
+    """The kernel of client k. Past the end of a table it is gone through again, motion turned by 17
+    degrees each time.
+    """
     rng = np.random.default_rng([seed, 0x5A4E, k])
     if blur == "synthesis":
         return shake(size, rng, family)
@@ -55,8 +70,8 @@ def client_kernel(blur: Blur, k: int, family: Family, seed: int, size: int = 15)
 
 
 def motion(length: float, angle: float, family: Family = "fspecial") -> Tensor:
-    """A line of `length` pixels at `angle` degrees, anti-clockwise. A pixel weighs 1 minus its distance to the line, or to the line's end
-    for pixels farther from the centre than that."""
+    """A line of `length` pixels at `angle` degrees, anti-clockwise. A pixel weighs 1 minus its
+    distance to the line, or to the line's end for pixels farther from the centre than that."""
     half, phi = (max(1.0, length) - 1) / 2, math.radians(angle % 180)
     cos, sin = math.cos(phi), math.sin(phi)
     columns = int(half * abs(cos) + 1 - length * 2**-52)
@@ -78,14 +93,15 @@ def gaussian(size: int, sigma: float) -> Tensor:
 
 
 def disk(radius: float, family: Family = "fspecial") -> Tensor:
-    """How much of each pixel the disk covers; with `authors`, whether the pixel's centre is covered."""
+    """How much of each pixel the disk covers; with `authors`, whether the pixel's centre is
+    covered.
+    """
     reach = math.ceil(radius - 0.5) if family == "fspecial" else int(radius)
     axis = np.arange(-reach, reach + 1)
     if family == "authors":
         return normalised((np.hypot(*np.meshgrid(axis, axis)) <= radius).astype(float))
-    fine = np.abs(
-        axis[:, None] + (np.arange(256) + 0.5) / 256 - 0.5
-    )  # sample columns inside each pixel, area in closed form along rows
+    # sample columns inside each pixel, area in closed form along rows
+    fine = np.abs(axis[:, None] + (np.arange(256) + 0.5) / 256 - 0.5)
     edge = np.sqrt(np.maximum(0.0, radius**2 - fine**2))
     covered = np.clip(edge[None] - (np.abs(axis)[:, None, None] - 0.5), 0, 1)
     covered[reach] = np.minimum(1, 2 * edge)  # the middle row is cut from above and below
@@ -93,7 +109,9 @@ def disk(radius: float, family: Family = "fspecial") -> Tensor:
 
 
 def shake(size: int, rng: np.random.Generator, family: Family = "fspecial") -> Tensor:
-    """Camera shake on a `size` x `size` grid. A crop that leaves less than a fifth of the light is drawn again."""
+    """Camera shake on a `size` x `size` grid. A crop that leaves less than a fifth of the light is
+    drawn again.
+    """
     while True:
         path = _walk(200, rng)
         cells = size
@@ -108,7 +126,9 @@ def shake(size: int, rng: np.random.Generator, family: Family = "fspecial") -> T
 
 
 def _walk(steps: int, rng: np.random.Generator) -> np.ndarray:
-    """A point's path: a velocity that drifts less and less, turned by an orientation that drifts too. (2, steps)"""
+    """A point's path: a velocity that drifts less and less, turned by an orientation that drifts
+    too. (2, steps)
+    """
     velocity, turn, place = rng.standard_normal(3), np.zeros(3), np.zeros(3)
     path = np.zeros((3, steps))
     for t in range(1, steps):
@@ -128,7 +148,9 @@ def _rotation(angles: np.ndarray) -> np.ndarray:
 
 
 def _trace(path: np.ndarray, cells: int, family: Family) -> np.ndarray:
-    """How long the point stayed in each cell, smoothed a little. Like the authors' one, their last row and column stay empty."""
+    """How long the point stayed in each cell, smoothed a little. Like the authors' one, their last
+    row and column stay empty.
+    """
     low, high = path.min(1, keepdims=True), path.max(1, keepdims=True)
     spot = (path - low) / (high - low)
     kernel = np.zeros((cells, cells))
@@ -136,7 +158,8 @@ def _trace(path: np.ndarray, cells: int, family: Family) -> np.ndarray:
         place = np.floor(spot * cells).astype(int)
         inside = (place < cells - 1).all(0)
         np.add.at(kernel, tuple(place[:, inside]), 1.0)
-    else:  # the longer side of the path spans the grid, its shape is kept, and the smoothing still fits
+    # the longer side of the path spans the grid, its shape is kept, and the smoothing still fits
+    else:
         span = (path - (low + high) / 2) / (high - low).max()
         place = np.round(span * (cells - 3) + (cells - 1) / 2).astype(int)
         np.add.at(kernel, tuple(place), 1.0)
@@ -166,5 +189,6 @@ def check_kernel(kernel: Tensor, whose: str, size: Sequence[int] | None = None) 
         raise DataError(f"the kernel of {whose} sums to zero")
     if size is not None and (kernel.shape[0] > size[0] or kernel.shape[1] > size[1]):
         raise DataError(
-            f"the kernel of {whose} ({kernel.shape[0]} x {kernel.shape[1]}) is larger than the image ({size[0]} x {size[1]})"
+            f"the kernel of {whose} ({kernel.shape[0]} x {kernel.shape[1]}) is larger than the"
+            f" image ({size[0]} x {size[1]})"
         )

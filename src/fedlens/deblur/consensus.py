@@ -1,13 +1,17 @@
-"""The mean of w that consensus ADMM needs, when not everyone answers or not everyone sees everything: both halves of each way.
+"""The mean of w that consensus ADMM needs, when not everyone answers or not everyone sees
+everything: both halves of each way.
 
-Of those who answered (Algorithm 6 of the FedDeblur paper) it is `replies.mean("w")`. But w_k - x = lambda_k / rho does not vanish at the
-solution, only its mean over all clients does, and with the published rho it is hundreds of grey levels: a mean over some of them throws x
-about, and at rho = 5e-4 the run diverges for every cohort below 10.
+Of those who answered (Algorithm 6 of the FedDeblur paper) it is `replies.mean("w")`. But w_k - x =
+lambda_k / rho does not vanish at the solution, only its mean over all clients does, and with the
+published rho it is hundreds of grey levels: a mean over some of them throws x about, and at rho =
+5e-4 the run diverges for every cohort below 10.
 
-So of everyone who was ever heard, each with the w last heard of it (`since_last`, `mean_of_last`): a client sends w less that one, the
-server adds it to a running total, and needs no single replies for it. With everyone present this is the mean of w again.
+So of everyone who was ever heard, each with the w last heard of it (`since_last`, `mean_of_last`):
+a client sends w less that one, the server adds it to a running total, and needs no single replies
+for it. With everyone present this is the mean of w again.
 
-Or by pixel, of those who saw it (`in_view`, `mean_in_view`), which is what the authors' public code does for denoisers.
+Or by pixel, of those who saw it (`in_view`, `mean_in_view`), which is what the authors' public code
+does for denoisers.
 """
 
 from __future__ import annotations
@@ -25,7 +29,9 @@ from fedlens.deblur.observation import Observation
 
 
 def since_last(w: Tree, client: Client) -> Message:
-    """w less the last w that the server heard, which is what the server still counts this client with."""
+    """w less the last w that the server heard, which is what the server still counts this client
+    with.
+    """
     last = client.memory.get("last w")
     client.memory["last w"] = w
     return Message({"dw": subtract(w, last) if last else w}, {"first": 0.0 if last else 1.0})
@@ -55,7 +61,9 @@ def mean_in_view(state: Message, replies: Replies) -> Tree:
 
 
 def by_pixel(images: Tree, seen: Tree, old: Tree) -> Tree:
-    """Means of masked images and of their masks: each pixel over those who saw it, as it was where nobody did."""
+    """Means of masked images and of their masks: each pixel over those who saw it, as it was where
+    nobody did.
+    """
     return {
         n: torch.where(seen[n] > 0, x / seen[n].clamp_min(1e-9), old[n]) for n, x in images.items()
     }

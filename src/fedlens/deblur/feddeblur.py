@@ -1,34 +1,51 @@
-r"""FedDeblur: one sharp scene from private, blurred, partial views, by consensus ADMM (Algorithms 1 and 6 of the paper).
+r"""FedDeblur: one sharp scene from private, blurred, partial views, by consensus ADMM (Algorithms 1
+and 6 of the paper).
 
-    min_x  1/n sum_k |m_k (h_k * x - y_k)|^2 + eta R(W x)                                                            Eqs. 1 and 2
+    min_x  1/n sum_k |m_k (h_k * x - y_k)|^2 + eta R(W x)                      Eqs. 1 and 2
 
-State: "image" (x), "x" (its half-spectrum) and, for split priors, "q". Broadcast: "x", and the scalar rho. Reply: "w" alone.
+State: "image" (x), "x" (its half-spectrum) and, for split priors, "q". Broadcast: "x", and the
+scalar rho. Reply: "w" alone.
 
-Clients keep the scaled dual u = lambda_k / rho and never send it, x_k, y_k, h_k or m_k. Everything below is a half-spectrum.
-Complete (Eq. 6): v = x - u, x_k = A + B v, u' = x_k - v, w = x_k + u' with A and B = rho / (2/n |H|^2 + rho) fixed. So
-    u' = A + (B - 1) v,   w = v + 2 u':            three passes over the spectrum and no Fourier transform.
-Partial (lines 17-19): r_k and, outside the view, beta_k follow from the rest, so neither is kept. With b = beta_k / rho on the view and
-    d = (1 - c) (y + b - h * x_k) on the view, 0 outside, c = rho / (2/n + rho):    r + y + b = h * x_k + d,
-    x_k' = x_k + (v - x_k + conj(H) F d) / (|H|^2 + 1),   b' = h * x_k + d - h * x_k':  one transform each way; y stays a patch.
-Server, split priors (Eqs. 7-9): with q = z + mu / rho made ready in the round before,
-    x = (n w + W^T q) / (n + W^T W),   z' = prox(2 W x - q),   q' = z' + q - W x = W x + (1 - prox)(q - 2 W x),   prox of eta/rho R,
-which holds because R is even; mu and z need no arrays of their own (for a denoiser, which is not odd: `Prior.add_rest`).
-Server, others (Eq. 5): x = prox_{eta/(n rho)}(w).
+Clients keep the scaled dual u = lambda_k / rho and never send it, x_k, y_k, h_k or m_k. Everything
+below is a half-spectrum.
 
-A denoiser and partial views. A fixed point of Eq. 5 is x = D(x - grad F(x) / (n rho)), D with sigma^2 = eta / (n rho), F the misfit of
-Eq. 1. Where m of the n clients see a pixel, the step of grad F is m / n as long as if all did, so that the same sigma weighs n / m times
-as much: at the published sigma = 25, rho = 0.02 eta is 112, where complete views have 0.25. The same eta would take sigma near 1, at which
-a network does hardly anything (it is no prox). Three ways out: a smaller rho, which oscillates; the public code's: average by pixel over
-those who saw it, which takes the masks to the server, and let sigma decay; or, the default here, the denoiser as option 2 with W = I
-(z = x, sigma^2 = eta / rho): the same optimum, the same messages, and sigma is sqrt(n) times as large.
+Complete views (Eq. 6), with A and B = rho / (2/n |H|^2 + rho) fixed:
+    v = x - u,   x_k = A + B v,   u' = x_k - v,   w = x_k + u'
+so that three passes over the spectrum do, and no Fourier transform:
+    u' = A + (B - 1) v,   w = v + 2 u'
+Partial views (lines 17-19): r_k and, outside the view, beta_k follow from the rest, so neither is
+kept. With b = beta_k / rho on the view, c = rho / (2/n + rho), and d zero outside the view:
+    d = (1 - c) (y + b - h * x_k),   r + y + b = h * x_k + d
+    x_k' = x_k + (v - x_k + conj(H) F d) / (|H|^2 + 1)
+    b' = h * x_k + d - h * x_k'
+One transform each way; y stays a patch.
 
-Deviations: clients begin at the broadcast x^0, not at y_k, since otherwise the first w_k is the observation itself; the first server step
-(a prox of the arbitrary x^0) is left out; when part of the clients takes part, the others count with the w they last sent (why:
-`consensus.py`; recall=False is Algorithm 6); x^0 is flat grey unless start="random"; n stays the population when only part of it takes
-part (Algorithm 6 says "same as Algorithm 1"). The public code relaxes the duals by 1.05, updates clients first and averages with masks
-when a denoiser meets partial views; of that only the masks can be had (masks=True). The relative change that stops a run is the largest
-over the scenes. eta, rho and sigma left at None are the published settings nearest to (views, channels, n, noise), except for a denoiser
-with partial views: `deblur_settings.py`.
+Server, split priors (Eqs. 7-9): with q = z + mu / rho made ready in the round before, and the prox
+that of eta/rho R,
+    x = (n w + W^T q) / (n + W^T W),   z' = prox(2 W x - q)
+    q' = z' + q - W x = W x + (1 - prox)(q - 2 W x)
+which holds because R is even; mu and z need no arrays of their own (for a denoiser, which is not
+odd: `Prior.add_rest`). Server, others (Eq. 5): x = prox_{eta/(n rho)}(w).
+
+A denoiser and partial views. A fixed point of Eq. 5 is x = D(x - grad F(x) / (n rho)), D with
+sigma^2 = eta / (n rho), F the misfit of Eq. 1. Where m of the n clients see a pixel, the step of
+grad F is m / n as long as if all did, so that the same sigma weighs n / m times as much: at the
+published sigma = 25, rho = 0.02 eta is 112, where complete views have 0.25. The same eta would take
+sigma near 1, at which a network does hardly anything (it is no prox). Three ways out: a smaller
+rho, which oscillates; the public code's: average by pixel over those who saw it, which takes the
+masks to the server, and let sigma decay; or, the default here, the denoiser as option 2 with W = I
+(z = x, sigma^2 = eta / rho): the same optimum, the same messages, and sigma is sqrt(n) times as
+large.
+
+Deviations: clients begin at the broadcast x^0, not at y_k, since otherwise the first w_k is the
+observation itself; the first server step (a prox of the arbitrary x^0) is left out; when part of
+the clients takes part, the others count with the w they last sent (why: `consensus.py`;
+recall=False is Algorithm 6); x^0 is flat grey unless start="random"; n stays the population when
+only part of it takes part (Algorithm 6 says "same as Algorithm 1"). The public code relaxes the
+duals by 1.05, updates clients first and averages with masks when a denoiser meets partial views; of
+that only the masks can be had (masks=True). The relative change that stops a run is the largest
+over the scenes. eta, rho and sigma left at None are the published settings nearest to (views,
+channels, n, noise), except for a denoiser with partial views: `deblur_settings.py`.
 """
 
 from __future__ import annotations
@@ -53,19 +70,22 @@ from fedlens.deblur.observation import Observation, inside
 from fedlens.deblur.priors import DenoiserName, Prior, PriorName, make_prior
 from fedlens.deblur.settings import published
 
-CHUNK = (
-    1 << 17
-)  # numbers worked on at a time: five arrays of this size fit into a second-level cache or nearly
+# numbers worked on at a time: five arrays of this size fit into a second-level cache or nearly
+CHUNK = 1 << 17
 
 
 class Half(Protocol):
-    """The client's half for one scene: from the broadcast x and what was kept, w and what to keep."""
+    """The client's half for one scene: from the broadcast x and what was kept, w and what to
+    keep.
+    """
 
     def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]: ...
 
 
 class Complete:
-    """Option A of Algorithm 1. `a` and `c` = B - 1 never change, so a round is two sums and a product."""
+    """Option A of Algorithm 1. `a` and `c` = B - 1 never change, so a round is two sums and a
+    product.
+    """
 
     def __init__(self, seen: Observation, n: float, rho: float, dtype: torch.dtype) -> None:
         h = seen.otf(torch.float64)
@@ -99,9 +119,8 @@ class Partial:
         self.h = seen.otf(dtype)
         self.inverse = spectrum.twice(1 / (1 + self.h.abs().square()))
         self.share = 1 - rho / (2 / n + rho)
-        self.canvas = torch.zeros(
-            *seen.pixels.shape[:-2], seen.height, seen.width, dtype=dtype
-        )  # zero outside the view, for ever
+        # zero outside the view, for ever
+        self.canvas = torch.zeros(*seen.pixels.shape[:-2], seen.height, seen.width, dtype=dtype)
 
     def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]:
         if kept is None:
@@ -120,16 +139,20 @@ class Partial:
 
 @dataclass
 class FedDeblur(Algorithm):
-    """Consensus ADMM: clients fit their own views, the server holds the prior, only w_k = x_k + lambda_k / rho travels up.
+    """Consensus ADMM: clients fit their own views, the server holds the prior, only w_k = x_k +
+    lambda_k / rho travels up.
 
-    prior: tv, wavelet, ridge, box or pnp (a denoiser: auto, ffdnet, drunet, dncnn, tv, bm3d, with its weights). eta: strength of the prior.
-    rho: penalty. sigma: noise level given to a denoiser, in grey levels (stands in for eta). split: whether a denoiser enters by z = x
-    (eta = rho sigma^2) or acts on the mean of w as in Eq. 5 (eta = n rho sigma^2); None: the first for partial views. decay: sigma is
-    multiplied by it every round. masks: average each pixel over those who saw it, as the public code does for denoisers; clients then
-    send their masks. tol: relative change of the image that ends a run; 0 never does. start: what the server begins with. recall: when
-    not everyone answers, count the others with the last w they sent (None: when only part of them is asked). measure_every: rounds
-    between two measurements of objective, consensus error and change of w, 0 for none (they cost as much as a round, each client then
-    also sends two scalars). double: float64.
+    prior: tv, wavelet, ridge, box or pnp (a denoiser: auto, ffdnet, drunet, dncnn, tv, bm3d, with
+    its weights). eta: strength of the prior. rho: penalty. sigma: noise level given to a denoiser,
+    in grey levels (stands in for eta). split: whether a denoiser enters by z = x (eta = rho
+    sigma^2) or acts on the mean of w as in Eq. 5 (eta = n rho sigma^2); None: the first for partial
+    views. decay: sigma is multiplied by it every round. masks: average each pixel over those who
+    saw it, as the public code does for denoisers; clients then send their masks. tol: relative
+    change of the image that ends a run; 0 never does. start: what the server begins with. recall:
+    when not everyone answers, count the others with the last w they sent (None: when only part of
+    them is asked). measure_every: rounds between two measurements of objective, consensus error and
+    change of w, 0 for none (they cost as much as a round, each client then also sends two scalars).
+    double: float64.
     """
 
     task: Task | None = None
@@ -162,13 +185,15 @@ class FedDeblur(Algorithm):
     def __post_init__(self) -> None:
         if isinstance(self.task, LearningTask):
             raise ValueError(
-                f"it restores images and trains nothing, but the task {type(self.task).__name__} is to learn a network"
+                f"it restores images and trains nothing, but the task {type(self.task).__name__} is"
+                " to learn a network"
             )
         for name in ("eta", "rho", "sigma"):
             value = getattr(self, name)
             if value is not None and not (0 < value < math.inf or (value == 0 and name == "eta")):
                 raise ValueError(
-                    f"{name} is {value}: it must be {'zero or more' if name == 'eta' else 'greater than zero'}"
+                    f"{name} is {value}: it must be"
+                    f" {'zero or more' if name == 'eta' else 'greater than zero'}"
                 )
         if self.sigma is not None and (self.prior != "pnp" or self.eta is not None):
             raise ValueError(
@@ -176,24 +201,27 @@ class FedDeblur(Algorithm):
             )
         if not 0 < self.decay <= 1:
             raise ValueError(
-                f"decay is {self.decay}: sigma is multiplied by it every round, so it must be above 0 and at most 1"
+                f"decay is {self.decay}: sigma is multiplied by it every round, so it must be above"
+                " 0 and at most 1"
             )
         if self.decay < 1 and self.prior != "pnp":
             raise ValueError(
-                "decay lets the noise level of a denoiser fall from round to round: it needs prior=pnp"
+                "decay lets the noise level of a denoiser fall from round to round: it needs"
+                " prior=pnp"
             )
         if self.masks and self.recall:
             raise ValueError(
                 "masks=true averages over those who answered: it does not go with recall=true"
             )
 
-    # -- what is known before the first round --------------------------------------------------------------------------------------
+    # -- what is known before the first round ------------------------------------------------------
 
     def given(self, facts: Mapping[str, Any]) -> FedDeblur:
         """The scenes' sizes, and the published eta and rho where none were chosen."""
         if "scenes" not in facts:
             raise StackError(
-                f"{type(self).__name__} restores scenes from blurred views, but this data has none: use data.name=Scene"
+                f"{type(self).__name__} restores scenes from blurred views, but this data has none:"
+                " use data.name=Scene"
             )
         told = replace(self)
         told._scenes = {
@@ -220,12 +248,13 @@ class FedDeblur(Algorithm):
             self.prior, views, colour, n, facts.get("noise"), self.rho, bool(self.split)
         )
 
-    # -- both ends ---------------------------------------------------------------------------------------------------------------------
+    # -- both ends ---------------------------------------------------------------------------------
 
     def init(self) -> Message:
         if not self._scenes or self.eta is None or self.rho is None:
             raise ValueError(
-                f"{type(self).__name__} does not know its scene yet: use algorithm.given(federation.facts)"
+                f"{type(self).__name__} does not know its scene yet: use"
+                " algorithm.given(federation.facts)"
             )
         images: Tree = {}
         for name, shape in self._scenes.items():
@@ -334,12 +363,14 @@ class FedDeblur(Algorithm):
             else (state, replies.mean("w"))
         )
 
-    # -- the server's other duties ---------------------------------------------------------------------------------------------------
+    # -- the server's other duties -----------------------------------------------------------------
 
     def watch(
         self, state: Message, trees: dict[str, Tree], replies: Replies, mean: Tree
     ) -> Message:
-        """The new state with what is known about the step: its relative change, whether to stop, the measurements of this round."""
+        """The new state with what is known about the step: its relative change, whether to stop,
+        the measurements of this round.
+        """
         change = max(relative_change(x, state.trees["image"][n]) for n, x in trees["image"].items())
         notes = {"change_x": change}
         if self.tol and change < self.tol:
@@ -353,18 +384,18 @@ class FedDeblur(Algorithm):
         if gaps := replies.values("gap"):
             notes["consensus"] = math.sqrt(sum(g * g for g in gaps) / len(gaps))
         if fits := replies.values("loss"):
-            values = [
-                self.regulariser.value(x) for x in state.trees["image"].values()
-            ]  # the image the clients measured
+            # the image the clients measured
+            values = [self.regulariser.value(x) for x in state.trees["image"].values()]
             if None not in values:
                 notes["objective"] = sum(fits) / len(fits) + state.scalars["eta"] * sum(
                     v for v in values if v is not None
                 )
+        # of an earlier measurement
         old = {
             k: v
             for k, v in state.scalars.items()
             if k not in ("change_w", "consensus", "objective")
-        }  # of an earlier measurement
+        }
         return Message({**state.trees, **trees}, {**old, **notes})
 
     def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
@@ -412,8 +443,8 @@ class FedDeblur(Algorithm):
     def _once(
         self, client: Client, scene: str, make: Callable[[Observation], Any], *settings: float
     ) -> Any:
-        """What follows from a client's data and `settings` alone, made once per process. It is as private as the data: never sent, never
-        pickled."""
+        """What follows from a client's data and `settings` alone, made once per process. It is as
+        private as the data: never sent, never pickled."""
         seen: Observation = client.data[scene]
         found = self._made.get((client.id, scene))
         if found is None or found[0] is not seen or found[1] != settings:
@@ -433,7 +464,9 @@ class FedDeblur(Algorithm):
 
 
 def restored(state: Message) -> Tree:
-    """The scenes without the rim beyond the photo's edges that was solved for as well (boundary="unknown")."""
+    """The scenes without the rim beyond the photo's edges that was solved for as well
+    (boundary="unknown").
+    """
     return {n: inside(x, int(state.scalars.get("pad", 0))) for n, x in state.trees["image"].items()}
 
 

@@ -1,4 +1,6 @@
-"""What a client saw of a scene: pixels, the kernel they were blurred with, and where in the scene they lie. FedDeblur sends none of it."""
+"""What a client saw of a scene: pixels, the kernel they were blurred with, and where in the scene
+they lie. FedDeblur sends none of it.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from fedlens.deblur import spectrum
 
 @dataclass(frozen=True)
 class Observation:
-    """What one client saw of one scene: pixels (C, h, w) in [0, 255], its kernel, the scene's size, and where a partial view lies.
-    A client's data is a dict of these, by the name of the scene."""
+    """What one client saw of one scene: pixels (C, h, w) in [0, 255], its kernel, the scene's size,
+    and where a partial view lies. A client's data is a dict of these, by the name of the scene."""
 
     pixels: Tensor
     kernel: Tensor
@@ -61,5 +63,7 @@ class Observation:
 
 
 def inside(x: Tensor, pad: int) -> Tensor:
-    """The scene without the rim of `pad` pixels that lies beyond the photos' edges (boundary="unknown")."""
+    """The scene without the rim of `pad` pixels that lies beyond the photos' edges
+    (boundary="unknown").
+    """
     return x[..., pad : x.shape[-2] - pad, pad : x.shape[-1] - pad]

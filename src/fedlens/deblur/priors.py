@@ -1,11 +1,13 @@
 r"""Priors: what the server believes about a sharp image. Clients never learn which one is in use.
 
-A prior is R(W x) with a linear transform W and a proximal operator of R, both cheap. Split priors (total variation, wavelets) enter the
-server step by the splitting z = W x (FedDeblur, Eqs. 7-9), the others directly, x = prox(w) (Eq. 5); a denoiser may do either, with
-W = I. Intensities are [0, 255].
+A prior is R(W x) with a linear transform W and a proximal operator of R, both cheap. Split priors
+(total variation, wavelets) enter the server step by the splitting z = W x (FedDeblur, Eqs. 7-9),
+the others directly, x = prox(w) (Eq. 5); a denoiser may do either, with W = I. Intensities are [0,
+255].
 
-prox(a, t) minimises t R(z) + |z - a|^2 / 2. A denoiser stands in for the prox with noise level sqrt(t): the prox of a
-log-prior is the best guess of an image under Gaussian noise of variance t (the paper writes D with index eta / (n rho) for the same).
+prox(a, t) minimises t R(z) + |z - a|^2 / 2. A denoiser stands in for the prox with noise level
+sqrt(t): the prox of a log-prior is the best guess of an image under Gaussian noise of variance t
+(the paper writes D with index eta / (n rho) for the same).
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ DenoiserName = Literal["auto", "ffdnet", "drunet", "dncnn", "tv", "bm3d"]
 
 
 class Prior(ABC):
-    """Images are (C, H, W). `transform` makes a fresh array; `prox` may overwrite what it is given."""
+    """Images are (C, H, W). `transform` makes a fresh array; `prox` may overwrite what it is
+    given.
+    """
 
     split: bool = False
 
@@ -42,18 +46,24 @@ class Prior(ABC):
     def prox(self, a: Tensor, t: float) -> Tensor: ...
 
     def add_rest(self, d: Tensor, a: Tensor, t: float) -> Tensor:
-        """d + (a - prox(a, t)): what the prox takes away, a projection onto the dual ball. May overwrite both."""
+        """d + (a - prox(a, t)): what the prox takes away, a projection onto the dual ball. May
+        overwrite both.
+        """
         return d.add_(a).sub_(self.prox(a, t))
 
     def next_q(self, x: Tensor, q: Tensor, t: float) -> Tensor:
-        """q = z + mu / rho for the next x-step: z' = prox(W x - mu'), mu' = q - W x. A prox that is not odd has no shortcut."""
+        """q = z + mu / rho for the next x-step: z' = prox(W x - mu'), mu' = q - W x. A prox that is
+        not odd has no shortcut.
+        """
         d = self.transform(x)
         if self.split:
             return self.add_rest(d, torch.sub(q, d, alpha=2), t)
         return self.prox(2 * d - q, t) + q - d
 
     def check(self, channels: int) -> None:  # noqa: B027  (most priors need nothing)
-        """Raises one clear sentence when something is missing that can be known before the first round."""
+        """Raises one clear sentence when something is missing that can be known before the first
+        round.
+        """
 
     def value(self, x: Tensor) -> float | None:
         """R(W x), or None where nobody knows it (a denoiser)."""
@@ -62,7 +72,9 @@ class Prior(ABC):
 
 @dataclass
 class TotalVariation(Prior):
-    """Isotropic, backward differences with wrap; one magnitude for all channels of a pixel (joint colour TV)."""
+    """Isotropic, backward differences with wrap; one magnitude for all channels of a pixel (joint
+    colour TV).
+    """
 
     split = True
 
@@ -99,7 +111,9 @@ class TotalVariation(Prior):
         return self._scaled(d, a, t, t)
 
     def _scaled(self, d: Tensor, a: Tensor, t: float, by: float) -> Tensor:
-        """d + by a / max(|a|, t), with 1 / max(|a|, t) as rsqrt(max(|a|^2, t^2)): no division and no mask."""
+        """d + by a / max(|a|, t), with 1 / max(|a|, t) as rsqrt(max(|a|^2, t^2)): no division and
+        no mask.
+        """
         if t <= 0:
             return d
         parts = a.flatten(0, 1)
@@ -114,7 +128,9 @@ class TotalVariation(Prior):
 
 @dataclass
 class Wavelet(Prior):
-    """l1 of the undecimated Haar coefficients: a Parseval frame (W^T W = I) that does not care where its grid lies."""
+    """l1 of the undecimated Haar coefficients: a Parseval frame (W^T W = I) that does not care
+    where its grid lies.
+    """
 
     levels: int = 3
     split = True
@@ -179,7 +195,9 @@ class Box(Prior):
 
 @dataclass
 class PlugAndPlay(Prior):
-    """A denoiser as the prox. `denoise(image in [0, 1] as (1, C, H, W), sigma in [0, 1])` gives the clean image."""
+    """A denoiser as the prox. `denoise(image in [0, 1] as (1, C, H, W), sigma in [0, 1])` gives the
+    clean image.
+    """
 
     denoiser: DenoiserName = "auto"
     weights: str | None = None
@@ -201,7 +219,9 @@ class PlugAndPlay(Prior):
             raise ValueError(f"there are no weights at {self.weights}")
 
     def add_rest(self, d: Tensor, a: Tensor, t: float) -> Tensor:
-        """A denoiser is not odd, and images are positive: d + a + prox(-a), which for an odd prox is the same."""
+        """A denoiser is not odd, and images are positive: d + a + prox(-a), which for an odd prox
+        is the same.
+        """
         return d.add_(a).add_(self.prox(-a, t))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -218,12 +238,13 @@ def make_prior(
     return PlugAndPlay(denoiser, weights, split) if name == "pnp" else plain[name]()
 
 
-# -- denoisers ---------------------------------------------------------------------------------------------------------------------
+# -- denoisers -------------------------------------------------------------------------------------
 
 
 class FFDNet(nn.Module):
-    """FFDNet (Zhang, Zuo and Zhang, 2018) as its IPOL release lays it out: the image as four half-size images beside a constant noise
-    map, a plain chain of 3x3 convolutions, and the noise as output. Layer counts and widths follow from the weights."""
+    """FFDNet (Zhang, Zuo and Zhang, 2018) as its IPOL release lays it out: the image as four
+    half-size images beside a constant noise map, a plain chain of 3x3 convolutions, and the noise
+    as output. Layer counts and widths follow from the weights."""
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
         super().__init__()
@@ -259,7 +280,8 @@ def load_denoiser(name: DenoiserName, weights: str | None, channels: int) -> Any
         net = FFDNet(torch.load(path, map_location="cpu", weights_only=True))
         if net.channels != channels:
             raise ValueError(
-                f"{path.name} denoises images of {net.channels} channel(s), this scene has {channels}"
+                f"{path.name} denoises images of {net.channels} channel(s), this scene has"
+                f" {channels}"
             )
         return net
     try:
@@ -279,7 +301,8 @@ def load_denoiser(name: DenoiserName, weights: str | None, channels: int) -> Any
         ).eval()
     except OSError as e:
         raise ValueError(
-            f"the weights of {kind.__name__} could not be had ({e}): give weights=PATH, or denoiser=tv"
+            f"the weights of {kind.__name__} could not be had ({e}): give weights=PATH, or"
+            " denoiser=tv"
         ) from e
 
 
@@ -287,13 +310,16 @@ def ffdnet_weights(weights: str | None, channels: int) -> Path:
     path = Path(weights) if weights else find_ffdnet(channels)
     if path is None or not path.is_file():
         raise ValueError(
-            f"FFDNet's weights are not here: give weights=PATH to ffdnet_ipol_net_{'gray' if channels == 1 else 'rgb'}.pth"
+            "FFDNet's weights are not here: give weights=PATH to"
+            f" ffdnet_ipol_net_{'gray' if channels == 1 else 'rgb'}.pth"
         )
     return path
 
 
 def find_ffdnet(channels: int) -> Path | None:
-    """In $FEDLENS_DATA/weights/denoise or, without that variable, in the data pack beside the project."""
+    """In $FEDLENS_DATA/weights/denoise or, without that variable, in the data pack beside the
+    project.
+    """
     pack = Path(
         os.environ.get("FEDLENS_DATA", Path(__file__).resolve().parents[4] / "shared" / "data")
     )

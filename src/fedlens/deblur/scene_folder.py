@@ -1,9 +1,10 @@
 """A folder of the user's own observations of one scene: what is read, and what is refused.
 
-One sub-folder per client with observation.png|npy, kernel.npy|png|mat and, for a partial view, position.json ({"top": .., "left": ..}, in
-pixels of the scene); at the top scene.json ({"height": .., "width": ..}; without it every view is complete) and, where it is known,
-truth.png. Where there is a sharp picture of the scene that every client may see, reference.png at the top, a client without a kernel
-estimates it from that picture and its own photo.
+One sub-folder per client with observation.png|npy, kernel.npy|png|mat and, for a partial view,
+position.json ({"top": .., "left": ..}, in pixels of the scene); at the top scene.json ({"height":
+.., "width": ..}; without it every view is complete) and, where it is known, truth.png. Where there
+is a sharp picture of the scene that every client may see, reference.png at the top, a client
+without a kernel estimates it from that picture and its own photo.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class OwnView:
 
 @dataclass(frozen=True)
 class OwnScene:
-    """Views that fit together, each with its kernel; the scene's height and width; and the truth, where it is known."""
+    """Views that fit together, each with its kernel; the scene's height and width; and the truth,
+    where it is known.
+    """
 
     views: Sequence[OwnView]
     size: tuple[int, int]
@@ -45,7 +48,9 @@ class OwnScene:
 
 
 def read_scene(folder: Path, colour: str, align: bool, kernel_size: int) -> OwnScene:
-    """`align`: bring the views into register first. `kernel_size`: of kernels that are estimated."""
+    """`align`: bring the views into register first. `kernel_size`: of kernels that are
+    estimated.
+    """
     sharp = _read_if_there(folder / "reference.png", colour)
     views = [read_view(f, colour, sharp is not None) for f in client_folders(folder)]
     size = read_size(folder, views)
@@ -104,7 +109,8 @@ def read_kernel(folder: Path) -> Tensor:
     found = [folder / f"kernel{s}" for s in KERNELS if (folder / f"kernel{s}").is_file()]
     if not found:
         raise DataError(
-            f"{folder} has no kernel.npy, kernel.png or kernel.mat, and there is no sharp reference.png to estimate it from"
+            f"{folder} has no kernel.npy, kernel.png or kernel.mat, and there is no sharp"
+            " reference.png to estimate it from"
         )
     path = found[0]
     if path.suffix == ".mat":
@@ -155,13 +161,15 @@ def read_size(folder: Path, views: Sequence[OwnView]) -> tuple[int, int]:
             raise DataError(f'{told} should read {{"height": .., "width": ..}}') from e
     if any(v.place for v in views):
         raise DataError(
-            f"{folder} has views with a position but no scene.json with the scene's height and width"
+            f"{folder} has views with a position but no scene.json with the scene's height and"
+            " width"
         )
     first = views[0]
     for v in views[1:]:
         if v.pixels.shape[-2:] != first.pixels.shape[-2:]:
             raise DataError(
-                f"the observations differ in size: {first.name} is {_by(first.pixels)}, {v.name} is {_by(v.pixels)}"
+                f"the observations differ in size: {first.name} is {_by(first.pixels)}, {v.name} is"
+                f" {_by(v.pixels)}"
             )
     return int(first.pixels.shape[-2]), int(first.pixels.shape[-1])
 
@@ -188,7 +196,8 @@ def check_place(v: OwnView, size: tuple[int, int]) -> None:
     if v.place is None:
         if tuple(v.pixels.shape[-2:]) != size:
             raise DataError(
-                f"{v.name} has no position.json, so it should be {size[0]} x {size[1]} like the scene, not {_by(v.pixels)}"
+                f"{v.name} has no position.json, so it should be {size[0]} x {size[1]} like the"
+                f" scene, not {_by(v.pixels)}"
             )
         return
     top, left = v.place
@@ -199,7 +208,8 @@ def check_place(v: OwnView, size: tuple[int, int]) -> None:
         or left + v.pixels.shape[-1] > size[1]
     ):
         raise DataError(
-            f"the view of {v.name} ({_by(v.pixels)} at {top}, {left}) reaches outside the scene of {size[0]} x {size[1]}"
+            f"the view of {v.name} ({_by(v.pixels)} at {top}, {left}) reaches outside the scene of"
+            f" {size[0]} x {size[1]}"
         )
 
 

@@ -1,15 +1,18 @@
-"""Scenes: sharp images that clients observe blurred, noisy and perhaps in part; or the user's own observations.
+"""Scenes: sharp images that clients observe blurred, noisy and perhaps in part; or the user's own
+observations.
 
-Simulated (`image=`): a file, a folder (each image is a scene of its own, and every client observes all of them through its own kernel), or
-the name of an image that ships with scikit-image. A run then restores all scenes side by side, and metrics are means over them.
+Simulated (`image=`): a file, a folder (each image is a scene of its own, and every client observes
+all of them through its own kernel), or the name of an image that ships with scikit-image. A run
+then restores all scenes side by side, and metrics are means over them.
 
 Own (`scene=DIR`): one sub-folder per client, see `scene_folder.py`.
 
-boundary: what lies beyond the edge of the scene. "circular" is the paper's model, for simulated views only: the far side. A real photo
-is blurred from pixels it does not show: "unknown" lets the scene go on for half a kernel beyond the photo and treats the photo as a
-partial view of that, which leaves no ringing; "taper" blends the photo's edges into one another; "ignore" does nothing about it. With
-an `image`, these three simulate real photos: the outermost half kernel of the sharp image is seen only through the blur, and scores
-count the rest.
+boundary: what lies beyond the edge of the scene. "circular" is the paper's model, for simulated
+views only: the far side. A real photo is blurred from pixels it does not show: "unknown" lets the
+scene go on for half a kernel beyond the photo and treats the photo as a partial view of that, which
+leaves no ringing; "taper" blends the photo's edges into one another; "ignore" does nothing about
+it. With an `image`, these three simulate real photos: the outermost half kernel of the sharp image
+is seen only through the blur, and scores count the rest.
 """
 
 from __future__ import annotations
@@ -35,13 +38,15 @@ from fedlens.deblur.spectrum import blur as circular_blur
 
 @dataclass
 class Scene(Source):
-    """image: file, folder or name (camera, astronaut, coffee, chelsea, ...). scene: a folder of the user's own observations. size: square
-    to resize to (antialiased bicubic); None is 256 for folders and names, and as it is for a file; 0 is always as it is. colour: what
-    becomes of it. limit: how many images of a folder. observe: the whole scene, or one field of a grid each. blur: Table 3 (mixed) or 4
-    (motion) of the paper, or camera shake; None is mixed for complete and motion for partial views. kernels: MATLAB's definitions or the
-    authors'. kernel_size: of camera shake, and of kernels that are estimated. noise: standard deviation in grey levels. patch: height and
-    width of a partial view. align: bring the user's views into register with the first one, or with reference.png, (ECC) and match their
-    histograms first.
+    """image: file, folder or name (camera, astronaut, coffee, chelsea, ...). scene: a folder of the
+    user's own observations. size: square to resize to (antialiased bicubic); None is 256 for
+    folders and names, and as it is for a file; 0 is always as it is. colour: what becomes of it.
+    limit: how many images of a folder. observe: the whole scene, or one field of a grid each. blur:
+    Table 3 (mixed) or 4 (motion) of the paper, or camera shake; None is mixed for complete and
+    motion for partial views. kernels: MATLAB's definitions or the authors'. kernel_size: of camera
+    shake, and of kernels that are estimated. noise: standard deviation in grey levels. patch:
+    height and width of a partial view. align: bring the user's views into register with the first
+    one, or with reference.png, (ECC) and match their histograms first.
     """
 
     image: str = "camera"
@@ -69,11 +74,14 @@ class Scene(Source):
             )
         if self.scene is not None and self.boundary == "circular":
             raise DataError(
-                "boundary=circular is for simulated views: a real photo does not continue on its far side"
+                "boundary=circular is for simulated views: a real photo does not continue on its"
+                " far side"
             )
 
     def default_clients(self) -> int:
-        """How many clients there are when nobody says: one per folder, nine fields of view, or ten cameras."""
+        """How many clients there are when nobody says: one per folder, nine fields of view, or ten
+        cameras.
+        """
         if self.scene is not None:
             return len(client_folders(Path(self.scene)))
         return 9 if self.observe == "partial" else 10
@@ -81,7 +89,7 @@ class Scene(Source):
     def federation(self, clients: int, seed: int) -> Federation:
         return self._own(clients) if self.scene is not None else self._simulated(clients, seed)
 
-    # -- simulated -----------------------------------------------------------------------------------------------------------------
+    # -- simulated ---------------------------------------------------------------------------------
 
     def _simulated(self, clients: int, seed: int) -> Federation:
         images = self.images()
@@ -101,9 +109,8 @@ class Scene(Source):
                     circular_blur(sharp, kernel) + noise, kernel, k, clients, pad, boundary
                 )
         scored = {name: inside(x, pad) for name, x in images.items()}
-        beyond = (
-            pad if boundary == "unknown" else 0
-        )  # the scene is solved for beyond what is scored
+        # the scene is solved for beyond what is scored
+        beyond = pad if boundary == "unknown" else 0
         return _federation(holdings, scored, beyond, self.observe, what, self.noise)
 
     def _view(
@@ -147,7 +154,7 @@ class Scene(Source):
         size = otherwise if self.size is None else self.size
         return x if size == 0 or tuple(x.shape[-2:]) == (size, size) else resize(x, size)
 
-    # -- the user's own --------------------------------------------------------------------------------------------------------------
+    # -- the user's own ----------------------------------------------------------------------------
 
     def _own(self, clients: int) -> Federation:
         assert self.scene is not None
@@ -160,7 +167,8 @@ class Scene(Source):
         holdings = [{"scene": _place(v, own.size, pad, boundary)} for v in own.views]
         observe = "partial" if any(v.place for v in own.views) else "complete"
         truth = {} if own.truth is None else {"scene": own.truth}
-        # The strengths were published for the kinds of blur of the paper; what a user's kernels are is unknown.
+        # The strengths were published for the kinds of blur of the paper; what a user's kernels are
+        # is unknown.
         return _federation(
             holdings, truth, pad, observe, "motion" if observe == "partial" else "mixed", self.noise
         )
@@ -199,14 +207,14 @@ def _federation(
     return Federation(holdings, test=dict(truth) or None, facts=facts)
 
 
-# -- geometry ------------------------------------------------------------------------------------------------------------------------
+# -- geometry --------------------------------------------------------------------------------------
 
 
 def field_of_view(
     height: int, width: int, k: int, clients: int, patch: tuple[int, int] | None = None
 ) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of field k of a grid as square as `clients` allows. Fields overlap by about a fifth: 3 x 3 fields of 100
-    pixels on 256 begin at 0, 78 and 156, as in the paper."""
+    """(top, left, height, width) of field k of a grid as square as `clients` allows. Fields overlap
+    by about a fifth: 3 x 3 fields of 100 pixels on 256 begin at 0, 78 and 156, as in the paper."""
     rows = max(r for r in range(1, math.isqrt(clients) + 1) if clients % r == 0)
     columns = clients // rows
     tall, wide = patch or (_span(height, rows), _span(width, columns))
@@ -216,7 +224,8 @@ def field_of_view(
         )
     if (rows > 1 and tall * rows < height) or (columns > 1 and wide * columns < width):
         raise DataError(
-            f"{rows} x {columns} views of {tall} x {wide} pixels do not overlap on a scene of {height} x {width}"
+            f"{rows} x {columns} views of {tall} x {wide} pixels do not overlap on a scene of"
+            f" {height} x {width}"
         )
     row, column = divmod(k, columns)
     return _start(height, tall, row, rows), _start(width, wide, column, columns), tall, wide
@@ -231,7 +240,9 @@ def _start(length: int, span: int, k: int, parts: int) -> int:
 
 
 def taper(pixels: Tensor, kernel: Tensor) -> Tensor:
-    """Near the edges, blend into the circularly blurred photo, so that opposite edges meet. Weights: the kernel's autocorrelation."""
+    """Near the edges, blend into the circularly blurred photo, so that opposite edges meet.
+    Weights: the kernel's autocorrelation.
+    """
     weight = torch.ones(1, dtype=torch.float64)
     for axis in (0, 1):
         line, length = kernel.double().sum(1 - axis), pixels.shape[-2 + axis]

@@ -1,6 +1,8 @@
-"""Published (eta, rho) of FedDeblur and of what it is compared with: what a key that is left at None becomes.
+"""Published (eta, rho) of FedDeblur and of what it is compared with: what a key that is left at
+None becomes.
 
-Intensities are [0, 255]. The tables are for a few federations each; in between, the nearest one counts, and eta follows the noise.
+Intensities are [0, 255]. The tables are for a few federations each; in between, the nearest one
+counts, and eta follows the noise.
 """
 
 from __future__ import annotations
@@ -10,24 +12,36 @@ from itertools import pairwise
 from typing import Any
 
 # (eta, rho) by number of clients, noise of one grey level.
-GREY = {1: (0.1, 1e-4), 2: (0.05, 1e-4), 3: (0.05, 0.01), 4: (0.05, 0.03), 5: (0.035, 0.005), 6: (0.03, 0.003), 7: (0.03, 0.005),
-        8: (0.025, 0.003), 9: (0.025, 0.0025), 10: (0.025, 5e-4)}  # fmt: skip
+GREY = {
+    1: (0.1, 1e-4),
+    2: (0.05, 1e-4),
+    3: (0.05, 0.01),
+    4: (0.05, 0.03),
+    5: (0.035, 0.005),
+    6: (0.03, 0.003),
+    7: (0.03, 0.005),
+    8: (0.025, 0.003),
+    9: (0.025, 0.0025),
+    10: (0.025, 5e-4),
+}
 COLOUR = {3: (0.075, 0.02), 5: (0.05, 0.005), 10: (0.035, 0.001)}
+# grey, colour
 PARTIAL = {
     "motion": ((0.015, 0.005), (0.02, 0.005)),
     "synthesis": ((0.01, 0.002), (0.01, 5e-4)),
-}  # grey, colour
+}
 # How eta follows the noise, from the published values at n = 10: noise -> eta / eta(noise 1).
 NOISE = ((0.0, 0.002), (0.5, 0.3), (1.0, 1.0), (2.0, 3.0), (3.0, 4.0))
-# (sigma, rho) for a denoiser: published for DRUNet and Eq. 5; and our own for partial views and z = x, found with FFDNet on images that
-# are in no table (experiments/feddeblur/README.md).
+# (sigma, rho) for a denoiser: published for DRUNet and Eq. 5; and our own for partial views and z =
+# x, found with FFDNet on images that are in no table (experiments/feddeblur/README.md).
 DENOISE = {
     "complete": {3: (5.0, 0.0075), 5: (10.0, 0.001), 10: (5.0, 0.001)},
     "motion": {9: (25.0, 0.02)},
     "synthesis": {9: (30.0, 0.015)},
 }
 SPLIT = {"motion": (7.0, 0.005), "synthesis": (7.0, 0.005)}
-# (eta, rho) of LocDeblur and FedAvgDeblur, |.|^2 / 2 form, grey, noise 1, as published for n = 10 and for partial motion.
+# (eta, rho) of LocDeblur and FedAvgDeblur, |.|^2 / 2 form, grey, noise 1, as published for n = 10
+# and for partial motion.
 ALONE = {"complete": (0.01, 0.0015), "partial": (2.0, 8.0)}
 SHARED = {"complete": (0.01, 0.015), "partial": (3.0, 0.01)}
 
@@ -41,7 +55,9 @@ def published(
     rho: float | None = None,
     split: bool = False,
 ) -> tuple[float, float]:
-    """(eta, rho). For a denoiser the table has (sigma, rho), which is eta = n rho sigma^2, or rho sigma^2 where it is split off."""
+    """(eta, rho). For a denoiser the table has (sigma, rho), which is eta = n rho sigma^2, or rho
+    sigma^2 where it is split off.
+    """
     kind = views if views == "complete" or views in PARTIAL else "motion"
     level = 1.0 if noise is None else float(noise)
     if prior == "pnp":

@@ -1,7 +1,9 @@
-"""Images as half-spectra: rfft2 as a real array (C, H, W // 2 + 1, 2), which travels, is summed and is checked like any other.
+"""Images as half-spectra: rfft2 as a real array (C, H, W // 2 + 1, 2), which travels, is summed and
+is checked like any other.
 
-The boundary is circular. A kernel is laid into the corner of the scene and rolled by -(size // 2) per axis, so that its centre pixel
-stands at the origin (MATLAB's psf2otf); a kernel of even size is centred half a pixel off, for blurring and deblurring alike.
+The boundary is circular. A kernel is laid into the corner of the scene and rolled by -(size // 2)
+per axis, so that its centre pixel stands at the origin (MATLAB's psf2otf); a kernel of even size is
+centred half a pixel off, for blurring and deblurring alike.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ def backward(s: Tensor, width: int) -> Tensor:
 
 
 def otf(kernel: Tensor, height: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The kernel's transfer function, complex, (H, W // 2 + 1). Computed in float64: it is made once and used in every round."""
+    """The kernel's transfer function, complex, (H, W // 2 + 1). Computed in float64: it is made
+    once and used in every round.
+    """
     rows, columns = kernel.shape
     padded = torch.zeros(height, width, dtype=torch.float64)
     padded[:rows, :columns] = kernel
@@ -31,8 +35,8 @@ def otf(kernel: Tensor, height: int, width: int, dtype: torch.dtype = torch.floa
 
 
 def twice(x: Tensor, *before: int) -> Tensor:
-    """Real factors of a half-spectrum, each entry beside itself, and repeated for the axes `before`: multiplying two contiguous arrays is
-    quicker than broadcasting one of them."""
+    """Real factors of a half-spectrum, each entry beside itself, and repeated for the axes
+    `before`: multiplying two contiguous arrays is quicker than broadcasting one of them."""
     return x.unsqueeze(-1).expand(*before, *x.shape, 2).contiguous()
 
 
@@ -46,7 +50,9 @@ def blur(x: Tensor, kernel: Tensor) -> Tensor:
 
 
 def norm(s: Tensor, width: int) -> float:
-    """The 2-norm of the image, by Parseval: columns of a half-spectrum count twice, except the first and, for even widths, the last."""
+    """The 2-norm of the image, by Parseval: columns of a half-spectrum count twice, except the
+    first and, for even widths, the last.
+    """
     columns = s.double().square().sum((*range(s.dim() - 2), -1))
     twice = 2 * columns.sum() - columns[0] - (columns[-1] if width % 2 == 0 else 0)
     return math.sqrt(float(twice) / (s.shape[-3] * width))

@@ -1,4 +1,6 @@
-"""Deblurring: scenes restored from blurred views. Scores follow the paper: [0, 255], clamped, unrounded; means over the scenes."""
+"""Deblurring: scenes restored from blurred views. Scores follow the paper: [0, 255], clamped,
+unrounded; means over the scenes.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Deblurring(Task):
         )
 
     def save(self, state: Message, folder: Path) -> None:
-        """restored.png and the unrounded restored.npy; restored/NAME.* where there are several scenes."""
+        """restored.png and the unrounded restored.npy; restored/NAME.* where there are several
+        scenes.
+        """
         from PIL import Image
 
         images = restored(state)
@@ -58,14 +62,20 @@ class Deblurring(Task):
         clients = [f"client {k}" for k in range(len(views))]
         pictures = []
         if federation.facts.get("observe") == "partial":
-            title = "Fields of view, one colour a client. They are not sent, but a curious server can guess them from where w and x differ."
+            title = (
+                "Fields of view, one colour a client. They are not sent, but a curious server can"
+                " guess them from where w and x differ."
+            )
             pictures.append(Picture(title, [fields_of_view(views, pad, result[name])]))
         side = max(max(v.kernel.shape) for v in views)
         kernels = [enlarge(framed(v.kernel.float() / v.kernel.max().float(), side)) for v in views]
         pictures.append(
             Picture("Blur kernels. They stay with the clients.", kernels, clients, "sheet")
         )
-        title = "Observations. They stay with the clients; the server sees w, at first a rough likeness of them."
+        title = (
+            "Observations. They stay with the clients; the server sees w, at first a rough likeness"
+            " of them."
+        )
         pictures.append(
             Picture(title, [v.pixels.clamp(0, 255) / 255 for v in views], clients, "sheet")
         )
@@ -139,7 +149,9 @@ def fields_of_view(views: Sequence[Observation], pad: int, scene: Tensor) -> Ten
 
 
 def framed(kernel: Tensor, side: int) -> Tensor:
-    """The kernel in the middle of a black square, (1, side, side), so that kernels of different sizes can be compared."""
+    """The kernel in the middle of a black square, (1, side, side), so that kernels of different
+    sizes can be compared.
+    """
     rows, columns = kernel.shape
     out = torch.zeros(1, side, side)
     top, left = side // 2 - rows // 2, side // 2 - columns // 2

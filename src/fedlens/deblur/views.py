@@ -1,8 +1,10 @@
-"""Hand-held views of one scene: bring them into register and to the same tones, before any federation begins.
+"""Hand-held views of one scene: bring them into register and to the same tones, before any
+federation begins.
 
-This is preparation, not part of the protocol: the views are compared with the first one, so whoever runs it sees both. Alignment is by
-the enhanced correlation coefficient (Evangelidis and Psarakis, 2008; OpenCV), tones by histogram matching (scikit-image). A kernel is
-estimated from a photo and a sharp picture of the same thing: non-negative least squares over the pixels whose blur stays inside.
+This is preparation, not part of the protocol: the views are compared with the first one, so whoever
+runs it sees both. Alignment is by the enhanced correlation coefficient (Evangelidis and Psarakis,
+2008; OpenCV), tones by histogram matching (scikit-image). A kernel is estimated from a photo and a
+sharp picture of the same thing: non-negative least squares over the pixels whose blur stays inside.
 """
 
 from __future__ import annotations
@@ -22,14 +24,16 @@ Motion = Literal["translation", "affine", "homography"]
 def register(
     views: Sequence[Tensor], motion: Motion = "homography", levels: int = 4, tones: bool = True
 ) -> list[Tensor]:
-    """Views (C, H, W) in [0, 255] warped onto the first one. What a view does not show is filled from the first one, so that no black
-    wedges enter the restoration. Coarse to fine, `levels` halvings, since ECC only finds small motions."""
+    """Views (C, H, W) in [0, 255] warped onto the first one. What a view does not show is filled
+    from the first one, so that no black wedges enter the restoration. Coarse to fine, `levels`
+    halvings, since ECC only finds small motions."""
     first = views[0]
     out = [first]
     for k, view in enumerate(views[1:], 1):
         if view.shape != first.shape:
             raise DataError(
-                f"view {k} is {tuple(view.shape)}, the first one {tuple(first.shape)}: views to be aligned must have one size"
+                f"view {k} is {tuple(view.shape)}, the first one {tuple(first.shape)}: views to be"
+                " aligned must have one size"
             )
         moved, seen = _warp(view, _find(first, view, motion, levels, k), motion)
         if tones:
@@ -50,18 +54,21 @@ def match_tones(view: Tensor, like: Tensor) -> Tensor:
 def estimate_kernel(
     blurred: Tensor, sharp: Tensor, size: int, whose: str = "a view", pixels: int = 20_000
 ) -> Tensor:
-    """The kernel, size x size, that blurs `sharp` into `blurred` ((C, H, W) each, in register) best, light and offset left free. What is
-    below a hundredth of its peak is noise and becomes zero. Pixels are drawn at random, more of them would not change much."""
+    """The kernel, size x size, that blurs `sharp` into `blurred` ((C, H, W) each, in register)
+    best, light and offset left free. What is below a hundredth of its peak is noise and becomes
+    zero. Pixels are drawn at random, more of them would not change much."""
     from scipy.optimize import nnls
 
+    # a kernel stands at index size // 2, as everywhere here
     before, after = (
         size // 2,
         size - 1 - size // 2,
-    )  # a kernel stands at index size // 2, as everywhere here
+    )
     height, width = blurred.shape[-2:]
     if min(height, width) < 2 * size:
         raise DataError(
-            f"the view of {whose} ({height} x {width}) is too small to estimate a kernel of {size} x {size} from"
+            f"the view of {whose} ({height} x {width}) is too small to estimate a kernel of {size}"
+            f" x {size} from"
         )
     y = blurred.double().mean(0).numpy()[after : height - before, after : width - before]
     flipped = np.flip(
@@ -74,7 +81,8 @@ def estimate_kernel(
     seen = flipped[rows, columns].reshape(len(chosen), -1)
     if float(seen.std(0).max()) < 1:
         raise DataError(
-            f"the part of reference.png that {whose} sees is flat: no kernel can be estimated from it"
+            f"the part of reference.png that {whose} sees is flat: no kernel can be estimated"
+            " from it"
         )
     seen = seen - seen.mean(0)  # centred, so that a difference in brightness does not matter
     gram = seen.T @ seen
@@ -84,7 +92,8 @@ def estimate_kernel(
     found[found < 0.01 * found.max()] = 0
     if found.sum() <= 0:
         raise DataError(
-            f"the view of {whose} has nothing in common with reference.png: no kernel can be estimated"
+            f"the view of {whose} has nothing in common with reference.png: no kernel can be"
+            " estimated"
         )
     return torch.from_numpy(np.ascontiguousarray((found / found.sum()).reshape(size, size)))
 

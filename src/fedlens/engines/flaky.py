@@ -1,4 +1,6 @@
-"""Flaky: any engine, with a bad network in front of it. Seeded, so that a bad day can be repeated."""
+"""Flaky: any engine, with a bad network in front of it. Seeded, so that a bad day can be
+repeated.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,10 @@ from fedlens.core.replies import Lost, Nodes
 
 
 class Flaky:
-    """before: share of clients that never get the message. after: share whose reply is lost once they have worked, when their memory
-    has already changed. delay: share whose reply arrives `by` rounds late; nobody is asked again while a reply is on its way. What is
-    on its way is nowhere on disk, so a run with delays cannot be checkpointed: it is refused at the first attempt."""
+    """before: share of clients that never get the message. after: share whose reply is lost once
+    they have worked, when their memory has already changed. delay: share whose reply arrives `by`
+    rounds late; nobody is asked again while a reply is on its way. What is on its way is nowhere on
+    disk, so a run with delays cannot be checkpointed: it is refused at the first attempt."""
 
     def __init__(
         self,
@@ -77,7 +80,8 @@ class Flaky:
     def snapshot(self) -> Mapping[int, Path]:
         if self.delay:
             raise ValueError(
-                "a run with delayed replies cannot be checkpointed: those on their way would be lost (set delay to 0)"
+                "a run with delayed replies cannot be checkpointed: those on their way would be"
+                " lost (set delay to 0)"
             )
         records: Mapping[int, Path] = self.engine.snapshot()
         return records

@@ -1,4 +1,6 @@
-"""Loopback: every client in this process, every message through its byte form. The reference that other engines are held against."""
+"""Loopback: every client in this process, every message through its byte form. The reference that
+other engines are held against.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from fedlens.engines.worker import Worker, threads
 
 
 class Loopback:
-    """`traffic` keeps the bytes of the last round, down first: what an observer of the network would have seen."""
+    """`traffic` keeps the bytes of the last round, down first: what an observer of the network
+    would have seen.
+    """
 
     def __init__(
         self,

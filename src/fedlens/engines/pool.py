@@ -1,10 +1,13 @@
-"""A crew: what engines with several workers have in common. The simulator's workers are processes, Ray's are actors.
+"""A crew: what engines with several workers have in common. The simulator's workers are processes,
+Ray's are actors.
 
-Clients stay with their worker: the sorted cohort is cut into one stretch per worker, and whoever runs out of work takes from the end of
-the longest stretch left. Who computes what changes nothing in the result (see `replies`). Client memory is written to files as it
-changes, so that another worker can take over: a worker that dies or hangs is replaced, its unfinished work is done again from the
-memory that was committed, and the client it died on has lost its reply. Where nobody can tell which client that was, those it had in
-hand are asked again one at a time: the one a worker dies on alone is the one.
+Clients stay with their worker: the sorted cohort is cut into one stretch per worker, and whoever
+runs out of work takes from the end of the longest stretch left. Who computes what changes nothing
+in the result (see `replies`). Client memory is written to files as it changes, so that another
+worker can take over: a worker that dies or hangs is replaced, its unfinished work is done again
+from the memory that was committed, and the client it died on has lost its reply. Where nobody can
+tell which client that was, those it had in hand are asked again one at a time: the one a worker
+dies on alone is the one.
 """
 
 from __future__ import annotations
@@ -24,9 +27,8 @@ from fedlens.core.replies import Lost, Nodes
 from fedlens.engines.worker import Log, Worker, pack, unpack
 
 IDLE = -1.0
-Job = tuple[
-    int, int, int, bool
-]  # position in the sorted cohort, client, round last heard, is its memory from another worker?
+# position in the sorted cohort, client, round last heard, is its memory from another worker?
+Job = tuple[int, int, int, bool]
 
 
 class Gone(Exception):
@@ -34,7 +36,9 @@ class Gone(Exception):
 
 
 class Hand(ABC):
-    """A worker, seen from here. `begin`, `work` and `finish` return at once; the last two are answered in their order."""
+    """A worker, seen from here. `begin`, `work` and `finish` return at once; the last two are
+    answered in their order.
+    """
 
     @abstractmethod
     def begin(self, parcel: Any, sums: bool) -> None: ...
@@ -135,7 +139,9 @@ class Crew(ABC, Generic[H]):
 
 
 class _Exchange:
-    """One exchange: hands out work, collects outcomes, replaces workers that die. Workers go by their number."""
+    """One exchange: hands out work, collects outcomes, replaces workers that die. Workers go by
+    their number.
+    """
 
     def __init__(
         self,
@@ -148,20 +154,18 @@ class _Exchange:
         self.owner, self.order, self.heard, self.sums = owner, order, heard, sums
         self.parcel = owner.post(message)
         n = len(owner.crew)
-        # Cuts at round numbers leave fewer partial sums to hand in; what they cost in balance is evened out by taking over work.
+        # Cuts at round numbers leave fewer partial sums to hand in; what they cost in balance is
+        # evened out by taking over work.
         grain = max(1, 1 << (len(order) // n).bit_length() >> 4)
         cuts = [round(len(order) * k / n / grain) * grain for k in range(n)] + [len(order)]
         self.waiting = {k: deque(range(cuts[k], cuts[k + 1])) for k in range(n)}
-        self.suspects: set[int] = (
-            set()
-        )  # positions that are asked alone, because a worker died on them or on a neighbour
+        # positions that are asked alone, because a worker died on them or on a neighbour
+        self.suspects: set[int] = set()
         self.begun: set[int] = set()
-        self.open: dict[int, list[int]] = {
-            k: [] for k in range(n)
-        }  # handed out and not yet returned as sums
-        self.busy: dict[
-            int, list[int]
-        ] = {}  # worker -> what it has in hand; nothing: it is handing in
+        # handed out and not yet returned as sums
+        self.open: dict[int, list[int]] = {k: [] for k in range(n)}
+        # worker -> what it has in hand; nothing: it is handing in
+        self.busy: dict[int, list[int]] = {}
         self.results: dict[int, Message | Lost] = {}
         self.deaths = 0
 
@@ -175,7 +179,9 @@ class _Exchange:
         yield from self.results.values()
 
     def give(self, k: int) -> None:
-        """The next piece of work, half of what is left in a stretch at a time; or, when there is none, the request to hand in."""
+        """The next piece of work, half of what is left in a stretch at a time; or, when there is
+        none, the request to hand in.
+        """
         mine, hand = self.waiting[k], self.owner.crew[k]
         if not mine:
             longest = max(self.waiting.values(), key=len)
@@ -269,11 +275,13 @@ class _Exchange:
         self.give(k)
 
 
-# -- inside a worker ---------------------------------------------------------------------------------------------------------------
+# -- inside a worker -------------------------------------------------------------------------------
 
 
 class Desk:
-    """The other end of a Hand: a `Worker`, and the single replies it has not handed in. clock: the position it is at, and since when."""
+    """The other end of a Hand: a `Worker`, and the single replies it has not handed in. clock: the
+    position it is at, and since when.
+    """
 
     def __init__(self, worker: Worker, clock: Any = None) -> None:
         self.worker, self.clock = worker, [IDLE, 0.0] if clock is None else clock

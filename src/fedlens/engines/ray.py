@@ -1,11 +1,13 @@
 """Ray: clients on a cluster. The only file that imports ray.
 
-Actors around `Worker`, as the simulator has processes around it. The message of a round goes into the object store once and reaches
-each machine once; a worker folds its clients' replies into partial sums and only those come back. The data of a client is fetched by
-the worker that first needs it and stays there; client memory is written to files, so that another worker can take over.
+Actors around `Worker`, as the simulator has processes around it. The message of a round goes into
+the object store once and reaches each machine once; a worker folds its clients' replies into
+partial sums and only those come back. The data of a client is fetched by the worker that first
+needs it and stays there; client memory is written to files, so that another worker can take over.
 
-Who works on whom, and what happens when a worker dies: see `crew`. There is no shared clock here: a worker may die, or take too long,
-with several clients in hand, and nobody can tell which of them it was until they are asked alone.
+Who works on whom, and what happens when a worker dies: see `crew`. There is no shared clock here: a
+worker may die, or take too long, with several clients in hand, and nobody can tell which of them it
+was until they are asked alone.
 """
 
 from __future__ import annotations
@@ -35,12 +37,10 @@ if TYPE_CHECKING:
     from fedlens.config.recipe import Settings
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault(
-    "RAY_worker_niceness", "0"
-)  # Ray's workers would give way to everything else on the machine
-os.environ.setdefault(
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-)  # workers without a GPU share keep what the machine shows them
+# Ray's workers would give way to everything else on the machine
+os.environ.setdefault("RAY_worker_niceness", "0")
+# workers without a GPU share keep what the machine shows them
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 try:
     import ray
 except ImportError as e:
@@ -48,10 +48,11 @@ except ImportError as e:
 
 
 class Ray(Crew["_Hand"]):
-    """workers: actors (default: as many as the cluster has cores for). threads: of torch, and cores reserved, per worker. gpus: of each
-    worker, may be a share (default: what there is, dealt out evenly). address: of a running cluster ("auto", "host:6379"); without it
-    one is started here. timeout: seconds a client may take. folder: where client memory goes; on a disk that all machines see, if there
-    is more than one."""
+    """workers: actors (default: as many as the cluster has cores for). threads: of torch, and cores
+    reserved, per worker. gpus: of each worker, may be a share (default: what there is, dealt out
+    evenly). address: of a running cluster ("auto", "host:6379"); without it one is started here.
+    timeout: seconds a client may take. folder: where client memory goes; on a disk that all
+    machines see, if there is more than one."""
 
     def __init__(
         self,
@@ -77,7 +78,8 @@ class Ray(Crew["_Hand"]):
             start(max(os.cpu_count() or 1, (workers or 1) * threads))
         if folder is None and len([n for n in ray.nodes() if n["Alive"]]) > 1:
             raise ValueError(
-                "this Ray cluster has several machines: client memory needs a folder on a disk that all of them see"
+                "this Ray cluster has several machines: client memory needs a folder on a disk that"
+                " all of them see"
             )
         self.scratch = Path(
             tempfile.mkdtemp(
@@ -125,7 +127,10 @@ class Ray(Crew["_Hand"]):
             "GPU": len(self.crew) * self.options["num_gpus"],
         }
         have = {k: ray.cluster_resources().get(k, 0.0) for k in wanted}
-        why = f"Ray has {have['CPU']:g} cores and {have['GPU']:g} GPUs; {len(self.crew)} workers want {wanted['CPU']:g} and {wanted['GPU']:g}"
+        why = (
+            f"Ray has {have['CPU']:g} cores and {have['GPU']:g} GPUs; {len(self.crew)} workers want"
+            f" {wanted['CPU']:g} and {wanted['GPU']:g}"
+        )
         try:
             if any(wanted[k] > have[k] for k in wanted):
                 raise ValueError(why)
@@ -133,7 +138,8 @@ class Ray(Crew["_Hand"]):
         except ray.exceptions.GetTimeoutError as e:
             self.close()
             raise ValueError(
-                f"the workers did not start within {seconds:g} s, perhaps the cluster is busy: {why}"
+                f"the workers did not start within {seconds:g} s, perhaps the cluster is busy:"
+                f" {why}"
             ) from e
         except ray.exceptions.RayError as e:
             self.close()
@@ -174,9 +180,11 @@ class _Hand(Hand):
 
     def harvest(self, sums: bool) -> tuple[Message, dict[str, Any]]:
         index, data = self.report()
-        return Message.from_bytes(
-            memoryview(data), copy=True
-        ), index  # the object store is read-only
+        # the object store is read-only
+        return (
+            Message.from_bytes(memoryview(data), copy=True),
+            index,
+        )
 
     def culprit(self, piece: Sequence[int]) -> int | None:
         return piece[0] if len(piece) == 1 else None
@@ -193,9 +201,19 @@ class _Hand(Hand):
 def make(
     algorithm: Algorithm, federation: Federation, *, settings: Settings, folder: Path, log: Log
 ) -> Ray:
-    """As `fedlens run --engine ray` wants it; the cluster is the one RAY_ADDRESS names, as everywhere with Ray, or a local one."""
-    return Ray(algorithm, federation, workers=settings.workers, threads=settings.threads, address=os.environ.get("RAY_ADDRESS"),
-               timeout=settings.timeout, folder=folder, log=log)  # fmt: skip
+    """As `fedlens run --engine ray` wants it; the cluster is the one RAY_ADDRESS names, as
+    everywhere with Ray, or a local one.
+    """
+    return Ray(
+        algorithm,
+        federation,
+        workers=settings.workers,
+        threads=settings.threads,
+        address=os.environ.get("RAY_ADDRESS"),
+        timeout=settings.timeout,
+        folder=folder,
+        log=log,
+    )
 
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
@@ -209,7 +227,9 @@ def connect(address: str) -> None:
 
 
 def start(cores: int, gpus: int | None = None) -> None:
-    """A cluster on this machine, whose workers find the same modules as this process (Ray passes on the script's folder only)."""
+    """A cluster on this machine, whose workers find the same modules as this process (Ray passes on
+    the script's folder only).
+    """
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     try:
@@ -243,9 +263,8 @@ class _Actor:
         torch.set_num_threads(n)
         heap.keep()
         if algorithm.trains:
-            importlib.import_module(
-                "torch._dynamo"
-            )  # the first optimiser would load it, at the cost of a client's time
+            # the first optimiser would load it, at the cost of a client's time
+            importlib.import_module("torch._dynamo")
         self.desk = Desk(
             Worker(algorithm, Federation(holdings, held_out), Memory(folder, budget, durable=True))
         )

@@ -1,8 +1,9 @@
 """Simulator: clients in worker processes on one machine. The embedded default.
 
-The message of a round is written once into a file that all workers map; a worker keeps one resident model, folds the replies of
-its clients into partial sums and hands those back through a mapped file of its own. Control messages are a few bytes of JSON. A clock
-in shared memory says which client a worker is at, and since when. Who works on whom, and what happens when a worker dies: see `crew`.
+The message of a round is written once into a file that all workers map; a worker keeps one resident
+model, folds the replies of its clients into partial sums and hands those back through a mapped file
+of its own. Control messages are a few bytes of JSON. A clock in shared memory says which client a
+worker is at, and since when. Who works on whom, and what happens when a worker dies: see `crew`.
 """
 
 from __future__ import annotations
@@ -39,15 +40,16 @@ from fedlens.engines.pool import IDLE, Crew, Desk, Gone, Hand, Job
 from fedlens.engines.worker import Log, Worker, threads
 
 MEMORY = Path("/dev/shm")
-SCRATCH = (
-    "fedlens-scratch-"  # nothing else may be called so: what lies there without an owner is deleted
+SCRATCH = (  # nothing else may be called so: what lies there without an owner is deleted
+    "fedlens-scratch-"
 )
 
 
 class Simulator(Crew["_Process"]):
-    """workers: processes (default: cores); 0 works in this process: quickest for rounds of a few milliseconds, easiest to debug.
-    threads: of torch, per worker. timeout: seconds a client may take. budget: bytes of client memory a worker keeps resident.
-    folder: where client memory goes; a temporary one if not given."""
+    """workers: processes (default: cores); 0 works in this process: quickest for rounds of a few
+    milliseconds, easiest to debug. threads: of torch, per worker. timeout: seconds a client may
+    take. budget: bytes of client memory a worker keeps resident. folder: where client memory goes;
+    a temporary one if not given."""
 
     def __init__(
         self,
@@ -76,7 +78,8 @@ class Simulator(Crew["_Process"]):
         )
         self.inbox = Shared(self.scratch / "inbox", self.overflow)
         if algorithm.trains and wanted:
-            # The first optimiser loads another thousand modules. Before the fork that happens once, and workers share the memory.
+            # The first optimiser loads another thousand modules. Before the fork that happens once,
+            # and workers share the memory.
             import torch._dynamo  # noqa: F401
         self.crew = [self.hire(k) for k in range(min(wanted, len(federation)))]
 
@@ -125,7 +128,9 @@ class Simulator(Crew["_Process"]):
 
 
 def make_scratch(root: Path) -> tuple[Path, IO[str]]:
-    """A folder of our own, locked as long as we live. What killed runs left behind goes now: nobody holds its lock any more."""
+    """A folder of our own, locked as long as we live. What killed runs left behind goes now: nobody
+    holds its lock any more.
+    """
     for old in root.glob(f"{SCRATCH}*"):
         with contextlib.suppress(OSError), (old / "lock").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,8 +142,9 @@ def make_scratch(root: Path) -> tuple[Path, IO[str]]:
 
 
 class Shared:
-    """A file that several processes map; it grows when something larger is written. Where there is no room for it (64 MB of shared memory
-    are what a container has), it goes to the folder `overflow`, and a link takes its place."""
+    """A file that several processes map; it grows when something larger is written. Where there is
+    no room for it (64 MB of shared memory are what a container has), it goes to the folder
+    `overflow`, and a link takes its place."""
 
     def __init__(self, path: Path, overflow: Path) -> None:
         self.path, self.overflow = path, overflow
@@ -182,7 +188,9 @@ class Shared:
 
 
 def reserve(path: Path, size: int) -> None:
-    """A file of that size for which there is room: writing to a mapped file that lacks it would end the process with SIGBUS."""
+    """A file of that size for which there is room: writing to a mapped file that lacks it would end
+    the process with SIGBUS.
+    """
     with path.open("r+b" if path.exists() else "w+b") as f:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(f.fileno(), 0, size)
@@ -214,9 +222,8 @@ class _Process(Hand):
             self.outbox,
             clock,
         )
-        lasting = (
-            threading.current_thread() is threading.main_thread()
-        )  # the kernel counts the end of this thread as the parent's death
+        # the kernel counts the end of this thread as the parent's death
+        lasting = threading.current_thread() is threading.main_thread()
         self.process = context.Process(
             target=_serve,
             args=(theirs, os.getpid(), lasting, *setup),
@@ -289,17 +296,24 @@ def _serve(pipe: Connection, parent: int, lasting: bool, threads: int, *setup: A
     if threads == 1:
         _listen(pipe, threads, *setup)
         return
-    # OpenMP notes in a thread which others help it. A fork copies the note and not the helpers, and would wait for them without end:
-    # a thread that is new finds its own.
+    # OpenMP notes in a thread which others help it. A fork copies the note and not the helpers, and
+    # would wait for them without end: a thread that is new finds its own.
     heap.share()
     with ThreadPoolExecutor(1) as fresh:
         fresh.submit(_listen, pipe, threads, *setup).result()
 
 
 def _listen(
-    pipe: Connection, threads: int, algorithm: Algorithm, federation: Federation, folder: Path, budget: int,
-    inbox: Shared, outbox: Shared, clock: Path,
-) -> None:  # fmt: skip
+    pipe: Connection,
+    threads: int,
+    algorithm: Algorithm,
+    federation: Federation,
+    folder: Path,
+    budget: int,
+    inbox: Shared,
+    outbox: Shared,
+    clock: Path,
+) -> None:
     torch.set_num_threads(threads)
     inbox.close()  # a fork finds the parent's mapping here; its own may grow at another time
     desk = Desk(
@@ -318,7 +332,9 @@ def _listen(
 
 
 def _hand_in(desk: Desk, outbox: Shared) -> dict[str, Any]:
-    """For a moment the sums lie here and in the outbox: what training has freed makes room for them."""
+    """For a moment the sums lie here and in the outbox: what training has freed makes room for
+    them.
+    """
     payload, index = desk.finish()
     heap.give_back()
     try:
@@ -328,8 +344,8 @@ def _hand_in(desk: Desk, outbox: Shared) -> dict[str, Any]:
 
 
 def die_with(parent: int, lasting: bool) -> None:
-    """Exit within a second of the parent's death: by the kernel where it offers that and the thread that forked us lasts as long as its
-    process, by looking twice a second elsewhere."""
+    """Exit within a second of the parent's death: by the kernel where it offers that and the thread
+    that forked us lasts as long as its process, by looking twice a second elsewhere."""
     with contextlib.suppress(OSError, AttributeError):
         if lasting:
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -1,4 +1,6 @@
-"""What every engine with workers of its own runs inside them: answer, check, fold. It knows nothing of processes."""
+"""What every engine with workers of its own runs inside them: answer, check, fold. It knows nothing
+of processes.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class Worker:
 
 
 def pack(worker: Worker, singles: Sequence[tuple[int, Message]]) -> tuple[Message, dict[str, Any]]:
-    """What a worker hands in: its arrays as one message, and a few words that say which array is what."""
+    """What a worker hands in: its arrays as one message, and a few words that say which array is
+    what.
+    """
     index: list[list[Any]] = []
     trees: dict[str, Tree] = {}
     for (level, place), sums in worker.finish().items():

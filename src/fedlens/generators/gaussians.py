@@ -1,8 +1,9 @@
-"""A Gaussian per class in the space of its principal components: seconds to fit, no network, and a baseline that is hard to beat.
+"""A Gaussian per class in the space of its principal components: seconds to fit, no network, and a
+baseline that is hard to beat.
 
-x = mean_c + sum_k s_ck z_k v_ck with z ~ N(0, I), where v_ck, s_ck are directions and standard deviations of the class's public images.
-What is left out by `components` is not replaced by noise. Samples look like blurred class averages; a small network learns a good deal
-from them all the same.
+x = mean_c + sum_k s_ck z_k v_ck with z ~ N(0, I), where v_ck, s_ck are directions and standard
+deviations of the class's public images. What is left out by `components` is not replaced by noise.
+Samples look like blurred class averages; a small network learns a good deal from them all the same.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from fedlens.generators.generator import ImageGenerator, check_label, describe, 
 
 @dataclass
 class Gaussians(ImageGenerator):
-    """root: public images, a folder for each class. size: of the images made. components: directions per class."""
+    """root: public images, a folder for each class. size: of the images made. components:
+    directions per class.
+    """
 
     root: str = ""
     size: Count | None = None
@@ -95,7 +98,9 @@ def draw(mean: Tensor, directions: Tensor, n: int, rng: Generator) -> Tensor:
 
 
 def folders_of(root: str, classes: Sequence[str], what: str) -> tuple[Path, ...]:
-    """The class folders in the order of the classes; all of them, by name, where no classes are given."""
+    """The class folders in the order of the classes; all of them, by name, where no classes are
+    given.
+    """
     there = class_folders(find(root, f"folder of images for {what}", "generator.root"))
     if not there:
         raise DataError(f"{what} found no class folders in {root}")

@@ -1,8 +1,9 @@
 """The interface of all generators, and the disk that remembers what they made.
 
-`generate(label, n, rng)` gives n images of a class. `told` binds a generator to the names of the classes and the shape of the images it has
-to make, and refuses what cannot work before any client starts. `Store` keeps what a client made: the images depend on the generator,
-the seed, the client and how many are wanted of each class, so the same run a second time reads them and makes none.
+`generate(label, n, rng)` gives n images of a class. `told` binds a generator to the names of the
+classes and the shape of the images it has to make, and refuses what cannot work before any client
+starts. `Store` keeps what a client made: the images depend on the generator, the seed, the client
+and how many are wanted of each class, so the same run a second time reads them and makes none.
 """
 
 from __future__ import annotations
@@ -24,18 +25,26 @@ from fedlens.data.source import DataError
 
 
 class ImageGenerator(ABC):
-    """Makes images of a class. Subclasses are dataclasses: their arguments are the recipe's table and part of their identity."""
+    """Makes images of a class. Subclasses are dataclasses: their arguments are the recipe's table
+    and part of their identity.
+    """
 
     @abstractmethod
     def generate(self, label: int, n: int, rng: Generator) -> Tensor:
-        """n images of the class, (n, C, H, W): uint8, or floats in [0, 1]. The same rng gives the same images."""
+        """n images of the class, (n, C, H, W): uint8, or floats in [0, 1]. The same rng gives the
+        same images.
+        """
 
     def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
-        """This generator for these classes, in this order, and images of this shape. Raises a DataError where it cannot do it."""
+        """This generator for these classes, in this order, and images of this shape. Raises a
+        DataError where it cannot do it.
+        """
         return self
 
     def identity(self) -> str:
-        """What its images depend on: its class and arguments, and the files behind them (`sources`), looked at once."""
+        """What its images depend on: its class and arguments, and the files behind them
+        (`sources`), looked at once.
+        """
         if "_identity" not in self.__dict__:
             self.__dict__["_identity"] = self._identify()
         found: str = self.__dict__["_identity"]
@@ -63,14 +72,17 @@ def fingerprint(files: Iterable[Path]) -> list[str]:
 
 
 def match(classes: Sequence[str], known: Sequence[str], what: str) -> list[int]:
-    """For every class the place of its name among `known`. Names of another kind altogether (wnids beside words) go by their order."""
+    """For every class the place of its name among `known`. Names of another kind altogether (wnids
+    beside words) go by their order.
+    """
     if not set(classes) & set(known):
         if len(classes) > len(known):
             raise DataError(f"{what} knows {len(known)} classes, but {len(classes)} are asked for")
         return list(range(len(classes)))
     if missing := [c for c in classes if c not in known]:
         raise DataError(
-            f"{what} has nothing for class {missing[0]!r} ({len(known)} of {len(classes)} classes are there)"
+            f"{what} has nothing for class {missing[0]!r} ({len(known)} of {len(classes)} classes"
+            " are there)"
         )
     return [list(known).index(c) for c in classes]
 
@@ -89,7 +101,8 @@ def check_images(
         raise DataError(f"{name} made {len(made)} images of class {label} where {n} were asked for")
     if tuple(made.shape[1:]) != tuple(shape):
         raise DataError(
-            f"{name} makes images of {describe(made.shape[1:])}, but the clients' are {describe(shape)}"
+            f"{name} makes images of {describe(made.shape[1:])}, but the clients' are"
+            f" {describe(shape)}"
         )
     return made
 
@@ -104,7 +117,9 @@ def describe(shape: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Store:
-    """Images that clients made, a file for each client. folder: where; None makes them anew every time."""
+    """Images that clients made, a file for each client. folder: where; None makes them anew every
+    time.
+    """
 
     folder: Path | None
 
@@ -124,7 +139,8 @@ class Store:
         if path is not None and (found := _read(path, wanted, shape)) is not None:
             return found, 0
         made = {}
-        # Hidden random state is put back, so that a run that makes its images and one that finds them go on alike.
+        # Hidden random state is put back, so that a run that makes its images and one that finds
+        # them go on alike.
         with seeded(stream(seed, client, 0xF11)), torch.no_grad():
             for label, n in wanted.items():
                 some = generator.generate(label, n, stream(seed, client, label, 0xF1))
@@ -148,7 +164,8 @@ class Store:
 
 
 def store(cache: str) -> Store:
-    """ "" keeps nothing; "auto" is a folder of the user's, FEDLENS_HOME or ~/.fedlens; anything else is a folder."""
+    """Where made images are kept: nowhere (""), in FEDLENS_HOME or ~/.fedlens ("auto"), or in the
+    folder that is named."""
     if not cache:
         return Store(None)
     home = Path(os.environ.get("FEDLENS_HOME", Path.home() / ".fedlens"))
@@ -163,7 +180,9 @@ def _as_bytes(images: Tensor) -> Tensor:
 
 
 def _read(path: Path, wanted: Mapping[int, int], shape: Sequence[int]) -> dict[int, Tensor] | None:
-    """None where there is no such file, or where it is not what it should be: then the images are made again."""
+    """None where there is no such file, or where it is not what it should be: then the images are
+    made again.
+    """
     try:
         found = Message.from_bytes(bytearray(path.read_bytes())).trees["made"]
         images = {label: found[str(label)] for label in wanted}

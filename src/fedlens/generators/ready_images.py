@@ -1,5 +1,5 @@
-"""Images that are already there, a folder for each class: made by another program, or real public ones (the reference that tells what a
-generator could gain at best)."""
+"""Images that are already there, a folder for each class: made by another program, or real public
+ones (the reference that tells what a generator could gain at best)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from fedlens.generators.generator import ImageGenerator, check_label, describe, 
 
 @dataclass
 class ReadyImages(ImageGenerator):
-    """root: a folder for each class. size: bring all to size x size. Nothing is taken twice before everything was taken once."""
+    """root: a folder for each class. size: bring all to size x size. Nothing is taken twice before
+    everything was taken once.
+    """
 
     root: str = ""
     size: Count | None = None
@@ -38,7 +40,8 @@ class ReadyImages(ImageGenerator):
             and (own := (1 if bound.gray else 3, size, size)) != tuple(shape)
         ):
             raise DataError(
-                f"ReadyImages gives images of {describe(own)}, but the clients' are {describe(shape)}"
+                f"ReadyImages gives images of {describe(own)}, but the clients' are"
+                f" {describe(shape)}"
             )
         return bound
 

@@ -1,8 +1,10 @@
-"""The small diffusion model that `fedlens run generator` trains on public images, as a client uses it.
+"""The small diffusion model that `fedlens run generator` trains on public images, as a client uses
+it.
 
-DDIM with few steps. `start` names another generator whose images are taken through part of the noise and back (`strength`, as SDEdit
-does): at high noise a diffusion model knows little more than mean and covariance, so beginning with a class's Gaussian loses nothing,
-saves most of the steps and spares a briefly trained network what it is worst at.
+DDIM with few steps. `start` names another generator whose images are taken through part of the
+noise and back (`strength`, as SDEdit does): at high noise a diffusion model knows little more than
+mean and covariance, so beginning with a class's Gaussian loses nothing, saves most of the steps and
+spares a briefly trained network what it is worst at.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from fedlens.models.diffusion import Denoiser
 
 @dataclass
 class SmallDiffusion(ImageGenerator):
-    """folder: a run of the recipe `generator`. steps, guidance: of the sampler (guidance 1 is none and twice as fast). batch: images at a
-    time. start, strength: begin with another generator's images behind this share of the noise."""
+    """folder: a run of the recipe `generator`. steps, guidance: of the sampler (guidance 1 is none
+    and twice as fast). batch: images at a time. start, strength: begin with another generator's
+    images behind this share of the noise."""
 
     folder: str = ""
     steps: int = 20
@@ -39,7 +42,8 @@ class SmallDiffusion(ImageGenerator):
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch < 1 or not 0 < self.strength <= 1:
             raise DataError(
-                "SmallDiffusion needs steps and batch of at least 1 and a strength above 0 and up to 1"
+                "SmallDiffusion needs steps and batch of at least 1 and a strength above 0 and up"
+                " to 1"
             )
 
     def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
@@ -47,7 +51,8 @@ class SmallDiffusion(ImageGenerator):
         own = (task.channels, task.size, task.size)
         if shape and tuple(shape) != own:
             raise DataError(
-                f"SmallDiffusion ({self.folder}) makes images of {describe(own)}, but the clients' are {describe(shape)}"
+                f"SmallDiffusion ({self.folder}) makes images of {describe(own)}, but the clients'"
+                f" are {describe(shape)}"
             )
         known = self._names() or [str(k) for k in range(task.classes)]
         places = tuple(match(classes, known, f"SmallDiffusion ({self.folder})"))
@@ -95,7 +100,8 @@ class SmallDiffusion(ImageGenerator):
             or not (folder / "config.toml").is_file()
         ):
             raise DataError(
-                f"SmallDiffusion needs the folder of a finished run of the recipe generator, and {self.folder!r} is none"
+                "SmallDiffusion needs the folder of a finished run of the recipe generator, and"
+                f" {self.folder!r} is none"
             )
         return folder
 

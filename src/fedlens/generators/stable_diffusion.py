@@ -1,7 +1,9 @@
-"""Stable Diffusion, or any other text-to-image pipeline of diffusers, local or from the hub: one prompt per class.
+"""Stable Diffusion, or any other text-to-image pipeline of diffusers, local or from the hub: one
+prompt per class.
 
-4-bit weights are made here, in plain torch, so that they work on any device: groups of 64 weights share a scale, absolute maximum /
-7, and two weights share a byte. A layer's weights are unpacked when it is used: an eighth of the memory, somewhat slower.
+4-bit weights are made here, in plain torch, so that they work on any device: groups of 64 weights
+share a scale, absolute maximum / 7, and two weights share a byte. A layer's weights are unpacked
+when it is used: an eighth of the memory, somewhat slower.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ INDEX = "model_index.json"  # of a saved pipeline
 
 @dataclass
 class StableDiffusion(ImageGenerator):
-    """model: a folder with a saved pipeline, or a name on the hub. template: the prompt, {} stands for the class. prompts: a TOML or JSON
-    file of class = "prompt" instead. classes: their names, where the data does not tell. resolution: what the pipeline draws at (its own by
-    default). size: what its images are shrunk to (the data's by default). steps, guidance: of the pipeline. bits: of its weights."""
+    """model: a folder with a saved pipeline, or a name on the hub. template: the prompt, {} stands
+    for the class. prompts: a TOML or JSON file of class = "prompt" instead. classes: their names,
+    where the data does not tell. resolution: what the pipeline draws at (its own by default). size:
+    what its images are shrunk to (the data's by default). steps, guidance: of the pipeline. bits:
+    of its weights."""
 
     model: str = "stabilityai/stable-diffusion-2-1"
     template: str = "a photo of a {}"
@@ -52,7 +56,8 @@ class StableDiffusion(ImageGenerator):
     def __post_init__(self) -> None:
         if "{}" not in self.template and not self.prompts:
             raise DataError(
-                f"the template {self.template!r} has no {{}} for the class, so all classes would get the same images"
+                f"the template {self.template!r} has no {{}} for the class, so all classes would"
+                " get the same images"
             )
 
     def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
@@ -63,7 +68,8 @@ class StableDiffusion(ImageGenerator):
         size = self.size or (shape[1] if shape else None)
         if shape and size != shape[1]:
             raise DataError(
-                f"StableDiffusion was told to make images of {size}x{size}, but the clients' are {describe(shape)}"
+                f"StableDiffusion was told to make images of {size}x{size}, but the clients' are"
+                f" {describe(shape)}"
             )
         told = replace(self, classes=tuple(classes), size=size, _channels=shape[0] if shape else 3)
         told.texts()
@@ -89,9 +95,14 @@ class StableDiffusion(ImageGenerator):
                 {"height": self.resolution, "width": self.resolution} if self.resolution else {}
             )
             made = pipeline(
-                [texts[label]] * some, negative_prompt=[self.negative] * some, num_inference_steps=self.steps,
-                guidance_scale=self.guidance, generator=rng, output_type="pt", **asked,
-            ).images  # fmt: skip
+                [texts[label]] * some,
+                negative_prompt=[self.negative] * some,
+                num_inference_steps=self.steps,
+                guidance_scale=self.guidance,
+                generator=rng,
+                output_type="pt",
+                **asked,
+            ).images
             parts.append(made.float().cpu())
         images = torch.cat(parts)
         if self.size and images.shape[-1] != self.size:
@@ -111,7 +122,9 @@ class StableDiffusion(ImageGenerator):
         return self._pipeline
 
     def _find(self) -> None:
-        """That there is such a pipeline is found out before any client starts; nothing is downloaded."""
+        """That there is such a pipeline is found out before any client starts; nothing is
+        downloaded.
+        """
         load_diffusers()
         from huggingface_hub import model_info, try_to_load_from_cache
 
@@ -126,7 +139,9 @@ class StableDiffusion(ImageGenerator):
         try:
             if not isinstance(try_to_load_from_cache(self.model, INDEX), str):
                 model_info(self.model, timeout=10)
-        except Exception as e:  # no such name, no network, no permission: the hub's library has a kind for each, of three families
+        # no such name, no network, no permission: the hub's library has a kind for each, of three
+        # families
+        except Exception as e:
             why = (str(e).strip().splitlines() or [type(e).__name__])[0]
             raise DataError(
                 f"{needs}, and {self.model} is neither a folder here nor found on the hub: {why}"
@@ -163,7 +178,9 @@ class StableDiffusion(ImageGenerator):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the bars, advice and warnings of diffusers and transformers about each other; what goes wrong is an exception anyway."""
+    """Without the bars, advice and warnings of diffusers and transformers about each other; what
+    goes wrong is an exception anyway.
+    """
     import diffusers
     import transformers
 
@@ -196,7 +213,7 @@ def read_prompts(file: str) -> Mapping[str, str]:
     return found
 
 
-# -- four bits ---------------------------------------------------------------------------------------------------------------------------
+# -- four bits -------------------------------------------------------------------------------------
 
 
 def quantise(module: nn.Module) -> nn.Module:
@@ -210,7 +227,9 @@ def quantise(module: nn.Module) -> nn.Module:
 
 
 class FourBit(nn.Module):
-    """A linear layer or convolution whose weights are whole numbers from -7 to 7 times the scale of their group."""
+    """A linear layer or convolution whose weights are whole numbers from -7 to 7 times the scale of
+    their group.
+    """
 
     def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
         super().__init__()

@@ -1,25 +1,38 @@
-r"""FBL (Li et al., "Federated Balanced Learning"): every client balances its own classes, by sampling and by generating.
+r"""FBL (Li et al., "Federated Balanced Learning"): every client balances its own classes, by
+sampling and by generating.
 
-Balance point (Eqs. 3, 10): B_k = max(1, floor(mean_c n_c)) of a constrained client, max_c n_c of an unconstrained one (a share lambda
-of the clients: `unconstrained`). Classes with n_c > B_k are excessive: B_k of their samples are chosen, those with the largest loss
-under the received model (Eq. 7, `sampling`). Scarce (0 < n_c < B_k) and missing classes are filled to B_k by a generator. Every
-`period` rounds (m) the choice is made anew (Eq. 9): floor(gamma B_k) of the last choice (`replay`), the rest from what was left out.
-Alignment (Eq. 4): one learnable vector P_c per class is added to the features of generated samples, through `client.adapt`: it starts
-at zero, stays in the client's memory and is neither sent nor used for testing. Drop (Eq. 5): in every batch zeta B (`drop`) of the
-generated samples go without it.
+Balance point (Eqs. 3, 10): B_k = max(1, floor(mean_c n_c)) of a constrained client, max_c n_c of an
+unconstrained one (a share lambda of the clients: `unconstrained`). Classes with n_c > B_k are
+excessive: B_k of their samples are chosen, those with the largest loss under the received model
+(Eq. 7, `sampling`). Scarce (0 < n_c < B_k) and missing classes are filled to B_k by a generator.
+Every `period` rounds (m) the choice is made anew (Eq. 9): floor(gamma B_k) of the last choice
+(`replay`), the rest from what was left out. Alignment (Eq. 4): one learnable vector P_c per class
+is added to the features of generated samples, through `client.adapt`: it starts at zero, stays in
+the client's memory and is neither sent nor used for testing. Drop (Eq. 5): in every batch zeta B
+(`drop`) of the generated samples go without it.
 
 Readings where the paper is silent, and deviations:
-- The loss is that of the received global model, in evaluation mode and without augmentation, at the client's first work in a cycle.
-  Cycles are counted by the global round. Both parts of Eq. 9 follow `sampling`; what the second lacks comes from the first.
-- A client with fewer samples than classes has floor(mean) = 0. Its B_k is 1, and of the missing classes only so many are filled, drawn
-  anew in every cycle, that it trains on no more samples than it holds: a constrained client's work never grows.
-- Dropped samples are drawn among the generated ones of a batch: on real ones dropping would do nothing.
-- Generated samples are not augmented, real ones are, as in the paper. What a client generated it keeps on its disk (`cache`).
-- Clients decide for themselves. In a simulation, a draw by seed gives the exact shares `unconstrained` and `weak` (too weak to generate:
-  plain training on what they have); a real site says what it is when it joins (`fedlens join --generate`).
-- The shifts learn as fast as the model (as in DBE, where they come from). At learning rates far above the paper's 1e-3 they then take
-  over what the features should learn: a large shift makes a generated sample easy whatever it shows. `pace` slows them down.
-- The paper's optimiser says momentum 1e-4, probably a slip for 0.9. That, and the uniform mean of Algorithm 1, are FedAvg's to set.
+- The loss is that of the received global model, in evaluation mode and without augmentation, at the
+client's first work in a cycle.
+  Cycles are counted by the global round. Both parts of Eq. 9 follow `sampling`; what the second
+  lacks comes from the first.
+- A client with fewer samples than classes has floor(mean) = 0. Its B_k is 1, and of the missing
+classes only so many are filled, drawn
+  anew in every cycle, that it trains on no more samples than it holds: a constrained client's work
+  never grows.
+- Dropped samples are drawn among the generated ones of a batch: on real ones dropping would do
+nothing.
+- Generated samples are not augmented, real ones are, as in the paper. What a client generated it
+keeps on its disk (`cache`). - Clients decide for themselves. In a simulation, a draw by seed gives
+the exact shares `unconstrained` and `weak` (too weak to generate:
+  plain training on what they have); a real site says what it is when it joins (`fedlens join
+  --generate`).
+- The shifts learn as fast as the model (as in DBE, where they come from). At learning rates far
+above the paper's 1e-3 they then take
+  over what the features should learn: a large shift makes a generated sample easy whatever it
+  shows. `pace` slows them down.
+- The paper's optimiser says momentum 1e-4, probably a slip for 0.9. That, and the uniform mean of
+Algorithm 1, are FedAvg's to set.
 """
 
 from __future__ import annotations
@@ -51,11 +64,13 @@ LOOK = 250  # samples at a time where only the loss is wanted
 
 @dataclass
 class Balance(TrainingLayer):
-    """generator: fills scarce and missing classes. sampling: of excessive ones, by loss or at random. period: rounds until the choice is
-    made anew (m), 0 for never. replay: share of the last choice that stays (gamma). align: learn a shift of generated features per class.
-    pace: learning rate of the shifts as a multiple of the model's (with SGD). drop: share of a batch whose shift is left out (zeta).
-    unconstrained: share of clients that fill up to their largest class (lambda).
-    weak: share of clients that do not generate. cache: folder of generated images; "auto" is in the user's home, "" keeps none."""
+    """generator: fills scarce and missing classes. sampling: of excessive ones, by loss or at
+    random. period: rounds until the choice is made anew (m), 0 for never. replay: share of the last
+    choice that stays (gamma). align: learn a shift of generated features per class. pace: learning
+    rate of the shifts as a multiple of the model's (with SGD). drop: share of a batch whose shift
+    is left out (zeta). unconstrained: share of clients that fill up to their largest class
+    (lambda). weak: share of clients that do not generate. cache: folder of generated images; "auto"
+    is in the user's home, "" keeps none."""
 
     generator: ImageGenerator
     sampling: Literal["loss", "random"] = "loss"
@@ -80,11 +95,13 @@ class Balance(TrainingLayer):
                 )
         if self.unconstrained + self.weak > 1:
             raise StackError(
-                f"Balance: unconstrained ({self.unconstrained}) and weak ({self.weak}) clients together are more than all"
+                f"Balance: unconstrained ({self.unconstrained}) and weak ({self.weak}) clients"
+                " together are more than all"
             )
         if self.pace <= 0:
             raise StackError(
-                f"Balance: pace has to be above 0, not {self.pace}; align=false leaves the shifts out"
+                f"Balance: pace has to be above 0, not {self.pace}; align=false leaves the"
+                " shifts out"
             )
         if self.period < 0:
             raise StackError(f"Balance: period is a number of rounds, not {self.period}")
@@ -95,12 +112,14 @@ class Balance(TrainingLayer):
             getattr(model, "head", None), nn.Linear
         ):
             raise StackError(
-                f"Balance shifts features in front of the head, but {type(model).__name__} has no split into features and a linear head"
+                f"Balance shifts features in front of the head, but {type(model).__name__} has no"
+                " split into features and a linear head"
             )
 
     def given(self, facts: Mapping[str, Any]) -> Algorithm:
-        """Binds the generator to the classes. What it cannot make is refused here, before any client starts. At a site, "generate" is what
-        it decided to be; one that does not generate needs nothing of what the generator needs."""
+        """Binds the generator to the classes. What it cannot make is refused here, before any
+        client starts. At a site, "generate" is what it decided to be; one that does not generate
+        needs nothing of what the generator needs."""
         told = super().given(facts)
         assert isinstance(told, Balance)
         if said := facts.get("generate"):
@@ -113,7 +132,8 @@ class Balance(TrainingLayer):
             return told
         if len(names) < (wanted := self.head.out_features):
             raise StackError(
-                f"Balance fills {wanted} classes, but the data has {len(names)}: set task.classes={len(names)}"
+                f"Balance fills {wanted} classes, but the data has {len(names)}: set"
+                f" task.classes={len(names)}"
             )
         told.generator = self.generator.told(names, facts.get("shape", ()))
         if small := [
@@ -122,8 +142,9 @@ class Balance(TrainingLayer):
             if 0 < sum(held) < len(held)
         ]:
             warnings.warn(
-                f"clients with fewer images than there are classes: {len(small)} (client {small[0][0]}: {small[0][1]} for {len(names)}); "
-                "their balance point would be 0, so it is 1, and they fill only as many classes as they have images",
+                f"clients with fewer images than there are classes: {len(small)} (client"
+                f" {small[0][0]}: {small[0][1]} for {len(names)}); their balance point would be 0,"
+                " so it is 1, and they fill only as many classes as they have images",
                 stacklevel=2,
             )
         return told
@@ -162,10 +183,12 @@ class Balance(TrainingLayer):
             return "unconstrained"
         return "no" if place >= everyone - round(self.weak * everyone) else "constrained"
 
-    # -- the client's half, step by step ------------------------------------------------------------------------------------------
+    # -- the client's half, step by step -----------------------------------------------------------
 
     def _balance(self, message: Message, client: Client, role: Role) -> tuple[Plan, Tensor]:
-        """The plan and the real samples of this cycle; they are chosen at a client's first work in it and remembered."""
+        """The plan and the real samples of this cycle; they are chosen at a client's first work in
+        it and remembered.
+        """
         cycle = self._cycle(message)
         before = client.memory.get("balance")
         labels = before["labels"] if before else labels_of(client.data, self.head.out_features)
@@ -180,11 +203,14 @@ class Balance(TrainingLayer):
         self, message: Message, client: int, labels: Tensor, role: Role
     ) -> tuple[Plan, Generator]:
         rng = generator(int(message.scalars.get("seed", 0)), client, self._cycle(message), 0xFB2)
-        return balance(
-            torch.bincount(labels, minlength=self.head.out_features).tolist(),
-            role == "unconstrained",
+        return (
+            balance(
+                torch.bincount(labels, minlength=self.head.out_features).tolist(),
+                role == "unconstrained",
+                rng,
+            ),
             rng,
-        ), rng
+        )
 
     def _cycle(self, message: Message) -> int:
         return message.round // self.period if self.period else 0
@@ -234,7 +260,9 @@ class Balance(TrainingLayer):
     def _fill(
         self, message: Message, client: int, data: Data, plan: Plan
     ) -> tuple[dict[int, Tensor], int]:
-        """What a client lacks, and how many of these images had to be made just now. A dry run takes gray ones and leaves no trace."""
+        """What a client lacks, and how many of these images had to be made just now. A dry run
+        takes gray ones and leaves no trace.
+        """
         shape = data.batch(torch.arange(1))["x"].shape[1:]
         if message.scalars.get("rehearsal"):
             return {label: torch.full((n, *shape), 0.5) for label, n in plan.wanted.items()}, 0
@@ -246,12 +274,14 @@ class Balance(TrainingLayer):
         rng = generator(int(message.scalars.get("seed", 0)), message.round, client.id, 0xFB3)
         return Shifts(self.head.out_features, self.head.in_features, self.drop, rng, self.pace)
 
-    # -- what there is to see -----------------------------------------------------------------------------------------------------
+    # -- what there is to see ----------------------------------------------------------------------
 
     def pictures(
         self, state: Message, federation: Federation, memory: Callable[[int], Mapping[str, Tree]]
     ) -> Sequence[Picture]:
-        """Real beside generated images, and where their features lie with and without the shifts of one client."""
+        """Real beside generated images, and where their features lie with and without the shifts of
+        one client.
+        """
         from fedlens.layers.balance_pictures import show
 
         return [
@@ -260,7 +290,9 @@ class Balance(TrainingLayer):
         ]
 
     def filled(self, state: Message, client: int, data: Data) -> dict[int, Tensor]:
-        """What this client generates (or has generated) for its own classes; nothing if it is too weak."""
+        """What this client generates (or has generated) for its own classes; nothing if it is too
+        weak.
+        """
         role = self.role(state, client)
         if role == "no" or not len(data):
             return {}
@@ -270,7 +302,9 @@ class Balance(TrainingLayer):
 
 @dataclass(frozen=True)
 class Plan:
-    """held: real samples of each class. point: the balance point. made: how many are to be generated."""
+    """held: real samples of each class. point: the balance point. made: how many are to be
+    generated.
+    """
 
     held: Sequence[int]
     point: int
@@ -303,8 +337,8 @@ def balance(held: Sequence[int], unconstrained: bool, rng: Generator) -> Plan:
 
 
 def choose(scores: Tensor, old: Tensor, point: int, replay: float) -> Tensor:
-    """Places of `point` samples, the largest scores first. With an earlier choice, floor(replay point) come from it and the rest from the
-    others, as far as there are enough of them (Eq. 9)."""
+    """Places of `point` samples, the largest scores first. With an earlier choice, floor(replay
+    point) come from it and the rest from the others, as far as there are enough of them (Eq. 9)."""
     ranked = scores.argsort(descending=True, stable=True)
     if not bool(old.any()):
         return ranked[:point]
@@ -314,8 +348,9 @@ def choose(scores: Tensor, old: Tensor, point: int, replay: float) -> Tensor:
 
 
 class Shifts(nn.Module):
-    """P = sqrt(pace) shift: one vector per class, added to the features of generated samples but those that are dropped (Eqs. 4 and 5). All
-    parameters have one optimiser; written like this, a gradient step moves P by `pace` times its learning rate."""
+    """P = sqrt(pace) shift: one vector per class, added to the features of generated samples but
+    those that are dropped (Eqs. 4 and 5). All parameters have one optimiser; written like this, a
+    gradient step moves P by `pace` times its learning rate."""
 
     def __init__(
         self, classes: int, width: int, drop: float, rng: Generator, pace: float = 1.0
@@ -336,7 +371,9 @@ class Shifts(nn.Module):
 
 @dataclass(frozen=True)
 class Balanced:
-    """A client's chosen samples and what it generated. Batches say which is which ("made"); only real ones are augmented."""
+    """A client's chosen samples and what it generated. Batches say which is which ("made"); only
+    real ones are augmented.
+    """
 
     real: Data
     kept: Tensor
@@ -367,9 +404,8 @@ class Balanced:
             which = index[made] - len(self.kept)
             x = self.images[which]
             parts.append((x.float() / 255 if x.dtype == torch.uint8 else x, self.labels[which]))
-        place = torch.cat(
-            [(~made).nonzero()[:, 0], made.nonzero()[:, 0]]
-        ).argsort()  # back to the order that was asked for
+        # back to the order that was asked for
+        place = torch.cat([(~made).nonzero()[:, 0], made.nonzero()[:, 0]]).argsort()
         x, y = (torch.cat([p[k].to(parts[0][k].dtype) for p in parts])[place] for k in (0, 1))
         return {"x": x, "y": y, "made": made}
 

@@ -1,4 +1,6 @@
-"""What a client generated, beside real images, and the gap between the two in the space of features, before and after alignment."""
+"""What a client generated, beside real images, and the gap between the two in the space of
+features, before and after alignment.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def show(
     federation: Federation,
     memory: Callable[[int], Mapping[str, Tree]],
 ) -> Sequence[Picture]:
-    """Of the client that holds most, and so has the highest balance point, among those that remember shifts; among all where none does."""
+    """Of the client that holds most, and so has the highest balance point, among those that
+    remember shifts; among all where none does.
+    """
     from fedlens.layers.balance import ALIGN
 
     reference = federation.test
@@ -95,9 +99,17 @@ def as_floats(images: Tensor) -> Tensor:
     return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
-def projection(model: Any, real: Mapping[int, Tensor], made: Mapping[int, Tensor], shift: Tensor | None, names: Sequence[str],
-               client: int) -> Picture:  # fmt: skip
-    """The two directions in which real features spread most; everything is projected onto the same two."""
+def projection(
+    model: Any,
+    real: Mapping[int, Tensor],
+    made: Mapping[int, Tensor],
+    shift: Tensor | None,
+    names: Sequence[str],
+    client: int,
+) -> Picture:
+    """The two directions in which real features spread most; everything is projected onto the same
+    two.
+    """
     place = next(model.parameters()).device
     with torch.no_grad():
         look = {label: model.features(x.to(place)).flatten(1).cpu() for label, x in real.items()}
@@ -120,7 +132,9 @@ def projection(model: Any, real: Mapping[int, Tensor], made: Mapping[int, Tensor
 
 
 def gap(real: Mapping[int, Tensor], made: Mapping[int, Tensor]) -> float:
-    """Mean over classes of the distance between class means, in units of how far real samples lie from theirs."""
+    """Mean over classes of the distance between class means, in units of how far real samples lie
+    from theirs.
+    """
     far = [float((real[c].mean(0) - made[c].mean(0)).norm()) for c in made if len(made[c])]
     spread = [float((real[c] - real[c].mean(0)).norm(dim=1).mean()) for c in made if len(made[c])]
     return sum(f / max(s, 1e-12) for f, s in zip(far, spread, strict=True)) / max(1, len(far))

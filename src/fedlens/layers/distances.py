@@ -1,7 +1,8 @@
 """Distances (FedVSSL, Figure 5): how far clients move, backbone and head apart. It only looks on.
 
-Every client says the L2 norm of what its training changed; the state notes mean and standard deviation over the round's clients, and the
-report draws them. Put it before BackboneOnly in the stack, or there is no head left to look at.
+Every client says the L2 norm of what its training changed; the state notes mean and standard
+deviation over the round's clients, and the report draws them. Put it before BackboneOnly in the
+stack, or there is no head left to look at.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from fedlens.core.replies import Replies
 
 @dataclass
 class Distances(Layer):
-    """backbone: first token of the names that count as backbone; all else is the head. Buffers are left out."""
+    """backbone: first token of the names that count as backbone; all else is the head. Buffers are
+    left out.
+    """
 
     backbone: str = "backbone"
 
     def check(self, inner: Algorithm) -> None:
         if any(isinstance(p, Layer) and p.stage != "learn" for p in inner.parts()):
             raise StackError(
-                "Distances looks at what training changed: put it right after the base, before what is kept back or merged"
+                "Distances looks at what training changed: put it right after the base, before what"
+                " is kept back or merged"
             )
 
     def client_step(self, message: Message, client: Client) -> Message:

@@ -1,13 +1,15 @@
 r"""FedCDA (Wang et al., ICLR 2024): average models of different rounds, chosen so that they agree.
 
-The server keeps the last K local models of every client and picks one w_n for each such that sum_n p_n |w_n - w|^2 is smallest, where
-w = sum_n p_n w_n is the new global model. As the p_n sum to one this is sum p_n |w_n|^2 - |w|^2: inner products are enough.
+The server keeps the last K local models of every client and picks one w_n for each such that sum_n
+p_n |w_n - w|^2 is smallest, where w = sum_n p_n w_n is the new global model. As the p_n sum to one
+this is sum p_n |w_n|^2 - |w|^2: inner products are enough.
 
-Only the clients heard in a round choose anew, the others keep their choice; clients never heard do not count. All combinations of the
-heard are tried where there are at most `exact` of them; beyond that, groups of B clients are optimised exactly in turn, the rest held
-fixed, starting from everybody's newest model, until nothing changes (the paper does one pass). In the first `warmup` rounds it is
-FedAvg and models are only collected. It sees single models and stores K of them per client on the server: no secure aggregation, and
-memory grows with the population.
+Only the clients heard in a round choose anew, the others keep their choice; clients never heard do
+not count. All combinations of the heard are tried where there are at most `exact` of them; beyond
+that, groups of B clients are optimised exactly in turn, the rest held fixed, starting from
+everybody's newest model, until nothing changes (the paper does one pass). In the first `warmup`
+rounds it is FedAvg and models are only collected. It sees single models and stores K of them per
+client on the server: no secure aggregation, and memory grows with the population.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from fedlens.layers.robust.merge import flatten, weighted_mean
 
 @dataclass
 class FedCDA(TrainingLayer):
-    """keep: models per client (K; 3 in the paper). group: clients optimised together (B; 3). warmup: rounds of plain averaging.
-    exact: up to how many combinations are all tried."""
+    """keep: models per client (K; 3 in the paper). group: clients optimised together (B; 3).
+    warmup: rounds of plain averaging. exact: up to how many combinations are all tried."""
 
     keep: int = 3
     group: int = 3
@@ -52,7 +54,8 @@ class FedCDA(TrainingLayer):
     def check(self, inner: Algorithm) -> None:
         if self.under(inner).server_lr != 1:
             raise StackError(
-                "FedCDA replaces the model by a mean of local ones: it needs FedAvg with server_lr = 1"
+                "FedCDA replaces the model by a mean of local ones: it needs FedAvg with"
+                " server_lr = 1"
             )
 
     def server_step(self, state: Message, replies: Replies) -> Message:
@@ -89,7 +92,9 @@ class FedCDA(TrainingLayer):
         chosen: dict[int, int],
         heard: list[int],
     ) -> dict[int, int]:
-        """The fixed clients enter only through their weighted sum. Everything is measured from the current model: less cancellation."""
+        """The fixed clients enter only through their weighted sum. Everything is measured from the
+        current model: less cancellation.
+        """
         origin = flatten(model)
         total = sum(weights.values())
         fixed = torch.zeros_like(origin)
@@ -103,7 +108,9 @@ class FedCDA(TrainingLayer):
 def choose(
     options: Sequence[Sequence[Tensor]], p: Sequence[float], fixed: Tensor, group: int, exact: int
 ) -> list[int]:
-    """One option each, minimising sum p_n |w_n|^2 - |fixed + sum p_n w_n|^2. Works on the Gram matrix of all options."""
+    """One option each, minimising sum p_n |w_n|^2 - |fixed + sum p_n w_n|^2. Works on the Gram
+    matrix of all options.
+    """
     rows = torch.stack([*(v for pool in options for v in pool), fixed])
     gram: list[list[float]] = (rows @ rows.T).tolist()
     starts = list(itertools.accumulate((len(pool) for pool in options), initial=0))
@@ -145,7 +152,7 @@ def _with(choice: list[int], block: Sequence[int], values: Sequence[int]) -> lis
     return new
 
 
-# -- the server's memory of clients: trees "cda:CLIENT:AGE" and scalars, because a state is a message ----------------------------------
+# -- the server's memory of clients: trees "cda:CLIENT:AGE" and scalars, as a state is a message ---
 
 
 def _to_trees(pools: dict[int, list[Tree]], weights: dict[int, float]) -> dict[str, Tree]:

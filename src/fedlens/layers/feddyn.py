@@ -1,11 +1,13 @@
 r"""FedDyn (Acar et al., 2021): a dynamic regulariser makes local optima agree with the global one.
 
-Client, Eq. 1: y_i = argmin L_i(w) - <g_i, w> + alpha / 2 |w - x|^2, then g_i <- g_i - alpha (y_i - x), which is the local gradient at y_i.
-Server: h <- h - alpha / N sum over the heard (y_i - x);  x <- mean of the heard y_i - h / alpha. N counts all clients.
+Client, Eq. 1: y_i = argmin L_i(w) - <g_i, w> + alpha / 2 |w - x|^2, then g_i <- g_i - alpha (y_i -
+x), which is the local gradient at y_i. Server: h <- h - alpha / N sum over the heard (y_i - x);  x
+<- mean of the heard y_i - h / alpha. N counts all clients.
 
-Both terms pull, neither is loss. Clients count alike, as in the paper; the public code also scales alpha by mean n / n_i, which no single
-client can know: left out. That code clips gradients to norm 10 and so should a recipe (FedAvg's clip). h and g_i exist for trained
-parameters only, buffers are averaged: with BatchNorm the method is known to do badly.
+Both terms pull, neither is loss. Clients count alike, as in the paper; the public code also scales
+alpha by mean n / n_i, which no single client can know: left out. That code clips gradients to norm
+10 and so should a recipe (FedAvg's clip). h and g_i exist for trained parameters only, buffers are
+averaged: with BatchNorm the method is known to do badly.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from fedlens.layers.scaffold import linear
 
 @dataclass
 class FedDyn(TrainingLayer):
-    """alpha: strength; 0.01 on CIFAR in the paper. g_i lives in the client's memory, h in the state."""
+    """alpha: strength; 0.01 on CIFAR in the paper. g_i lives in the client's memory, h in the
+    state.
+    """
 
     alpha: float = 0.01
     steers: ClassVar[bool] = True
@@ -44,7 +48,8 @@ class FedDyn(TrainingLayer):
         base = self.under(inner)
         if any(isinstance(p, FedNova) for p in inner.parts()):
             raise StackError(
-                "FedDyn's memory needs the updates as they are, FedNova rescales them: keep one of them"
+                "FedDyn's memory needs the updates as they are, FedNova rescales them: keep one of"
+                " them"
             )
         if base.server_lr != 1:
             raise StackError(

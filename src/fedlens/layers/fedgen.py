@@ -1,15 +1,20 @@
-r"""FedGen (Zhu et al., 2021): the server learns to make features of every class, clients train their heads on them.
+r"""FedGen (Zhu et al., 2021): the server learns to make features of every class, clients train
+their heads on them.
 
-Server (Eq. 4): G = argmin over y and noise of sum_k w_k(y) CE(head_k(G(y, noise)), y) + eta diversity, where head_k are this round's
-local heads and w_k(y) is client k's share of class y. Client (Eq. 5): loss += alpha CE(head(G(y'))), y') for drawn labels y', + beta
-KL(head(G(y)) || prediction) for the batch's own labels y, as in the public code; alpha and beta shrink by `decay` every round.
+Server (Eq. 4): G = argmin over y and noise of sum_k w_k(y) CE(head_k(G(y, noise)), y) + eta
+diversity, where head_k are this round's local heads and w_k(y) is client k's share of class y.
+Client (Eq. 5): loss += alpha CE(head(G(y'))), y') for drawn labels y', + beta KL(head(G(y)) ||
+prediction) for the batch's own labels y, as in the public code; alpha and beta shrink by `decay`
+every round.
 
-WHAT IT DISCLOSES: every client tells the server how many images of each class it holds, and its own head; the sums over clients go down to
-everybody. So single replies are needed, and secure aggregation is refused. Nothing generated is an image.
+WHAT IT DISCLOSES: every client tells the server how many images of each class it holds, and its own
+head; the sums over clients go down to everybody. So single replies are needed, and secure
+aggregation is refused. Nothing generated is an image.
 
-Deviations: noise is Gaussian as the paper says (the code draws it uniformly although it calls it Gaussian); the adversarial student
-term of the code, whose weight is zero in its settings, is left out; drawn labels are uniform over the classes anybody holds. The
-features are those in front of the last linear layer, whatever their number. The generator is trained by the one training loop of
+Deviations: noise is Gaussian as the paper says (the code draws it uniformly although it calls it
+Gaussian); the adversarial student term of the code, whose weight is zero in its settings, is left
+out; drawn labels are uniform over the classes anybody holds. The features are those in front of the
+last linear layer, whatever their number. The generator is trained by the one training loop of
 `algorithms/fedavg.py`.
 """
 
@@ -40,8 +45,11 @@ class FeatureGenerator(nn.Module):
         super().__init__()
         self.classes = classes
         self.net = nn.Sequential(
-            nn.Linear(classes + noise, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, features)
-        )  # fmt: skip
+            nn.Linear(classes + noise, hidden),
+            nn.BatchNorm1d(hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, features),
+        )
 
     def forward(self, y: Tensor, noise: Tensor) -> Tensor:
         made: Tensor = self.net(torch.cat([F.one_hot(y, self.classes).to(noise.dtype), noise], 1))
@@ -50,8 +58,9 @@ class FeatureGenerator(nn.Module):
 
 @dataclass
 class FedGen(TrainingLayer):
-    """alpha, beta: of the two client terms. decay: of both, per round. eta: of the diversity term. noise, hidden: sizes of the generator.
-    steps, batch, lr: of its training (Adam) in every round."""
+    """alpha, beta: of the two client terms. decay: of both, per round. eta: of the diversity term.
+    noise, hidden: sizes of the generator. steps, batch, lr: of its training (Adam) in every round.
+    """
 
     alpha: NotNegative = 10.0
     beta: NotNegative = 10.0
@@ -69,7 +78,8 @@ class FedGen(TrainingLayer):
     def check(self, inner: Algorithm) -> None:
         if not isinstance(getattr(self.under(inner).resident, "head", None), nn.Linear):
             raise StackError(
-                "FedGen generates what the head reads: the model needs a `head` that is one linear layer"
+                "FedGen generates what the head reads: the model needs a `head` that is one linear"
+                " layer"
             )
         if self.batch < 2:
             raise StackError("FedGen's generator has BatchNorm: its batch must be at least 2")
@@ -132,9 +142,11 @@ class FedGen(TrainingLayer):
 
         def objective(batch: Batch) -> tuple[Tensor, None]:
             z = network(batch["y"], batch["noise"])
-            return ensemble_loss(z, batch["y"], weights, biases, shares) + self.eta * diversity(
-                batch["noise"], z
-            ), None
+            return (
+                ensemble_loss(z, batch["y"], weights, biases, shares)
+                + self.eta * diversity(batch["noise"], z),
+                None,
+            )
 
         train(parameters, draws(), objective, torch.optim.Adam(parameters, lr=self.lr))
         return tree.clone(network.state_dict())
@@ -185,7 +197,9 @@ def label_counts(data: Data, classes: int) -> Tensor:
 
 
 def ensemble_loss(z: Tensor, y: Tensor, weights: Tensor, biases: Tensor, shares: Tensor) -> Tensor:
-    """mean over the batch of sum_k share_k(y) CE(W_k z + b_k, y); weights are (clients, classes, features), shares (clients, classes)."""
+    """mean over the batch of sum_k share_k(y) CE(W_k z + b_k, y); weights are (clients, classes,
+    features), shares (clients, classes).
+    """
     logits = torch.einsum("kcf,nf->knc", weights, z) + biases[:, None]
     each = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(weights)), reduction="none").view(
         len(weights), len(y)
@@ -194,7 +208,9 @@ def ensemble_loss(z: Tensor, y: Tensor, weights: Tensor, biases: Tensor, shares:
 
 
 def diversity(noise: Tensor, z: Tensor) -> Tensor:
-    """exp(-mean of |noise_i - noise_j|^2 |z_i - z_j|_1): small where different noise gives different features."""
+    """exp(-mean of |noise_i - noise_j|^2 |z_i - z_j|_1): small where different noise gives
+    different features.
+    """
     far = (noise[:, None] - noise[None]).square().mean(2)
     apart = (z[:, None] - z[None]).abs().mean(2)
     return (-(far * apart).mean()).exp()

@@ -1,10 +1,13 @@
-r"""FedNova (Wang et al., 2020): clients that made more local steps must not count more in the direction.
+r"""FedNova (Wang et al., 2020): clients that made more local steps must not count more in the
+direction.
 
-Client: d_i = (y_i - x) / |a_i|_1, where a_i are the coefficients of the local gradients in the update (Eq. 5). Server: x += tau_eff
-sum p_i d_i with tau_eff = sum p_i |a_i|_1 (Eq. 7) and p_i FedAvg's weights. For plain SGD |a_i|_1 is the number of steps.
+Client: d_i = (y_i - x) / |a_i|_1, where a_i are the coefficients of the local gradients in the
+update (Eq. 5). Server: x += tau_eff sum p_i d_i with tau_eff = sum p_i |a_i|_1 (Eq. 7) and p_i
+FedAvg's weights. For plain SGD |a_i|_1 is the number of steps.
 
-|a|_1 is computed as the response of the local optimiser to gradients that are all one: that covers momentum, weight decay and FedProx, also
-together, where the public code approximates. It is undefined for Adam, which is refused. Buffers are averaged plainly.
+|a|_1 is computed as the response of the local optimiser to gradients that are all one: that covers
+momentum, weight decay and FedProx, also together, where the public code approximates. It is
+undefined for Adam, which is refused. Buffers are averaged plainly.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from fedlens.layers.fedprox import FedProx
 
 @dataclass
 class FedNova(TrainingLayer):
-    """A client's update counts per local step it made. No keys: everything follows from the local optimiser."""
+    """A client's update counts per local step it made. No keys: everything follows from the local
+    optimiser.
+    """
 
     of_mean: ClassVar[bool] = True
 
@@ -70,7 +75,9 @@ class FedNova(TrainingLayer):
 
 
 def response(steps: int, lr: float, momentum: float, mu: float) -> float:
-    """How far (in units of lr) the optimiser goes when every gradient is one: v <- rho v + 1 - lr mu A, A <- A + v."""
+    """How far (in units of lr) the optimiser goes when every gradient is one: v <- rho v + 1 - lr
+    mu A, A <- A + v.
+    """
     v = travelled = 0.0
     for _ in range(steps):
         v = momentum * v + 1 - lr * mu * travelled

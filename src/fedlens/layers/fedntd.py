@@ -1,8 +1,9 @@
-r"""FedNTD (Lee et al., 2022): local training must not forget what the global model knows about the classes that are not true.
+r"""FedNTD (Lee et al., 2022): local training must not forget what the global model knows about the
+classes that are not true.
 
-loss += beta tau^2 KL(q_g || q_l), both softmax at temperature tau over the logits without the true class's (Eqs. 3 and 4). The
-paper's tables use beta = 1, tau = 1; its code's default is tau = 3. The factor tau^2 is the code's; at tau = 1 it makes no
-difference.
+loss += beta tau^2 KL(q_g || q_l), both softmax at temperature tau over the logits without the true
+class's (Eqs. 3 and 4). The paper's tables use beta = 1, tau = 1; its code's default is tau = 3. The
+factor tau^2 is the code's; at tau = 1 it makes no difference.
 """
 
 from __future__ import annotations

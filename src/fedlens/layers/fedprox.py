@@ -1,4 +1,5 @@
-"""FedProx (Li et al., 2020): mu / 2 ||w - w_global||^2 keeps local training near the received model.
+"""FedProx (Li et al., 2020): mu / 2 ||w - w_global||^2 keeps local training near the received
+model.
 
 The term pulls, it does not count in the reported loss. Only named parameters are held, not buffers.
 """
@@ -31,7 +32,8 @@ class FedProx(Layer):
 
         if any(isinstance(part, FedNova) for part in inner.parts()):
             raise StackError(
-                "FedNova must know how FedProx bends the local steps: put FedProx before FedNova in the stack"
+                "FedNova must know how FedProx bends the local steps: put FedProx before FedNova in"
+                " the stack"
             )
 
     def client_step(self, message: Message, client: Client) -> Message:

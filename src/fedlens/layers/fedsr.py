@@ -1,13 +1,18 @@
-r"""FedSR (Yang et al., 2025), a rival of FedVSR: a contrastive term on shallow features, and layer-wise aggregation.
+r"""FedSR (Yang et al., 2025), a rival of FedVSR: a contrastive term on shallow features, and
+layer-wise aggregation.
 
-No code was published by its authors. This follows what the FedVSR authors made of it for their Table 3:
-- Client: z_i, the features of one layer for sample i, averaged over the picture, are drawn to the received model's features of the same
-  sample and pushed away from its features of the others: lambda * InfoNCE with temperature tau. A hook takes the features, so any model
-  will do.
-- Server: each tensor is averaged with weights of its own, softmax over the clients of cos(client's tensor, previous global tensor).
+No code was published by its authors. This follows what the FedVSR authors made of it for their
+Table 3:
+- Client: z_i, the features of one layer for sample i, averaged over the picture, are drawn to the
+received model's features of the same
+  sample and pushed away from its features of the others: lambda * InfoNCE with temperature tau. A
+  hook takes the features, so any model will do.
+- Server: each tensor is averaged with weights of its own, softmax over the clients of cos(client's
+tensor, previous global tensor).
 
-Deviations: no projection head (theirs is a random 512 -> 256 one that is never shared). The loss counts as training loss, as there. A
-batch of one frame has no others to be pushed away from and gives zero.
+Deviations: no projection head (theirs is a random 512 -> 256 one that is never shared). The loss
+counts as training loss, as there. A batch of one frame has no others to be pushed away from and
+gives zero.
 """
 
 from __future__ import annotations
@@ -47,7 +52,8 @@ class FedSR(TrainingLayer):
         if self.layer not in names:
             some = ", ".join(n for n in names if "." not in n)
             raise StackError(
-                f"FedSR looks at the layer {self.layer!r}, which {type(model).__name__} does not have (it has {some})"
+                f"FedSR looks at the layer {self.layer!r}, which {type(model).__name__} does not"
+                f" have (it has {some})"
             )
 
     def client_step(self, message: Message, client: Client) -> Message:

@@ -1,11 +1,14 @@
-"""FedU's divergence-aware predictor update (Zhuang et al., ICCV 2021): the head is shared, but a client that has drifted keeps its own.
+"""FedU's divergence-aware predictor update (Zhuang et al., ICCV 2021): the head is shared, but a
+client that has drifted keeps its own.
 
-After local training a client remembers its head and how far its backbone moved: d = mean over the convolutions' weights of the L2
-distance between what was received and what came out. Next time it takes the global head if d < mu, else its own. What it sends is the
-difference to the global model in either case, so that the server averages local models as always. mu = 0.4 as in the public code (0.3 is
-left over in FedVSSL's).
+After local training a client remembers its head and how far its backbone moved: d = mean over the
+convolutions' weights of the L2 distance between what was received and what came out. Next time it
+takes the global head if d < mu, else its own. What it sends is the difference to the global model
+in either case, so that the server averages local models as always. mu = 0.4 as in the public code
+(0.3 is left over in FedVSSL's).
 
-FedU also has an exponential-mean target network; that belongs to its contrastive task and not to aggregation, and is not part of this.
+FedU also has an exponential-mean target network; that belongs to its contrastive task and not to
+aggregation, and is not part of this.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ from fedlens.core.tree import Tree
 
 @dataclass
 class FedU(TrainingLayer):
-    """mu: how far a backbone may move before its client keeps its own head. backbone: first token of the names that are not the head."""
+    """mu: how far a backbone may move before its client keeps its own head. backbone: first token
+    of the names that are not the head.
+    """
 
     mu: NotNegative = 0.4
     backbone: str = "backbone"
@@ -40,7 +45,8 @@ class FedU(TrainingLayer):
             (p for p in inner.parts() if isinstance(p, Layer) and p.stage == "share"), None
         ):
             raise StackError(
-                f"FedU chooses between the global and a local head, but with {type(other).__name__} there is no global one"
+                f"FedU chooses between the global and a local head, but with {type(other).__name__}"
+                " there is no global one"
             )
 
     def init(self) -> Message:
@@ -48,7 +54,8 @@ class FedU(TrainingLayer):
         names = state.trees["model"]
         if not any(self.is_head(n) for n in names) or all(self.is_head(n) for n in names):
             raise StackError(
-                f"FedU needs a backbone and a head: the model consists of {', '.join(sorted({n.split('.')[0] for n in names}))}"
+                "FedU needs a backbone and a head: the model consists of"
+                f" {', '.join(sorted({n.split('.')[0] for n in names}))}"
             )
         return state
 
@@ -72,7 +79,9 @@ class FedU(TrainingLayer):
         return reply.put(delta=delta).note(kept_head=float(drifted))
 
     def distance(self, delta: Mapping[str, torch.Tensor]) -> float:
-        """Convolutions are what has three dimensions or more; a backbone without any is measured over its matrices."""
+        """Convolutions are what has three dimensions or more; a backbone without any is measured
+        over its matrices.
+        """
         moved = {n: t for n, t in delta.items() if not self.is_head(n)}
         weights = [t for t in moved.values() if t.dim() > 2] or [
             t for t in moved.values() if t.dim() > 1

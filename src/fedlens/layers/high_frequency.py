@@ -1,16 +1,20 @@
-r"""HighFrequency (FedVSR, Eqs. 7-16): besides the pixels, a client matches the detail bands of a 3-D Haar transform of its clip.
+r"""HighFrequency (FedVSR, Eqs. 7-16): besides the pixels, a client matches the detail bands of a
+3-D Haar transform of its clip.
 
-One level over time, height and width splits a clip into eight bands; LLL is left out, the seven others (letters = time, height, width)
-go through Charbonnier and one mean over everything: L_HiFr = mean sqrt(d^2 + eps), Eq. 15. The total is L_VSR + weight * L_HiFr, Eq. 16,
-where weight is lambda_HiFr / lambda_VSR.
+One level over time, height and width splits a clip into eight bands; LLL is left out, the seven
+others (letters = time, height, width) go through Charbonnier and one mean over everything: L_HiFr =
+mean sqrt(d^2 + eps), Eq. 15. The total is L_VSR + weight * L_HiFr, Eq. 16, where weight is
+lambda_HiFr / lambda_VSR.
 
-The transform is linear, so the bands of the difference are taken once instead of those of both clips, as sums and differences of
-neighbouring samples. The gradient of a mean of square roots costs the same square roots as the loss, so both are computed in one pass
-while a piece of the clip is in the cache, and going backward is one product with a number.
+The transform is linear, so the bands of the difference are taken once instead of those of both
+clips, as sums and differences of neighbouring samples. The gradient of a mean of square roots costs
+the same square roots as the loss, so both are computed in one pass while a piece of the clip is in
+the cache, and going backward is one product with a number.
 
 Where paper and code disagree, or say nothing:
 - eps = 1e-9 is added un-squared, as in the public code; the paper's epsilon is then 3.2e-5.
-- An odd length repeats its last sample (PyWavelets' "symmetric"): the missing partner adds no detail along that axis. The public code
+- An odd length repeats its last sample (PyWavelets' "symmetric"): the missing partner adds no
+detail along that axis. The public code
   fails there. A single frame has detail in space only.
 """
 
@@ -28,21 +32,23 @@ from fedlens.core.client import Batch, Client, Output
 from fedlens.core.message import Message
 
 BANDS = ("LLH", "LHL", "LHH", "HLL", "HLH", "HHL", "HHH")
-PIECE = (
-    1 << 20
-)  # samples at a time: 4 MiB and as much for the bands, so that they stay in the last-level cache
+# samples at a time: 4 MiB and as much for the bands, so that they stay in the last-level cache
+PIECE = 1 << 20
 HALF = 2**-1.5  # three orthonormal steps of 1 / sqrt 2
 
 
 def high_frequency_loss(prediction: Tensor, target: Tensor, eps: float = 1e-9) -> Tensor:
-    """L_HiFr of two clips (..., T, C, H, W). For use in anyone's training loop; differentiable once."""
+    """L_HiFr of two clips (..., T, C, H, W). For use in anyone's training loop; differentiable
+    once.
+    """
     if prediction.shape != target.shape:
         raise ValueError(
             f"clips differ in shape: {tuple(prediction.shape)} and {tuple(target.shape)}"
         )
     if prediction.dim() < 4:
         raise ValueError(
-            f"a clip is (..., time, channels, height, width), this has {prediction.dim()} dimensions"
+            f"a clip is (..., time, channels, height, width), this has {prediction.dim()}"
+            " dimensions"
         )
     wide = prediction.dtype == target.dtype == torch.float64
     a, b = (even(t if wide else t.float()) for t in (prediction, target))
@@ -51,7 +57,9 @@ def high_frequency_loss(prediction: Tensor, target: Tensor, eps: float = 1e-9) -
 
 
 def haar_details(clip: Tensor) -> dict[str, Tensor]:
-    """The seven detail bands of a clip (..., T, C, H, W), by name; the readable form of what the loss does."""
+    """The seven detail bands of a clip (..., T, C, H, W), by name; the readable form of what the
+    loss does.
+    """
     x = even(clip)
     pairs = x.reshape(-1, 2, *x.shape[-3:])
     shape = (*x.shape[:-4], x.shape[-4] // 2, x.shape[-3], x.shape[-2] // 2, x.shape[-1] // 2)
@@ -70,7 +78,9 @@ def even(clip: Tensor) -> Tensor:
 
 
 def _split(x: Tensor) -> list[Tensor]:
-    """(N, 2, C, H, W) into LLL and the seven bands, each (N, C, H/2, W/2), without the orthonormal factor."""
+    """(N, 2, C, H, W) into LLL and the seven bands, each (N, C, H/2, W/2), without the orthonormal
+    factor.
+    """
     bands = _pair(x[:, 0], x[:, 1])
     bands = [f for b in bands for f in _pair(b[:, :, 0::2], b[:, :, 1::2])]
     return [f for b in bands for f in _pair(b[..., 0::2], b[..., 1::2])]
@@ -83,9 +93,11 @@ def _pair(a: Tensor, b: Tensor) -> list[Tensor]:
 class _Charbonnier(torch.autograd.Function):
     """mean sqrt(d^2 + eps) over the detail bands of an even clip, and its gradient.
 
-    Along the width, neighbours a and b are one complex number: (a + ib)(1 - i) = (a + b) - i(a - b) holds the low and the negated high
-    band side by side, so that every operation runs over contiguous memory; Charbonnier does not see the sign. The way back, the transpose,
-    is the product with 1 + i. The orthonormal factor stays outside: sqrt(d^2 / 8 + eps) = sqrt(d^2 + 8 eps) / sqrt 8.
+    Along the width, neighbours a and b are one complex number: (a + ib)(1 - i) = (a + b) - i(a - b)
+    holds the low and the negated high band side by side, so that every operation runs over
+    contiguous memory; Charbonnier does not see the sign. The way back, the transpose, is the
+    product with 1 + i. The orthonormal factor stays outside: sqrt(d^2 / 8 + eps) = sqrt(d^2 + 8
+    eps) / sqrt 8.
     """
 
     @staticmethod
@@ -119,8 +131,8 @@ class _Charbonnier(torch.autograd.Function):
 
 
 class _Scratch:
-    """The steps there and back for a piece (n, 2, C, H, W), in memory that is used again for the next one: fresh pages cost as much as
-    the arithmetic."""
+    """The steps there and back for a piece (n, 2, C, H, W), in memory that is used again for the
+    next one: fresh pages cost as much as the arithmetic."""
 
     def __init__(self, piece: Tensor) -> None:
         self.n, _, c, h, w = piece.shape
@@ -129,7 +141,9 @@ class _Scratch:
         self.bands = piece.new_empty(2, 2, self.n, c, h // 2, w)
 
     def split(self, a: Tensor, b: Tensor) -> Tensor:
-        """The bands of a - b: low and high over time, then over height, their width as told above; LLL is set to zero."""
+        """The bands of a - b: low and high over time, then over height, their width as told above;
+        LLL is set to zero.
+        """
         gap = torch.sub(a, b, out=self.gap)
         torch.add(gap[:, 0], gap[:, 1], out=self.halves[0])
         torch.sub(gap[:, 0], gap[:, 1], out=self.halves[1])
@@ -162,7 +176,9 @@ def _pieces(pairs: Tensor) -> Iterator[tuple[int, int]]:
 
 @dataclass
 class HighFrequency(Layer):
-    """weight: lambda_HiFr / lambda_VSR, 1 in the paper. eps: Charbonnier's, un-squared. Batches hold the high-resolution clip as "y"."""
+    """weight: lambda_HiFr / lambda_VSR, 1 in the paper. eps: Charbonnier's, un-squared. Batches
+    hold the high-resolution clip as "y".
+    """
 
     weight: float = 1.0
     eps: float = 1e-9
@@ -180,6 +196,7 @@ class HighFrequency(Layer):
         prediction = output.prediction
         if not isinstance(prediction, Tensor) or prediction.dim() != 5:
             raise ValueError(
-                "HighFrequency compares clips (B, T, C, H, W); this model's output is something else"
+                "HighFrequency compares clips (B, T, C, H, W); this model's output is something"
+                " else"
             )
         return self.weight * high_frequency_loss(prediction, batch["y"], self.eps)

@@ -1,19 +1,22 @@
-r"""LossAware (FedVSR, Eqs. 16-21): clients with a small loss count more, gated by how unequal the losses are.
+r"""LossAware (FedVSR, Eqs. 16-21): clients with a small loss count more, gated by how unequal the
+losses are.
 
-With I_i = L_i^-a, u = 1/n and l_i = I_i / sum I: the Hellinger distance H between u and l gives m = 0 below tau and
-(H - tau) / (1 - tau) above it, and the new model is (1 - m) sum u_i W_i + m sum l_i W_i. All of it follows from sums,
-H^2 = 1 - sum(sqrt I) / sqrt(n sum I), so no single reply is needed. Engines do send every client's scalars (loss, weight:*) to the server
-one by one, for curves and tables; a wire layer that masks replies can hide those too, and the same model follows from the masked sums
-alone: tests/layers/test_masked.py is such a layer.
+With I_i = L_i^-a, u = 1/n and l_i = I_i / sum I: the Hellinger distance H between u and l gives m =
+0 below tau and (H - tau) / (1 - tau) above it, and the new model is (1 - m) sum u_i W_i + m sum l_i
+W_i. All of it follows from sums, H^2 = 1 - sum(sqrt I) / sqrt(n sum I), so no single reply is
+needed. Engines do send every client's scalars (loss, weight:*) to the server one by one, for curves
+and tables; a wire layer that masks replies can hide those too, and the same model follows from the
+masked sums alone: tests/layers/test_masked.py is such a layer.
 
-Where paper and code disagree: the exponent decays as a = 1 - t/T in the public code (t from 1, so the last round is uniform), which
-is the default. The paper's alpha <- alpha^(1 - t/T) with alpha_0 = 1 stays 1: decay="paper". The number of examples is ignored, as in
-the code.
+Where paper and code disagree: the exponent decays as a = 1 - t/T in the public code (t from 1, so
+the last round is uniform), which is the default. The paper's alpha <- alpha^(1 - t/T) with alpha_0
+= 1 stays 1: decay="paper". The number of examples is ignored, as in the code.
 `greedy` is the ablation F-GLA: a = 1 in every round and no gate, m = 1.
 
-Two sums cost up to 1.7 times the plain mean when the gate is open, since nobody knows m before the last loss is in. A server that holds
-all replies anyway can have it for the price of the plain mean: by = "replies" waits for them, then makes one mean with the final
-weights. It is the same mean up to rounding, the same bits on every engine, and cannot stand behind secure aggregation.
+Two sums cost up to 1.7 times the plain mean when the gate is open, since nobody knows m before the
+last loss is in. A server that holds all replies anyway can have it for the price of the plain mean:
+by = "replies" waits for them, then makes one mean with the final weights. It is the same mean up to
+rounding, the same bits on every engine, and cannot stand behind secure aggregation.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ from fedlens.core.tree import Tree
 
 @dataclass
 class LossAware(Layer):
-    """tau: gate. decay: "linear" (public code) or "paper". greedy: inverse-loss weights in every round, no gate. by: two sums of the
-    replies, or one mean of the replies themselves."""
+    """tau: gate. decay: "linear" (public code) or "paper". greedy: inverse-loss weights in every
+    round, no gate. by: two sums of the replies, or one mean of the replies themselves."""
 
     tau: Fraction = 0.05
     decay: Literal["linear", "paper"] = "linear"

@@ -1,7 +1,9 @@
-r"""MixedWeights (FedVSSL, Eq. 3): W = alpha * mean weighted by exp(-L_m) + (1 - alpha) * mean weighted by samples.
+r"""MixedWeights (FedVSSL, Eq. 3): W = alpha * mean weighted by exp(-L_m) + (1 - alpha) * mean
+weighted by samples.
 
-As both weightings sum to one this is theta + Delta with Delta = mean(theta_m - theta): the paper's minus sign is a slip, the public code
-averages weights. alpha = 0 is FedAvg, alpha = 1 the paper's "Loss" row.
+As both weightings sum to one this is theta + Delta with Delta = mean(theta_m - theta): the paper's
+minus sign is a slip, the public code averages weights. alpha = 0 is FedAvg, alpha = 1 the paper's
+"Loss" row.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-r"""MOON (Li et al., 2021): features should look like the global model's and unlike the previous local model's.
+r"""MOON (Li et al., 2021): features should look like the global model's and unlike the previous
+local model's.
 
-Eq. 3: loss += mu * -log( e^{sim(z, z_glob)/tau} / (e^{sim(z, z_glob)/tau} + e^{sim(z, z_prev)/tau}) ), sim = cosine, z the features in
-front of the head. The previous local model stays in the client's memory.
+Eq. 3: loss += mu * -log( e^{sim(z, z_glob)/tau} / (e^{sim(z, z_glob)/tau} + e^{sim(z, z_prev)/tau})
+), sim = cosine, z the features in front of the head. The previous local model stays in the client's
+memory.
 
-Deviations: no projection head unless the model has one (task.projection=256), so that all methods share one network; the paper puts its
-classifier on a 256-d projection. A client without a previous model trains plainly in its first round: with z_prev = z_glob the term is
-the constant log 2.
+Deviations: no projection head unless the model has one (task.projection=256), so that all methods
+share one network; the paper puts its classifier on a 256-d projection. A client without a previous
+model trains plainly in its first round: with z_prev = z_glob the term is the constant log 2.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-r"""MovingMean (FedVSSL, Eq. 2): the broadcast model is the mean of the new one and the last beta broadcast ones.
+r"""MovingMean (FedVSSL, Eq. 2): the broadcast model is the mean of the new one and the last beta
+broadcast ones.
 
-The public code knows beta in {0, 1} only; with beta = 1 it averages with the already averaged global, an exponential mean with factor
-1/2. A ring of the last beta *broadcast* globals is the reading that agrees with it and extends to any beta (Algorithm 1, line 10, uses the
-unaveraged ones instead). The first round has nothing to average with; the initial model does not count.
+The public code knows beta in {0, 1} only; with beta = 1 it averages with the already averaged
+global, an exponential mean with factor 1/2. A ring of the last beta *broadcast* globals is the
+reading that agrees with it and extends to any beta (Algorithm 1, line 10, uses the unaveraged ones
+instead). The first round has nothing to average with; the initial model does not count.
 """
 
 from __future__ import annotations

@@ -1,25 +1,32 @@
-r"""MultiResolution (RAF, Lim et al.): a model's answer at a lower resolution learns from its own answer one level higher.
+r"""MultiResolution (RAF, Lim et al.): a model's answer at a lower resolution learns from its own
+answer one level higher.
 
-A client's native input is level 0; every size of the list that is smaller is a level below it (Eq. 2). The task loss looks at level 0
-only (Eq. 4). Distillation, Eq. 5: sum over i >= 1 of distance(U y_i, sg y_{i-1}), where sg stops the gradient, so that only the lower
-level learns, and U is a fixed linear upsampling. Eq. 6: task + alpha * distillation + gamma / 2 * ||w||^2. A client that already has
-the lowest resolution trains plainly.
+A client's native input is level 0; every size of the list that is smaller is a level below it (Eq.
+2). The task loss looks at level 0 only (Eq. 4). Distillation, Eq. 5: sum over i >= 1 of distance(U
+y_i, sg y_{i-1}), where sg stops the gradient, so that only the lower level learns, and U is a fixed
+linear upsampling. Eq. 6: task + alpha * distillation + gamma / 2 * ||w||^2. A client that already
+has the lowest resolution trains plainly.
 
-The layer knows nothing of what is predicted. It asks the task for the lower view (`LearningTask.lower`) and for the distance
-(`LearningTask.distance`), and upsamples whatever is a map (N, C, H, W): heat maps, class maps, depth, images, frame by frame also clips
-(B, T, C, H, W). A prediction without a grid (class scores) is compared as it is.
+The layer knows nothing of what is predicted. It asks the task for the lower view
+(`LearningTask.lower`) and for the distance (`LearningTask.distance`), and upsamples whatever is a
+map (N, C, H, W): heat maps, class maps, depth, images, frame by frame also clips (B, T, C, H, W). A
+prediction without a grid (class scores) is compared as it is.
 
 What the paper leaves open, and what is done here:
-- Eqs. 4-5 are sums over pixels, public pose code takes means. alpha = 1 means something only if both terms use the same one: the
+- Eqs. 4-5 are sums over pixels, public pose code takes means. alpha = 1 means something only if
+both terms use the same one: the
   distance has the reduction of the task's loss.
-- U is bilinear with pixel centres; corners=True aligns corner pixels instead, as unbiased coordinates (UDP) would have it.
-- gamma: a loss term of 0.01 ||w||^2 / 2 beside a mean-reduced loss of about 0.001 would be all that is left to learn, and inside AdamW
-  an L2 term is not weight decay. So gamma is 0 here and the recipes set FedAvg's weight_decay = 0.01; gamma > 0 is the equation to the
-  letter.
-- statistics: whether BatchNorm's running statistics follow the lower levels too ("all", what a straightforward program does) or only
+- U is bilinear with pixel centres; corners=True aligns corner pixels instead, as unbiased
+coordinates (UDP) would have it. - gamma: a loss term of 0.01 ||w||^2 / 2 beside a mean-reduced loss
+of about 0.001 would be all that is left to learn, and inside AdamW
+  an L2 term is not weight decay. So gamma is 0 here and the recipes set FedAvg's weight_decay =
+  0.01; gamma > 0 is the equation to the letter.
+- statistics: whether BatchNorm's running statistics follow the lower levels too ("all", what a
+straightforward program does) or only
   the native one ("native"). In either case a level is normalised by its own batch.
 - Visibility weights apply to the task loss only, as Eq. 5 has none.
-- Algorithm 1, line 16 starts each step from w instead of w_k, which would undo the step before: read as a slip. Its mean is 1/N, the
+- Algorithm 1, line 16 starts each step from w instead of w_k, which would undo the step before:
+read as a slip. Its mean is 1/N, the
   text's is weighted: FedAvg's `weights` says which.
 """
 
@@ -45,8 +52,9 @@ Size = tuple[int, int]
 
 @dataclass
 class MultiResolution(TrainingLayer):
-    """sizes: (height, width) of the levels, in any order. alpha: weight of the distillation. gamma: weight of the L2 term. statistics: what
-    BatchNorm's running statistics follow. corners: align corner pixels when upsampling."""
+    """sizes: (height, width) of the levels, in any order. alpha: weight of the distillation. gamma:
+    weight of the L2 term. statistics: what BatchNorm's running statistics follow. corners: align
+    corner pixels when upsampling."""
 
     sizes: tuple[tuple[int, int], ...] = ()
     alpha: NotNegative = 1.0
@@ -58,18 +66,21 @@ class MultiResolution(TrainingLayer):
         multiple = self.under(inner).task.multiple
         if not self.sizes:
             raise StackError(
-                "MultiResolution needs the sizes of its levels, for example sizes = [[64, 48], [48, 36], [32, 24]]"
+                "MultiResolution needs the sizes of its levels, for example sizes = [[64, 48], [48,"
+                " 36], [32, 24]]"
             )
         self.sizes = tuple(sorted({(int(h), int(w)) for h, w in self.sizes}, reverse=True))
         for higher, lower in zip(self.sizes, self.sizes[1:]):
             if not is_below(lower, higher):
                 raise StackError(
-                    f"MultiResolution: {_name(lower)} is not below {_name(higher)} in both directions"
+                    f"MultiResolution: {_name(lower)} is not below {_name(higher)} in both"
+                    " directions"
                 )
         for size in self.sizes:
             if min(size) < 1 or any(side % multiple for side in size):
                 raise StackError(
-                    f"MultiResolution: {_name(size)} does not fit the model, whose inputs are multiples of {multiple}"
+                    f"MultiResolution: {_name(size)} does not fit the model, whose inputs are"
+                    f" multiples of {multiple}"
                 )
 
     def client_step(self, message: Message, client: Client) -> Message:
@@ -79,7 +90,9 @@ class MultiResolution(TrainingLayer):
         return self.inner.client_step(message, client)
 
     def distil(self, model: nn.Module, batch: Batch, output: Output) -> Tensor:
-        """alpha times Eq. 5. The native prediction is the one the task loss has already paid for."""
+        """alpha times Eq. 5. The native prediction is the one the task loss has already paid
+        for.
+        """
         base = self.fedavg
         teacher = output.prediction
         total = teacher.new_zeros(())

@@ -1,8 +1,9 @@
-"""Parts of the model that stay on the client: BackboneOnly (FedVSSL, FedPer) and FedBN (Li et al., 2021).
+"""Parts of the model that stay on the client: BackboneOnly (FedVSSL, FedPer) and FedBN (Li et al.,
+2021).
 
-The layer owns `init`, so that nothing outside it ever sees a private array and private arrays really do not travel. A client keeps
-its own in memory from round to round; one that is asked for the first time starts from the common initialisation, which it builds
-itself from the recipe's seed.
+The layer owns `init`, so that nothing outside it ever sees a private array and private arrays
+really do not travel. A client keeps its own in memory from round to round; one that is asked for
+the first time starts from the common initialisation, which it builds itself from the recipe's seed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Private(TrainingLayer):
             (p for p in inner.parts() if isinstance(p, Layer) and p.stage == "share"), None
         ):
             raise StackError(
-                f"{type(self).__name__} and {type(other).__name__} both decide what stays with a client: keep one of them"
+                f"{type(self).__name__} and {type(other).__name__} both decide what stays with a"
+                " client: keep one of them"
             )
 
     def init(self) -> Message:
@@ -53,7 +55,8 @@ class Private(TrainingLayer):
                 else ""
             )
             raise StackError(
-                f"{type(self).__name__} would keep {what} private: the model consists of {', '.join(sorted(parts))}{advice}"
+                f"{type(self).__name__} would keep {what} private: the model consists of"
+                f" {', '.join(sorted(parts))}{advice}"
             )
         return state.put(model={n: t for n, t in whole.items() if n not in self._start})
 
@@ -65,8 +68,8 @@ class Private(TrainingLayer):
         return reply.put(delta={n: t for n, t in delta.items() if n not in own})
 
     def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
-        """With a client's own part. The server has none, so it can evaluate only what needs no head; else personal metrics are all there
-        is."""
+        """With a client's own part. The server has none, so it can evaluate only what needs no
+        head; else personal metrics are all there is."""
         if "private" not in memory and self.fedavg.task.needs_head(data):
             return {}
         own = memory.get("private") or self._first()
@@ -94,7 +97,9 @@ class BackboneOnly(Private):
 
 @dataclass
 class FedBN(Private):
-    """Normalisation layers stay at home: weights, biases and running statistics of every BatchNorm."""
+    """Normalisation layers stay at home: weights, biases and running statistics of every
+    BatchNorm.
+    """
 
     _names: set[str] | None = field(default=None, init=False, repr=False)
 

@@ -1,12 +1,17 @@
-"""Server optimisers: the mean update d as a pseudo-gradient. FedAvgM (Hsu et al., 2019), FedAdagrad, FedAdam, FedYogi (Reddi et al., 2021).
+"""Server optimisers: the mean update d as a pseudo-gradient. FedAvgM (Hsu et al., 2019),
+FedAdagrad, FedAdam, FedYogi (Reddi et al., 2021).
 
 FedAvgM:  m <- beta m + d, x += lr m.
 Others (Algorithm 2 of FedOpt):  m <- beta_1 m + (1 - beta_1) d;  x += lr m / (sqrt(v) + tau), with
-    Adagrad  v <- v + d^2        Adam  v <- beta_2 v + (1 - beta_2) d^2        Yogi  v <- v - (1 - beta_2) d^2 sign(v - d^2)
+    Adagrad  v <- v + d^2
+    Adam     v <- beta_2 v + (1 - beta_2) d^2
+    Yogi     v <- v - (1 - beta_2) d^2 sign(v - d^2)
 
-Two readings differ between paper and Flower. bias="fedopt": v starts at tau^2 and nothing is corrected. bias="flower": v starts at zero
-and Adam's step is multiplied by sqrt(1 - beta_2^(t+1)) / (1 - beta_1^(t+1)) with Flower's t, which counts rounds from 1; Yogi and Adagrad
-are not corrected there either. Only trained parameters are adapted; buffers take the plain mean, which would otherwise leave their range.
+Two readings differ between paper and Flower. bias="fedopt": v starts at tau^2 and nothing is
+corrected. bias="flower": v starts at zero and Adam's step is multiplied by sqrt(1 - beta_2^(t+1)) /
+(1 - beta_1^(t+1)) with Flower's t, which counts rounds from 1; Yogi and Adagrad are not corrected
+there either. Only trained parameters are adapted; buffers take the plain mean, which would
+otherwise leave their range.
 """
 
 from __future__ import annotations
@@ -41,7 +46,8 @@ class ServerOptimizer(TrainingLayer):
             )
         if other := next((p for p in inner.parts() if isinstance(p, ServerOptimizer)), None):
             raise StackError(
-                f"{type(self).__name__} and {type(other).__name__} both optimise on the server: keep one of them"
+                f"{type(self).__name__} and {type(other).__name__} both optimise on the server:"
+                " keep one of them"
             )
 
     def server_step(self, state: Message, replies: Replies) -> Message:
@@ -71,7 +77,9 @@ class FedAvgM(ServerOptimizer):
 
 @dataclass
 class _Adaptive(ServerOptimizer):
-    """lr: server learning rate. beta_1, beta_2: of the moments. tau: how adaptive. bias: "fedopt" or "flower"."""
+    """lr: server learning rate. beta_1, beta_2: of the moments. tau: how adaptive. bias: "fedopt"
+    or "flower".
+    """
 
     lr: Positive = 0.01
     beta_1: Fraction = 0.9
@@ -103,8 +111,8 @@ class _Adaptive(ServerOptimizer):
 
 @dataclass
 class FedAdagrad(_Adaptive):
-    """Adagrad on the server (Reddi et al., 2021). lr: server learning rate. beta_1: of the first moment (0 in the paper). tau: how
-    adaptive. bias: "fedopt" or "flower"."""
+    """Adagrad on the server (Reddi et al., 2021). lr: server learning rate. beta_1: of the first
+    moment (0 in the paper). tau: how adaptive. bias: "fedopt" or "flower"."""
 
     beta_1: Fraction = 0.0
 
@@ -114,8 +122,8 @@ class FedAdagrad(_Adaptive):
 
 @dataclass
 class FedAdam(_Adaptive):
-    """Adam on the server (Reddi et al., 2021). lr: server learning rate. beta_1, beta_2: of the moments. tau: how adaptive. bias: "fedopt"
-    (none) or "flower"."""
+    """Adam on the server (Reddi et al., 2021). lr: server learning rate. beta_1, beta_2: of the
+    moments. tau: how adaptive. bias: "fedopt" (none) or "flower"."""
 
     def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         return self.beta_2 * v + (1 - self.beta_2) * square
@@ -129,8 +137,8 @@ class FedAdam(_Adaptive):
 
 @dataclass
 class FedYogi(_Adaptive):
-    """Yogi on the server (Reddi et al., 2021). lr: server learning rate. beta_1, beta_2: of the moments. tau: how adaptive. bias: v starts
-    at tau^2 ("fedopt") or 0 ("flower")."""
+    """Yogi on the server (Reddi et al., 2021). lr: server learning rate. beta_1, beta_2: of the
+    moments. tau: how adaptive. bias: v starts at tau^2 ("fedopt") or 0 ("flower")."""
 
     def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         return v - (1 - self.beta_2) * square * (v - square).sign()

@@ -1,7 +1,9 @@
-"""UploadFailures (FedVSR, section 5.3.2): in every round a fixed share of the replies is thrown away, whoever sent them.
+"""UploadFailures (FedVSR, section 5.3.2): in every round a fixed share of the replies is thrown
+away, whoever sent them.
 
-Exactly round(share * replies) of them, chosen by the seed and the round; at least one stays. This is the paper's study, for methods whose
-clients remember nothing. Where clients keep a memory, lost replies must be lost on the way: that is `engines.flaky.Flaky`.
+Exactly round(share * replies) of them, chosen by the seed and the round; at least one stays. This
+is the paper's study, for methods whose clients remember nothing. Where clients keep a memory, lost
+replies must be lost on the way: that is `engines.flaky.Flaky`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""t-SNE (van der Maaten & Hinton, 2008), exact: points of many dimensions laid out in the plane so that neighbours stay neighbours. For
-pictures.
+"""t-SNE (van der Maaten & Hinton, 2008), exact: points of many dimensions laid out in the plane so
+that neighbours stay neighbours. For pictures.
 
-Eq. 1: p(j|i) is a Gaussian around i whose width gives every point the same perplexity. Eq. 4: q is Student's t in the plane. Gradient
-descent on KL(P || Q), Eq. 5, with momentum, gains and early exaggeration. Starts from the first two principal components, so that the
-same features give the same picture.
+Eq. 1: p(j|i) is a Gaussian around i whose width gives every point the same perplexity. Eq. 4: q is
+Student's t in the plane. Gradient descent on KL(P || Q), Eq. 5, with momentum, gains and early
+exaggeration. Starts from the first two principal components, so that the same features give the
+same picture.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""PSNR and SSIM of clips as the super-resolution literature reports them: on pixels rounded to 8 bits, over RGB or luma, border cut off.
+"""PSNR and SSIM of clips as the super-resolution literature reports them: on pixels rounded to 8
+bits, over RGB or luma, border cut off.
 
-Y = (65.481 R + 128.553 G + 24.966 B) / 255 + 16 for R, G, B in 0...255. SSIM: 11x11 Gaussian window with sigma 1.5, valid part only,
-C1 = (0.01 * 255)^2, C2 = (0.03 * 255)^2, mean over channels. All functions give one number per frame; the mean of a clip's frames is the
-clip's, the mean of clips the data set's.
+Y = (65.481 R + 128.553 G + 24.966 B) / 255 + 16 for R, G, B in 0...255. SSIM: 11x11 Gaussian window
+with sigma 1.5, valid part only, C1 = (0.01 * 255)^2, C2 = (0.03 * 255)^2, mean over channels. All
+functions give one number per frame; the mean of a clip's frames is the clip's, the mean of clips
+the data set's.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ CAP = 100.0  # dB of a perfect frame: keeps means finite
 
 
 def levels(clip: Tensor, channel: Channel = "rgb", border: int = 0) -> Tensor:
-    """(..., 3, H, W) in [0, 1] to the values that are compared: 0...255, rounded as an 8-bit file would be; luma is not rounded again."""
+    """(..., 3, H, W) in [0, 1] to the values that are compared: 0...255, rounded as an 8-bit file
+    would be; luma is not rounded again.
+    """
     x = (clip.detach().float().clamp(0, 1) * 255).round()
     if border:
         h, w = x.shape[-2:]
@@ -71,7 +75,9 @@ def _ssim(a: Tensor, b: Tensor) -> Tensor:
 
 
 def blur(x: Tensor) -> Tensor:
-    """Gaussian window 11, sigma 1.5, valid part only, as two passes of shifted sums: quicker than a convolution on one core."""
+    """Gaussian window 11, sigma 1.5, valid part only, as two passes of shifted sums: quicker than a
+    convolution on one core.
+    """
     taps = torch.exp(-((torch.arange(11) - 5.0) ** 2) / (2 * 1.5**2))
     weights = (taps / taps.sum()).tolist()
     for axis in (-2, -1):
@@ -84,8 +90,9 @@ def blur(x: Tensor) -> Tensor:
 
 
 def temporal_gap(prediction: Tensor, target: Tensor) -> Tensor:
-    """Temporal consistency: how much the change from frame to frame differs from the true change, mean absolute in 8-bit levels. Flicker
-    and trailing raise it, a constant error does not. Zero for a single frame."""
+    """Temporal consistency: how much the change from frame to frame differs from the true change,
+    mean absolute in 8-bit levels. Flicker and trailing raise it, a constant error does not. Zero
+    for a single frame."""
     a, b = levels(prediction), levels(target)
     if a.shape[-4] < 2:
         return torch.zeros(())

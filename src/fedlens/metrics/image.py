@@ -12,7 +12,9 @@ Border = Literal["reflect", "valid"]
 
 
 def psnr(image: Tensor, truth: Tensor, peak: float = 255.0) -> float:
-    """Peak signal-to-noise ratio in dB, over all pixels and channels together. Callers clamp first where that is the convention."""
+    """Peak signal-to-noise ratio in dB, over all pixels and channels together. Callers clamp first
+    where that is the convention.
+    """
     error = float((image.double() - truth.double()).square().mean())
     return math.inf if error == 0 else 10 * math.log10(peak * peak / error)
 
@@ -25,11 +27,13 @@ def ssim(
     sigma: float = 1.5,
     border: Border = "reflect",
 ) -> float:
-    """Structural similarity (Wang et al., 2004) with a Gaussian window; mean over pixels and channels. border: where the window does not
-    fit, reflect the image (as torchmetrics does) or leave those pixels out ("valid", as the original)."""
+    """Structural similarity (Wang et al., 2004) with a Gaussian window; mean over pixels and
+    channels. border: where the window does not fit, reflect the image (as torchmetrics does) or
+    leave those pixels out ("valid", as the original)."""
     if min(image.shape[-2:]) < size:
         raise ValueError(
-            f"SSIM needs at least {size} x {size} pixels, this image has {image.shape[-2]} x {image.shape[-1]}"
+            f"SSIM needs at least {size} x {size} pixels, this image has {image.shape[-2]} x"
+            f" {image.shape[-1]}"
         )
     a, b = (t.double().reshape(-1, 1, *t.shape[-2:]) for t in (image, truth))
     if border == "reflect":

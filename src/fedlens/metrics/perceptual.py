@@ -1,8 +1,10 @@
-"""LPIPS (Zhang et al., 2018) with AlexNet, version 0.1: distance of deep features, weighted per channel; smaller is closer.
+"""LPIPS (Zhang et al., 2018) with AlexNet, version 0.1: distance of deep features, weighted per
+channel; smaller is closer.
 
-Inputs are RGB in [0, 1] and are mapped to [-1, 1] here. (FedVSR's public script feeds 8-bit integers in BGR order, where 2x - 1 wraps
-around; its printed LPIPS are not comparable.) Weights come from local files, `alexnet_features.pth` and `lpips_v0.1_lin_alex.pth`, or else
-from torchvision (a download) and torchmetrics (which ships the small linear part).
+Inputs are RGB in [0, 1] and are mapped to [-1, 1] here. (FedVSR's public script feeds 8-bit
+integers in BGR order, where 2x - 1 wraps around; its printed LPIPS are not comparable.) Weights
+come from local files, `alexnet_features.pth` and `lpips_v0.1_lin_alex.pth`, or else from
+torchvision (a download) and torchmetrics (which ships the small linear part).
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Lpips(nn.Module):
 
 @lru_cache(maxsize=2)
 def load_lpips(folder: str | None = None) -> Lpips:
-    """With weights from `folder`, from the data pack ($FEDLENS_DATA/weights/lpips), or from torchvision and torchmetrics."""
+    """With weights from `folder`, from the data pack ($FEDLENS_DATA/weights/lpips), or from
+    torchvision and torchmetrics.
+    """
     place = (
         Path(folder) if folder else Path(os.environ.get("FEDLENS_DATA", "")) / "weights" / "lpips"
     )
@@ -88,7 +92,9 @@ def _published() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def lpips(prediction: Tensor, target: Tensor, folder: str | None = None) -> Tensor:
-    """Distance of every frame of (N, 3, H, W) in [0, 1], rounded to 8 bits as all published figures are."""
+    """Distance of every frame of (N, 3, H, W) in [0, 1], rounded to 8 bits as all published figures
+    are.
+    """
     model = load_lpips(folder)
     pairs = [
         ((t.detach().float().clamp(0, 1) * 255).round() / 255).cpu() for t in (prediction, target)

@@ -1,9 +1,9 @@
-"""How well joints were found: PCK (Yang & Ramanan), PCKh as MPII's own evaluation has it, and COCO's AP over object keypoint
-similarity.
+"""How well joints were found: PCK (Yang & Ramanan), PCKh as MPII's own evaluation has it, and
+COCO's AP over object keypoint similarity.
 
-Points are (N, J, 2) in image pixels, visible is (N, J), reference (N): the length an error is divided by. PCK@0.2 of LSP divides by the
-torso. PCKh divides by 0.6 times the diagonal of the head box, leaves out pelvis and thorax, and its mean weighs every joint by how
-often it is visible.
+Points are (N, J, 2) in image pixels, visible is (N, J), reference (N): the length an error is
+divided by. PCK@0.2 of LSP divides by the torso. PCKh divides by 0.6 times the diagonal of the head
+box, leaves out pelvis and thorax, and its mean weighs every joint by how often it is visible.
 """
 
 from __future__ import annotations
@@ -19,14 +19,22 @@ Array = np.ndarray[Any, Any]
 
 MPII_LEFT_OUT = (6, 7)  # pelvis and thorax
 MPII_GROUPS = {
-    "ankle": (0, 5), "knee": (1, 4), "hip": (2, 3), "wrist": (10, 15), "elbow": (11, 14), "shoulder": (12, 13), "head": (9,),
-}  # fmt: skip
+    "ankle": (0, 5),
+    "knee": (1, 4),
+    "hip": (2, 3),
+    "wrist": (10, 15),
+    "elbow": (11, 14),
+    "shoulder": (12, 13),
+    "head": (9,),
+}
 
 
 def hits(
     predicted: Array, truth: Array, visible: Array, reference: Array, threshold: float
 ) -> tuple[Array, Array]:
-    """(N, J) right or not, and (N, J) whether it counts at all. No more than the threshold is right."""
+    """(N, J) right or not, and (N, J) whether it counts at all. No more than the threshold is
+    right.
+    """
     error = np.linalg.norm(predicted - truth, axis=-1) / np.maximum(reference, 1e-6)[:, None]
     counts = np.asarray(visible) > 0
     return (error <= threshold) & counts, counts
@@ -41,7 +49,9 @@ def pck(
 
 
 def pckh(predicted: Array, truth: Array, visible: Array, reference: Array) -> dict[str, float]:
-    """MPII: the mean at 0.5, the mean at 0.1 and the groups at 0.5, in percent. reference = 0.6 * head box diagonal."""
+    """MPII: the mean at 0.5, the mean at 0.1 and the groups at 0.5, in percent. reference = 0.6 *
+    head box diagonal.
+    """
     seen = np.array(visible, float)
     seen[:, list(MPII_LEFT_OUT)] = 0
     out = {
@@ -58,7 +68,9 @@ def pckh(predicted: Array, truth: Array, visible: Array, reference: Array) -> di
 def oks(
     predicted: Array, truth: Array, visible: Array, area: Array, sigmas: Sequence[float]
 ) -> Array:
-    """Object keypoint similarity of each pair of people: mean over visible joints of exp(-d^2 / (2 area (2 sigma)^2))."""
+    """Object keypoint similarity of each pair of people: mean over visible joints of exp(-d^2 / (2
+    area (2 sigma)^2)).
+    """
     d2 = ((predicted - truth) ** 2).sum(-1)
     spread = (2 * np.asarray(sigmas)) ** 2
     like = np.exp(-d2 / (2 * spread * (np.asarray(area)[:, None] + np.spacing(1))))
@@ -70,7 +82,9 @@ def oks(
 def coco_ap(
     predicted: Array, scores: Array, truth: Array, visible: Array, area: Array, image: Array
 ) -> dict[str, float]:
-    """AP, AP50, AP75 and AR of COCO's own program, one detection per annotated person. In percent."""
+    """AP, AP50, AP75 and AR of COCO's own program, one detection per annotated person. In
+    percent.
+    """
     try:
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
@@ -114,7 +128,12 @@ def _annotation(
     seen = np.asarray(visible) > 0
     low, high = joints.min(0), joints.max(0)
     return {
-        "id": number + 1, "image_id": image, "category_id": 1, "iscrowd": 0, "area": area, "num_keypoints": int(seen.sum()),
+        "id": number + 1,
+        "image_id": image,
+        "category_id": 1,
+        "iscrowd": 0,
+        "area": area,
+        "num_keypoints": int(seen.sum()),
         "bbox": [float(low[0]), float(low[1]), float(high[0] - low[0]), float(high[1] - low[1])],
         "keypoints": np.c_[joints, 2.0 * seen].ravel().tolist(),
-    }  # fmt: skip
+    }

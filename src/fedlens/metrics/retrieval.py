@@ -1,7 +1,9 @@
-"""Retrieval: is one of the k nearest of the same class? And the other reading of it, a vote among them.
+"""Retrieval: is one of the k nearest of the same class? And the other reading of it, a vote among
+them.
 
-The protocol is VCOP's: cosine similarity, a hit if any of the k nearest in the gallery has the query's label. FedVSSL's text speaks of a
-majority vote instead; `vote` is that, ties going to the nearest.
+The protocol is VCOP's: cosine similarity, a hit if any of the k nearest in the gallery has the
+query's label. FedVSSL's text speaks of a majority vote instead; `vote` is that, ties going to the
+nearest.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ KS = (1, 5, 10, 20, 50)
 
 
 def nearest(queries: Tensor, gallery: Tensor, k: int, same: bool = False) -> tuple[Tensor, Tensor]:
-    """Numbers and cosine similarities (queries x k) of the most similar, best first. same: both are one set, nobody finds itself."""
+    """Numbers and cosine similarities (queries x k) of the most similar, best first. same: both are
+    one set, nobody finds itself.
+    """
     a, b = (F.normalize(x.flatten(1).double(), dim=1) for x in (queries, gallery))
     alike = a @ b.T
     if same:

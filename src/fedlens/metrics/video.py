@@ -1,7 +1,8 @@
-"""VMAF through ffmpeg's libvmaf. The ffmpeg that imageio-ffmpeg ships has the filter and the model vmaf_v0.6.1 built in.
+"""VMAF through ffmpeg's libvmaf. The ffmpeg that imageio-ffmpeg ships has the filter and the model
+vmaf_v0.6.1 built in.
 
-Frames go to ffmpeg as 8-bit RGB and become yuv420p there, like the PNG files of the usual evaluation. Identical clips do not score 100 but
-about 99.7, because the first frame has no motion.
+Frames go to ffmpeg as 8-bit RGB and become yuv420p there, like the PNG files of the usual
+evaluation. Identical clips do not score 100 but about 99.7, because the first frame has no motion.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ def vmaf(prediction: Tensor, target: Tensor, rate: int = 30) -> float:
             )
             (folder / f"{name}.rgb").write_bytes(raw.numpy().tobytes())
         source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{w}x{h}", "-r", str(rate), "-i"]
-        graph = "[0:v]format=yuv420p[a];[1:v]format=yuv420p[b];[a][b]libvmaf=log_fmt=json:log_path=out.json:n_threads=1"
+        graph = (
+            "[0:v]format=yuv420p[a];[1:v]format=yuv420p[b];"
+            "[a][b]libvmaf=log_fmt=json:log_path=out.json:n_threads=1"
+        )
         command = [
             ffmpeg,
             "-hide_banner",

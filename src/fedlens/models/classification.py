@@ -1,12 +1,15 @@
-"""Classifiers, all of one shape: `body` turns images into a feature vector, `head` is one linear layer on top.
+"""Classifiers, all of one shape: `body` turns images into a feature vector, `head` is one linear
+layer on top.
 
-Pixels come in as [0, 1] and are normalised inside the body, so that whatever feeds a network (a dataset, a generator, a user's file)
-needs to know nothing about it. The constants are not part of the state dict.
+Pixels come in as [0, 1] and are normalised inside the body, so that whatever feeds a network (a
+dataset, a generator, a user's file) needs to know nothing about it. The constants are not part of
+the state dict.
 
-Sizes for 10 classes: `cnn` 1,626,442 (issue 2's benchmark: two 3x3 convolutions without padding, one pooling, 128 features), `niid` 62,006
-(NIID-Bench: 6 and 16 channels, 5x5), `resnet8` 78,042 (three stages of one basic block), `resnet18` 11,173,962 with the CIFAR stem (3x3, no
-pooling) and 11,181,642 with the ImageNet stem. `timm:NAME` is any timm network. A `projection` of N puts two more linear layers, the last
-one N wide, between body and head, as MOON's authors do (N = 256).
+Sizes for 10 classes: `cnn` 1,626,442 (issue 2's benchmark: two 3x3 convolutions without padding,
+one pooling, 128 features), `niid` 62,006 (NIID-Bench: 6 and 16 channels, 5x5), `resnet8` 78,042
+(three stages of one basic block), `resnet18` 11,173,962 with the CIFAR stem (3x3, no pooling) and
+11,181,642 with the ImageNet stem. `timm:NAME` is any timm network. A `projection` of N puts two
+more linear layers, the last one N wide, between body and head, as MOON's authors do (N = 256).
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ class Normalise(nn.Module):
         wide = [list(v) * channels if len(v) == 1 else list(v) for v in (mean, std)]
         if any(len(v) != channels for v in wide) or any(s <= 0 for s in wide[1]):
             raise ValueError(
-                f"mean and std need one number per channel ({channels}) or just one, and std must be positive"
+                f"mean and std need one number per channel ({channels}) or just one, and std must"
+                " be positive"
             )
         self.mean: Tensor
         self.std: Tensor
@@ -80,7 +84,8 @@ def classifier(
         made = NETWORKS[name](first, classes, channels, size, stem, norm)
     else:
         raise ValueError(
-            f"unknown classification model {name!r}: choose one of {', '.join(NETWORKS)} or timm:NAME"
+            f"unknown classification model {name!r}: choose one of {', '.join(NETWORKS)} or"
+            " timm:NAME"
         )
     return _projected(made, projection) if projection else made
 
@@ -100,9 +105,16 @@ def _cnn(
     if side < 1:
         raise ValueError(f"cnn needs images of at least 6 pixels, not {size}")
     body = nn.Sequential(
-        first, nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(64 * side * side, 128), nn.ReLU(),
-    )  # fmt: skip
+        first,
+        nn.Conv2d(channels, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * side * side, 128),
+        nn.ReLU(),
+    )
     return Classifier(body, 128, classes)
 
 
@@ -113,14 +125,26 @@ def _niid(
     if side < 1:
         raise ValueError(f"niid needs images of at least 16 pixels, not {size}")
     body = nn.Sequential(
-        first, nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(16 * side * side, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
-    )  # fmt: skip
+        first,
+        nn.Conv2d(channels, 6, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * side * side, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+    )
     return Classifier(body, 84, classes)
 
 
 def _normalisation(norm: Norm) -> Callable[..., nn.Module]:
-    """GroupNorm with two groups works for every width here and keeps no statistics of the clients."""
+    """GroupNorm with two groups works for every width here and keeps no statistics of the
+    clients.
+    """
     return nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, 2)
 
 

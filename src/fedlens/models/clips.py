@@ -1,7 +1,9 @@
-"""Networks that turn a clip (B, T, 3, h, w) into one that is `scale` times as large: what VRT, RVRT and IART have in common.
+"""Networks that turn a clip (B, T, 3, h, w) into one that is `scale` times as large: what VRT, RVRT
+and IART have in common.
 
-`ClipModel` refuses what the network cannot take, pads what it can only nearly take and crops the result, and, outside training, works in
-tiles when a clip is larger than `tile`. Tiles overlap; each pixel comes from the tile in which it lies farther from the edge.
+`ClipModel` refuses what the network cannot take, pads what it can only nearly take and crops the
+result, and, outside training, works in tiles when a clip is larger than `tile`. Tiles overlap; each
+pixel comes from the tile in which it lies farther from the edge.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ Size = tuple[int, int, int]
 
 
 class ClipModel(nn.Module):
-    """Abstract: `restore` does the work. tile, overlap: frames, height and width in input pixels; tile None takes every clip whole."""
+    """Abstract: `restore` does the work. tile, overlap: frames, height and width in input pixels;
+    tile None takes every clip whole.
+    """
 
     least_frames: ClassVar[int] = 2
 
@@ -54,7 +58,8 @@ class ClipModel(nn.Module):
         name = type(self).__name__
         if clip.dim() != 5 or clip.shape[2] != 3:
             raise ValueError(
-                f"{name} takes clips of shape (batch, frames, 3, height, width), not {tuple(clip.shape)}"
+                f"{name} takes clips of shape (batch, frames, 3, height, width), not"
+                f" {tuple(clip.shape)}"
             )
         if clip.shape[1] < self.fewest:
             raise ValueError(
@@ -98,7 +103,9 @@ def _size(clip: Tensor) -> Size:
 
 
 def spans(n: int, tile: int, overlap: int) -> Iterator[tuple[int, int, int, int]]:
-    """Tiles along one axis: what each sees (from, to) and what of its result is used (from, to). All see `tile`, or all there is."""
+    """Tiles along one axis: what each sees (from, to) and what of its result is used (from, to).
+    All see `tile`, or all there is.
+    """
     if n <= tile:
         yield 0, n, 0, n
         return
@@ -129,7 +136,9 @@ def enlarged(frames: Tensor, scale: int) -> Tensor:
 
 
 class FrameConv(nn.Conv3d):
-    """A convolution inside each frame, on frames (N, C, H, W); checkpoints hold it as one over a clip with a kernel of one frame."""
+    """A convolution inside each frame, on frames (N, C, H, W); checkpoints hold it as one over a
+    clip with a kernel of one frame.
+    """
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 3, groups: int = 1) -> None:
         super().__init__(
@@ -151,7 +160,9 @@ class FrameConv(nn.Conv3d):
 
 
 class Upsample(nn.Sequential):
-    """Pixel shuffles up to the scale and a last convolution. Two places per shuffle are empty so that the names fit the checkpoints."""
+    """Pixel shuffles up to the scale and a last convolution. Two places per shuffle are empty so
+    that the names fit the checkpoints.
+    """
 
     def __init__(self, scale: int, width: int) -> None:
         layers: list[nn.Module] = []

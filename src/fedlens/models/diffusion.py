@@ -1,8 +1,10 @@
-"""A small class-conditional diffusion model: diffusers' UNet2D on patches, its moving average, and a quick sampler.
+"""A small class-conditional diffusion model: diffusers' UNet2D on patches, its moving average, and
+a quick sampler.
 
-Images go in as [0, 1] and are mapped to [-1, 1]. `patch` x `patch` pixels become channels before the network and pixels behind it:
-four times less work at patch 2. The network predicts v (Salimans and Ho, 2022) under the cosine schedule; the class after the last
-means "any", so that guidance can weigh the two answers. The moving average of the weights travels as a second, frozen network:
+Images go in as [0, 1] and are mapped to [-1, 1]. `patch` x `patch` pixels become channels before
+the network and pixels behind it: four times less work at patch 2. The network predicts v (Salimans
+and Ho, 2022) under the cosine schedule; the class after the last means "any", so that guidance can
+weigh the two answers. The moving average of the weights travels as a second, frozen network:
 sampling uses that one.
 """
 
@@ -19,17 +21,26 @@ STEPS = 1000  # of the noise schedule
 
 
 class Denoiser(nn.Module):
-    """classes, channels, size: of the images. widths: channels of the levels, each at half the resolution of the one before. attention: in
-    the coarsest level. average: decay of the moving average."""
+    """classes, channels, size: of the images. widths: channels of the levels, each at half the
+    resolution of the one before. attention: in the coarsest level. average: decay of the moving
+    average."""
 
     def __init__(
-        self, classes: int, channels: int = 3, size: int = 32, patch: int = 2, widths: tuple[int, ...] = (32, 64, 96),
-        layers: int = 1, attention: bool = True, average: float = 0.999,
-    ) -> None:  # fmt: skip
+        self,
+        classes: int,
+        channels: int = 3,
+        size: int = 32,
+        patch: int = 2,
+        widths: tuple[int, ...] = (32, 64, 96),
+        layers: int = 1,
+        attention: bool = True,
+        average: float = 0.999,
+    ) -> None:
         super().__init__()
         if size % (patch * 2 ** (len(widths) - 1)):
             raise ValueError(
-                f"images of {size} pixels cannot be halved {len(widths) - 1} times in patches of {patch}"
+                f"images of {size} pixels cannot be halved {len(widths) - 1} times in patches of"
+                f" {patch}"
             )
         self.classes, self.channels, self.size, self.patch, self.decay = (
             classes,
@@ -44,14 +55,18 @@ class Denoiser(nn.Module):
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor, averaged: bool = False) -> Tensor:
-        """v of images in [-1, 1] that noise has reached step t of; y is the class, or `classes` for any."""
+        """v of images in [-1, 1] that noise has reached step t of; y is the class, or `classes` for
+        any.
+        """
         net: Any = self.mean if averaged else self.net
         found: Tensor = net(F.pixel_unshuffle(x, self.patch), t, class_labels=y).sample
         return F.pixel_shuffle(found, self.patch)
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Move the average a step towards the weights; quicker in the beginning, when it has little to average over."""
+        """Move the average a step towards the weights; quicker in the beginning, when it has little
+        to average over.
+        """
         keep = min(self.decay, float((1 + self.seen) / (10 + self.seen)))
         torch._foreach_lerp_(
             list(self.mean.parameters()), [p.detach() for p in self.net.parameters()], 1 - keep
@@ -68,7 +83,9 @@ class Denoiser(nn.Module):
         start: Tensor | None = None,
         strength: float = 1.0,
     ) -> Tensor:
-        """Images in [0, 1] by DDIM. With `start`, from these images behind `strength` of the noise instead of from noise alone."""
+        """Images in [0, 1] by DDIM. With `start`, from these images behind `strength` of the noise
+        instead of from noise alone.
+        """
         scheduler = schedule()
         scheduler.set_timesteps(steps)
         times = (
@@ -101,12 +118,18 @@ class Denoiser(nn.Module):
 
 
 def schedule() -> Any:
-    """The noise: cosine, v-prediction, ending in pure noise. DDIM's own steps are fast and deterministic."""
+    """The noise: cosine, v-prediction, ending in pure noise. DDIM's own steps are fast and
+    deterministic.
+    """
     diffusers = load_diffusers()
     return diffusers.DDIMScheduler(
-        num_train_timesteps=STEPS, beta_schedule="squaredcos_cap_v2", prediction_type="v_prediction", clip_sample=True,
-        timestep_spacing="trailing", set_alpha_to_one=True,
-    )  # fmt: skip
+        num_train_timesteps=STEPS,
+        beta_schedule="squaredcos_cap_v2",
+        prediction_type="v_prediction",
+        clip_sample=True,
+        timestep_spacing="trailing",
+        set_alpha_to_one=True,
+    )
 
 
 def _unet(
@@ -116,10 +139,18 @@ def _unet(
     last = "Attn" if attention else ""
     down = ["DownBlock2D"] * (len(widths) - 1) + [f"{last}DownBlock2D"]
     net: nn.Module = diffusers.UNet2DModel(
-        sample_size=size, in_channels=channels, out_channels=channels, layers_per_block=layers, block_out_channels=tuple(widths),
-        down_block_types=tuple(down), up_block_types=tuple(d.replace("Down", "Up") for d in reversed(down)), num_class_embeds=classes + 1,
-        norm_num_groups=8, attention_head_dim=16, add_attention=attention,
-    )  # fmt: skip
+        sample_size=size,
+        in_channels=channels,
+        out_channels=channels,
+        layers_per_block=layers,
+        block_out_channels=tuple(widths),
+        down_block_types=tuple(down),
+        up_block_types=tuple(d.replace("Down", "Up") for d in reversed(down)),
+        num_class_embeds=classes + 1,
+        norm_num_groups=8,
+        attention_head_dim=16,
+        add_attention=attention,
+    )
     return net
 
 

@@ -1,13 +1,18 @@
-"""IART (Xu et al., 2024): video super-resolution with implicit alignment, official size and a small one.
+"""IART (Xu et al., 2024): video super-resolution with implicit alignment, official size and a small
+one.
 
-Four passes through the video, backward and forward twice, frame by frame. A frame attends to the features of the two frames before it on
-the way (shifted windows over the three, from PSRT), each aligned to it first. The alignment (Eq. 5-9) does not interpolate: a pixel attends
-to the four pixels around where SpyNet's flow points, and sine positions of the fraction and of the four corners tell it how far they are.
+Four passes through the video, backward and forward twice, frame by frame. A frame attends to the
+features of the two frames before it on the way (shifted windows over the three, from PSRT), each
+aligned to it first. The alignment (Eq. 5-9) does not interpolate: a pixel attends to the four
+pixels around where SpyNet's flow points, and sine positions of the fraction and of the four corners
+tell it how far they are.
 
-Names and shapes are those of the published checkpoints, including three convolutions per pass that are never used. Deviations from the
-public code: keys and values of the four corners are projected before they are fetched, which is the same and four times cheaper; the parts
-of a step are recomputed in the backward pass (`recompute`), one after the other; enlarging by 2 and 3 (there: 4 only); frames smaller than
-64 pixels work; the shortcut for mirrored clips, which changes nothing, is left out.
+Names and shapes are those of the published checkpoints, including three convolutions per pass that
+are never used. Deviations from the public code: keys and values of the four corners are projected
+before they are fetched, which is the same and four times cheaper; the parts of a step are
+recomputed in the backward pass (`recompute`), one after the other; enlarging by 2 and 3 (there: 4
+only); frames smaller than 64 pixels work; the shortcut for mirrored clips, which changes nothing,
+is left out.
 """
 
 from __future__ import annotations
@@ -72,7 +77,9 @@ class ImplicitWarp(nn.Module):
         return (scores.softmax(1) * v).sum(1).reshape(b, h, w, c).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
 
     def _corners(self, layer: nn.Linear, other: Tensor, at: Tensor) -> Tensor:
-        """layer(pixel + position) = layer(pixel) + layer's weight on the position: project once, fetch four times."""
+        """layer(pixel + position) = layer(pixel) + layer's weight on the position: project once,
+        fetch four times.
+        """
         b, c = other.shape[:2]
         projected = layer(other.flatten(2).transpose(1, 2))
         found = projected.gather(1, at.view(b, -1, 1).expand(-1, -1, c)).view(b, 4, -1, c)
@@ -151,7 +158,9 @@ class Fuse(nn.Module):
 
 
 class IART(ClipModel):
-    """dim: features of a pass; width: of the enlarged picture. flow_weights: a SpyNet checkpoint to start from."""
+    """dim: features of a pass; width: of the enlarged picture. flow_weights: a SpyNet checkpoint to
+    start from.
+    """
 
     def __init__(
         self,
@@ -211,7 +220,9 @@ class IART(ClipModel):
         return torch.stack(done, 1)
 
     def _step(self, name: str, current: Tensor, back: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """back: the last result and its flow, the one before and its flow, as far as there are any."""
+        """back: the last result and its flow, the one before and its flow, as far as there are
+        any.
+        """
         aligned = [
             recomputed(self.implicit_warp, x, current, flow, on=self.recompute) for x, flow in back
         ]

@@ -1,15 +1,19 @@
-"""RVRT (Liang et al., 2022): a recurrent video restoration transformer that moves in clips of two frames, official size and a small one.
+"""RVRT (Liang et al., 2022): a recurrent video restoration transformer that moves in clips of two
+frames, official size and a small one.
 
-Four passes through the video, backward and forward twice. A pass carries the features of a clip to the next one by guided deformable
-attention (Eq. 4-8): a frame looks at 3x3 places around where SpyNet's flow and a learned rest point, in each frame of the clip before,
-and attends to what it finds there. The second pair of passes starts from the places the first pair ended at.
+Four passes through the video, backward and forward twice. A pass carries the features of a clip to
+the next one by guided deformable attention (Eq. 4-8): a frame looks at 3x3 places around where
+SpyNet's flow and a learned rest point, in each frame of the clip before, and attends to what it
+finds there. The second pair of passes starts from the places the first pair ended at.
 
-The attention is written with `grid_sample` and runs on every device; the public code needs a CUDA kernel. As there, the offset groups
-are spread over the concatenated keys and values: the first half moves the keys, the second half the values.
+The attention is written with `grid_sample` and runs on every device; the public code needs a CUDA
+kernel. As there, the offset groups are spread over the concatenated keys and values: the first half
+moves the keys, the second half the values.
 
-Names and shapes are those of the published checkpoint. Deviations from the public code: a step of a pass is recomputed in the backward pass
-(`recompute`); an odd number of frames is padded by repeating the last one; enlarging by 2 and 3 (there: 4 only); the shortcut for mirrored
-clips, which changes nothing, is left out.
+Names and shapes are those of the published checkpoint. Deviations from the public code: a step of a
+pass is recomputed in the backward pass (`recompute`); an odd number of frames is padded by
+repeating the last one; enlarging by 2 and 3 (there: 4 only); the shortcut for mirrored clips, which
+changes nothing, is left out.
 """
 
 from __future__ import annotations
@@ -29,16 +33,17 @@ PASSES = ("backward_1", "forward_1", "backward_2", "forward_2")
 
 
 def deformable_attention(q: Tensor, kv: Tensor, offset: Tensor, heads: int) -> Tensor:
-    """Attention of every pixel of q (N, C, h, w) to 3x3 moved places in each of S frames, kv (N, S, 2C, h, w).
+    """Attention of every pixel of q (N, C, h, w) to 3x3 moved places in each of S frames, kv (N, S,
+    2C, h, w).
 
-    offset (N, S, groups, 9, 2, h, w): y before x, added to the 3x3 neighbours. A group moves 2C / groups neighbouring channels of kv.
+    offset (N, S, groups, 9, 2, h, w): y before x, added to the 3x3 neighbours. A group moves 2C /
+    groups neighbouring channels of kv.
     """
     n, s, groups = offset.shape[:3]
     h, w = q.shape[-2:]
     channels, pairs = q.shape[1], groups // 2
-    wide = (
-        channels // pairs
-    )  # the channels of a group of keys, and of the group of values that belongs to it
+    # the channels of a group of keys, and of the group of values that belongs to it
+    wide = channels // pairs
     d = channels // heads
     out = []
     for g in range(pairs):
@@ -73,7 +78,8 @@ class GuidedAttention(nn.Module):
         super().__init__()
         if groups % 2 or (2 * dim) % (groups // 2) or heads % (groups // 2):
             raise ValueError(
-                f"{groups} offset groups do not fit {heads} heads: half of the groups must divide the heads"
+                f"{groups} offset groups do not fit {heads} heads: half of the groups must divide"
+                " the heads"
             )
         self.groups, self.heads, self.limit = groups, heads, limit
         layers: list[nn.Module] = [
@@ -93,8 +99,9 @@ class GuidedAttention(nn.Module):
         self.mlp = nn.Sequential(nn.Identity(), Mlp(dim, 2 * dim))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, flows: Tensor) -> tuple[Tensor, Tensor]:
-        """q, k, v: (B, 2, C, h, w); flows (B, 2, 2, 2, h, w): of each frame to the frame in its own place, then to the other one.
-        Returns the aligned features and the flows that were used in the end: the mean over groups and places."""
+        """q, k, v: (B, 2, C, h, w); flows (B, 2, 2, 2, h, w): of each frame to the frame in its own
+        place, then to the other one. Returns the aligned features and the flows that were used in
+        the end: the mean over groups and places."""
         b, t, _, h, w = q.shape
         warped = [
             warp(_turned(v, i).flatten(0, 1), flows[:, :, i].flatten(0, 1)).view_as(v)
@@ -144,7 +151,9 @@ class Residual(nn.Module):
 
 
 class Refine(nn.Module):
-    """A convolution, then shifted-window attention; the places in between are empty so that the names fit the checkpoint."""
+    """A convolution, then shifted-window attention; the places in between are empty so that the
+    names fit the checkpoint.
+    """
 
     def __init__(
         self, inputs: int, dim: int, count: int, depth: int, heads: int, window: Size
@@ -172,8 +181,9 @@ class Refine(nn.Module):
 
 
 class RVRT(ClipModel):
-    """counts, depth: residual parts, and blocks in each, of the first layers, of a pass and of the last ones. groups: of
-    offsets; align_heads, hidden, limit: of the guided attention. flow_weights: a SpyNet checkpoint to start from."""
+    """counts, depth: residual parts, and blocks in each, of the first layers, of a pass and of the
+    last ones. groups: of offsets; align_heads, hidden, limit: of the guided attention.
+    flow_weights: a SpyNet checkpoint to start from."""
 
     def __init__(
         self,
@@ -238,7 +248,9 @@ class RVRT(ClipModel):
     def _pass(
         self, name: str, features: list[Tensor], flows: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Through the clips in the order of travel; `features` of the passes before this one, the latest last."""
+        """Through the clips in the order of travel; `features` of the passes before this one, the
+        latest last.
+        """
         here = torch.split(torch.cat(features, 2), CLIP, 1)
         latest = torch.split(features[-1], CLIP, 1)
         x = torch.zeros_like(latest[0])
@@ -272,10 +284,8 @@ class RVRT(ClipModel):
 
     def _enlarge(self, x: Tensor, frame: Tensor) -> Tensor:
         x = self.reconstruction(x)[:, 0]
-        return (
-            self.conv_last(self.upsampler(self.conv_before_upsampler(x)))
-            + enlarged(frame[:, 0], self.scale)
-        )[:, None]  # type: ignore[no-any-return]
+        detail: Tensor = self.conv_last(self.upsampler(self.conv_before_upsampler(x)))
+        return (detail + enlarged(frame[:, 0], self.scale))[:, None]
 
     @staticmethod
     def configuration(weights: Mapping[str, Tensor]) -> str | None:
@@ -292,12 +302,16 @@ class RVRT(ClipModel):
         except (KeyError, IndexError):
             return None
         scale = {(4, 1): 2, (9, 1): 3, (4, 4, 1): 4}.get(shuffles, 1)
-        return f"RVRT, {'official configuration, ' if (dim, groups) == (144, 12) else ''}x{scale}, width {dim}, {groups} offset groups"
+        return (
+            f"RVRT, {'official configuration, ' if (dim, groups) == (144, 12) else ''}x{scale},"
+            f" width {dim}, {groups} offset groups"
+        )
 
 
 def _clip_flows(flows: Tensor) -> list[Tensor]:
-    """From flows between neighbours in the order of travel, those of frames 2 and 3 of two clips to frames 0 and 1: per step
-    (B, 2, 2, 2, h, w), first to the frame in the same place of its clip, then to the other one."""
+    """From flows between neighbours in the order of travel, those of frames 2 and 3 of two clips to
+    frames 0 and 1: per step (B, 2, 2, 2, h, w), first to the frame in the same place of its clip,
+    then to the other one."""
     out = []
     for i in range(CLIP - 1, flows.shape[1] - 1, CLIP):
         f01, f12, f23 = flows[:, i - 1], flows[:, i], flows[:, i + 1]
@@ -311,6 +325,15 @@ def _clip_flows(flows: Tensor) -> list[Tensor]:
 def rvrt_small(scale: int = 4, recompute: bool = True, flow_weights: str | None = None) -> RVRT:
     """RVRT in small, for tests and CPUs."""
     return RVRT(
-        scale, window=(2, 4, 4), counts=(1, 1, 1), dim=24, heads=2, groups=4, align_heads=4, hidden=16, width=24,
-        recompute=recompute, flow_weights=flow_weights,
-    )  # fmt: skip
+        scale,
+        window=(2, 4, 4),
+        counts=(1, 1, 1),
+        dim=24,
+        heads=2,
+        groups=4,
+        align_heads=4,
+        hidden=16,
+        width=24,
+        recompute=recompute,
+        flow_weights=flow_weights,
+    )

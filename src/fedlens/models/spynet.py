@@ -1,10 +1,13 @@
-"""SpyNet (Ranjan and Black, 2017): optical flow coarse to fine, shared by VRT, RVRT and IART; and warping along a flow.
+"""SpyNet (Ranjan and Black, 2017): optical flow coarse to fine, shared by VRT, RVRT and IART; and
+warping along a flow.
 
-Six levels; each refines twice the enlarged flow of the level below from (reference, warped other frame, flow), Eq. 1-4. The frames
-are brought to a multiple of 32 first, the flow is brought back and rescaled. A flow is (N, 2, H, W) in pixels, x before y.
+Six levels; each refines twice the enlarged flow of the level below from (reference, warped other
+frame, flow), Eq. 1-4. The frames are brought to a multiple of 32 first, the flow is brought back
+and rescaled. A flow is (N, 2, H, W) in pixels, x before y.
 
-Names and shapes are those of the published checkpoints. Deviation: at 32 pixels the coarsest level has one pixel and starts from a zero
-flow; the public implementations start from an empty one there, which PyTorch refuses.
+Names and shapes are those of the published checkpoints. Deviation: at 32 pixels the coarsest level
+has one pixel and starts from a zero flow; the public implementations start from an empty one there,
+which PyTorch refuses.
 """
 
 from __future__ import annotations
@@ -63,7 +66,9 @@ class Level(nn.Module):
 
 
 class SpyNet(nn.Module):
-    """scales: 1 gives the flow at full size, 2 at half size and so on; one tensor per scale comes out."""
+    """scales: 1 gives the flow at full size, 2 at half size and so on; one tensor per scale comes
+    out.
+    """
 
     mean: Tensor
     std: Tensor
@@ -108,7 +113,9 @@ def _resize(flow: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def both_ways(spynet: SpyNet, clip: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Flows between neighbours of a clip (B, T, 3, H, W), per scale (B, T-1, 2, h, w): frame t to t+1, and t+1 to t."""
+    """Flows between neighbours of a clip (B, T, 3, H, W), per scale (B, T-1, 2, h, w): frame t to
+    t+1, and t+1 to t.
+    """
     b, t = clip.shape[:2]
     first, second = clip[:, :-1].flatten(0, 1), clip[:, 1:].flatten(0, 1)
     flows = spynet(torch.cat([first, second]), torch.cat([second, first]))

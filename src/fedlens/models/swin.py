@@ -1,13 +1,17 @@
 """Attention in shifted windows of a clip (Liu et al., 2021), shared by VRT, RVRT and IART.
 
-Tokens are (B, T, H, W, C). A block cuts them into windows, shifted by half a window in every second block, and attends inside each.
-Two things keep it small and quick, neither changes the result:
-- Rolling, cutting and sorting the windows by the shape of their mask is one permutation of the tokens. A mask exists only where a
-  shifted window wraps around a border, so there are at most eight different ones, and no window carries its own.
-- Attention keeps q, k, v and the bias, never a score; going back, scores are computed again a few windows at a time.
+Tokens are (B, T, H, W, C). A block cuts them into windows, shifted by half a window in every second
+block, and attends inside each. Two things keep it small and quick, neither changes the result:
+- Rolling, cutting and sorting the windows by the shape of their mask is one permutation of the
+tokens. A mask exists only where a
+  shifted window wraps around a border, so there are at most eight different ones, and no window
+  carries its own.
+- Attention keeps q, k, v and the bias, never a score; going back, scores are computed again a few
+windows at a time.
 
-Deviations: masked scores are -inf (the public code adds -100, which is 0 after the softmax in float32). Where a clip is smaller than the
-window, positions are cropped in time, height and width; the public code fails there or crops the flattened table.
+Deviations: masked scores are -inf (the public code adds -100, which is 0 after the softmax in
+float32). Where a clip is smaller than the window, positions are cropped in time, height and width;
+the public code fails there or crops the flattened table.
 """
 
 from __future__ import annotations
@@ -29,7 +33,9 @@ SCORES = 1 << 21  # scores recomputed at a time when going back: 8 MB
 
 
 def recomputed(f: Callable[..., Any], *inputs: Any, on: bool) -> Any:
-    """f(*inputs); if `on`, its inner results are not kept but computed again when the gradient is."""
+    """f(*inputs); if `on`, its inner results are not kept but computed again when the gradient
+    is.
+    """
     if not (on and torch.is_grad_enabled()):
         return f(*inputs)
 
@@ -40,7 +46,7 @@ def recomputed(f: Callable[..., Any], *inputs: Any, on: bool) -> Any:
     return checkpoint(part, *inputs, use_reentrant=False)
 
 
-# -- attention that keeps no scores -------------------------------------------------------------------------------------------------
+# -- attention that keeps no scores ----------------------------------------------------------------
 
 
 class _Attend(torch.autograd.Function):
@@ -74,18 +80,22 @@ class _Attend(torch.autograd.Function):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    """softmax(q k' / sqrt(d) + bias) v for q, k, v of (windows, heads, tokens, d) and a bias that all windows share."""
+    """softmax(q k' / sqrt(d) + bias) v for q, k, v of (windows, heads, tokens, d) and a bias that
+    all windows share.
+    """
     if bias is not None:
         bias = bias.to(q.dtype)
     found: Tensor = _Attend.apply(q, k, v, bias)  # type: ignore[no-untyped-call]
     return found
 
 
-# -- windows ------------------------------------------------------------------------------------------------------------------------
+# -- windows ---------------------------------------------------------------------------------------
 
 
 class Windows(NamedTuple):
-    """A permutation of tokens into windows, its inverse, and for each run of windows the scores to forbid (or None)."""
+    """A permutation of tokens into windows, its inverse, and for each run of windows the scores to
+    forbid (or None).
+    """
 
     order: Tensor
     inverse: Tensor
@@ -93,7 +103,9 @@ class Windows(NamedTuple):
 
 
 class _Reorder(torch.autograd.Function):
-    """Rows of a permutation; the gradient is the inverse permutation, which is much quicker than a scattered sum."""
+    """Rows of a permutation; the gradient is the inverse permutation, which is much quicker than a
+    scattered sum.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
@@ -109,7 +121,9 @@ class _Reorder(torch.autograd.Function):
 @torch.inference_mode(False)
 @torch.no_grad()
 def cut(size: Size, window: Size, shift: Size, device: torch.device) -> Windows:
-    """How a clip of `size`, a multiple of `window`, falls into windows after it was rolled back by `shift`."""
+    """How a clip of `size`, a multiple of `window`, falls into windows after it was rolled back by
+    `shift`.
+    """
 
     def parts(x: Tensor) -> Tensor:
         x = x.roll([-s for s in shift], (0, 1, 2))
@@ -124,7 +138,8 @@ def cut(size: Size, window: Size, shift: Size, device: torch.device) -> Windows:
         return x.permute(0, 2, 4, 1, 3, 5).reshape(-1, prod(window))
 
     tokens = parts(torch.arange(prod(size)).view(size))
-    # Tokens that met only because the clip was rolled lie in different halves of the last window along some axis.
+    # Tokens that met only because the clip was rolled lie in different halves of the last window
+    # along some axis.
     region = torch.zeros(size, dtype=torch.long)
     for axis, (n, s) in enumerate(zip(size, shift)):
         wrapped = (torch.arange(n) < s).long().view([-1 if a == axis else 1 for a in range(3)])
@@ -157,7 +172,9 @@ def _joined(
 
 
 def relative_index(window: Size) -> Tensor:
-    """For every pair of tokens of a window the row of the bias table that belongs to their distance."""
+    """For every pair of tokens of a window the row of the bias table that belongs to their
+    distance.
+    """
     place = torch.stack(torch.meshgrid(*(torch.arange(n) for n in window), indexing="ij")).flatten(
         1
     )
@@ -178,7 +195,8 @@ def sine_position(y: Tensor, x: Tensor, width: int, temperature: float) -> Tenso
 
 
 class WindowAttention(nn.Module):
-    """Self-attention with a learned bias per distance; `mutual` adds attention between the two frames of a window, with sine positions.
+    """Self-attention with a learned bias per distance; `mutual` adds attention between the two
+    frames of a window, with sine positions.
 
     qkv: the name under which checkpoints know the projection.
     """
@@ -246,7 +264,7 @@ class WindowAttention(nn.Module):
     def _bias(self, window: Size) -> Tensor:
         index, n = self.relative_position_index, prod(window)
         if window != self.window:
-            (d, h, w) = window
+            d, h, w = window
             index = index.view(self.window * 2)[:d, :h, :w, :d, :h, :w].reshape(n, n)
         return self.relative_position_bias_table.t()[:, index.flatten()].view(1, self.heads, n, n)
 
@@ -279,7 +297,7 @@ def _beside(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-# -- blocks -------------------------------------------------------------------------------------------------------------------------
+# -- blocks ----------------------------------------------------------------------------------------
 
 
 class Mlp(nn.Module):
@@ -307,7 +325,9 @@ class GatedMlp(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). drop: the chance that a sample skips either in training."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). drop: the chance that a sample skips either in
+    training.
+    """
 
     def __init__(
         self,
@@ -371,7 +391,9 @@ class Blocks(nn.Module):
 
 
 def drop_rates(highest: float, depths: Sequence[int]) -> list[list[float]]:
-    """The chance to be skipped rises evenly from 0 at the first block to `highest` at the last; here by groups of blocks."""
+    """The chance to be skipped rises evenly from 0 at the first block to `highest` at the last;
+    here by groups of blocks.
+    """
     last = max(1, sum(depths) - 1)
     starts = [sum(depths[:i]) for i in range(len(depths))]
     return [

@@ -1,11 +1,15 @@
-"""Backbones for clips (B, 3, T, H, W), pixels in [0, 1]: `forward_features` gives a map (B, width, t, h, w).
+"""Backbones for clips (B, 3, T, H, W), pixels in [0, 1]: `forward_features` gives a map (B, width,
+t, h, w).
 
-Parameters: `r3d18` 33,166,272 (torchvision's, without its classifier; 9,620 values in buffers), `r2plus1d18` 31,300,125, `r3d10` with one
-block a stage and widths 16-128 903,984, `r3d10s` with widths 8-64 228,120. The stem halves height and width, each stage after the first
-halves all three. `last_stride` 1 keeps the last stage's height and width (patch tracking does; the same weights fit both).
+Parameters: `r3d18` 33,166,272 (torchvision's, without its classifier; 9,620 values in buffers),
+`r2plus1d18` 31,300,125, `r3d10` with one block a stage and widths 16-128 903,984, `r3d10s` with
+widths 8-64 228,120. The stem halves height and width, each stage after the first halves all three.
+`last_stride` 1 keeps the last stage's height and width (patch tracking does; the same weights fit
+both).
 
-Whatever has `forward_features` is a backbone: "module:Class" names one of the user's own. Pixels are normalised inside, with ImageNet's
-mean and deviation, so that nothing that feeds a network has to know about it.
+Whatever has `forward_features` is a backbone: "module:Class" names one of the user's own. Pixels
+are normalised inside, with ImageNet's mean and deviation, so that nothing that feeds a network has
+to know about it.
 """
 
 from __future__ import annotations
@@ -37,8 +41,9 @@ class VideoBackbone(nn.Module):
         self.register_buffer("std", torch.tensor(STD).view(1, 3, 1, 1, 1), persistent=False)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        # Channels last: oneDNN's 3-D convolutions, backward above all, are up to 1.8 x faster on a CPU so (docs/LOG.md). The weights stay
-        # as they are, so that nothing that travels or is saved looks any different.
+        # Channels last: oneDNN's 3-D convolutions, backward above all, are up to 1.8 x faster on a
+        # CPU so (docs/LOG.md). The weights stay as they are, so that nothing that travels or is
+        # saved looks any different.
         x = self.stem(((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last_3d))
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             x = stage(x)
@@ -86,7 +91,9 @@ def torchvision_resnet(name: str) -> VideoBackbone:
 
 
 def keep_last_size(backbone: VideoBackbone) -> VideoBackbone:
-    """The last stage no longer halves height and width. Strides are not weights: the state dict stays as it is."""
+    """The last stage no longer halves height and width. Strides are not weights: the state dict
+    stays as it is.
+    """
     for module in backbone.layer4.modules():
         if isinstance(module, nn.Conv3d) and module.stride[1:] != (1, 1):
             module.stride = (module.stride[0], 1, 1)
@@ -99,7 +106,8 @@ def backbone(name: str, last_stride: int = 2) -> nn.Module:
         return own(name)
     if name not in BACKBONES:
         raise ValueError(
-            f"there is no backbone {name!r}: {', '.join(BACKBONES)} are known, or module:Class with forward_features"
+            f"there is no backbone {name!r}: {', '.join(BACKBONES)} are known, or module:Class with"
+            " forward_features"
         )
     net = torchvision_resnet(name) if name in LARGE else r3d10(SMALL[name])
     return keep_last_size(net) if last_stride == 1 else net
@@ -116,7 +124,9 @@ def own(name: str) -> nn.Module:
 
 
 def map_shape(net: nn.Module, frames: int, size: int) -> tuple[int, int, int, int]:
-    """(width, t, h, w) of what a backbone makes of a clip: asked of the network itself, so that any backbone will do."""
+    """(width, t, h, w) of what a backbone makes of a clip: asked of the network itself, so that any
+    backbone will do.
+    """
     extract: Any = net.forward_features
     training = net.training
     with torch.no_grad():
@@ -125,13 +135,16 @@ def map_shape(net: nn.Module, frames: int, size: int) -> tuple[int, int, int, in
     net.train(training)
     if out.dim() != 5:
         raise ValueError(
-            f"forward_features of {type(net).__name__} gives {tuple(out.shape)}: a map (B, width, t, h, w) is needed"
+            f"forward_features of {type(net).__name__} gives {tuple(out.shape)}: a map (B, width,"
+            " t, h, w) is needed"
         )
     return out.shape[1], out.shape[2], out.shape[3], out.shape[4]
 
 
 class SplitNet(nn.Module):
-    """A backbone and a head under these two names: what begins with `backbone.` is what FedVSSL shares."""
+    """A backbone and a head under these two names: what begins with `backbone.` is what FedVSSL
+    shares.
+    """
 
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         super().__init__()

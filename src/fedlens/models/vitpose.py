@@ -1,19 +1,21 @@
-"""ViTPose (Xu et al., 2022) with absolute or convolutional positions, small ones of the same build for CPUs, and SimpleBaseline (Xiao
-et al., 2018).
+"""ViTPose (Xu et al., 2022) with absolute or convolutional positions, small ones of the same build
+for CPUs, and SimpleBaseline (Xiao et al., 2018).
 
-A plain vision transformer reads patches, two transposed convolutions and a 1x1 convolution turn its last tokens into one heat map per
-joint: with patch p the heat map has 4/p of the input's height. Parameter names are those of the official checkpoints, so they load
-strictly.
+A plain vision transformer reads patches, two transposed convolutions and a 1x1 convolution turn its
+last tokens into one heat map per joint: with patch p the heat map has 4/p of the input's height.
+Parameter names are those of the official checkpoints, so they load strictly.
 
-positions="absolute": a learned vector per patch, and a first slot (of a class token that is not there) that is added to all. Another
-input size than the one trained for interpolates them bicubically. positions="conv" (ResFormer, Tian et al., 2023; what RAF uses): GPE,
-a depthwise 3x3 convolution of a fixed sine/cosine map whose coordinates run from 0 to 2 pi at every resolution, added to the tokens
-once; LPE, a depthwise 3x3 convolution of the values in every attention, one set of filters for all heads, zero at first. Any height and
-width that the patch divides.
+positions="absolute": a learned vector per patch, and a first slot (of a class token that is not
+there) that is added to all. Another input size than the one trained for interpolates them
+bicubically. positions="conv" (ResFormer, Tian et al., 2023; what RAF uses): GPE, a depthwise 3x3
+convolution of a fixed sine/cosine map whose coordinates run from 0 to 2 pi at every resolution,
+added to the tokens once; LPE, a depthwise 3x3 convolution of the values in every attention, one set
+of filters for all heads, zero at first. Any height and width that the patch divides.
 
-Deviations: ResFormer's code assumes square grids and a class token, this one has neither. RAF's wording suggests that GPE convolves
-features; ResFormer's code convolves the fixed map, and so does this. The patch convolution is padded by patch / 8, which gives the
-official 2 for 16 and nothing for small patches.
+Deviations: ResFormer's code assumes square grids and a class token, this one has neither. RAF's
+wording suggests that GPE convolves features; ResFormer's code convolves the fixed map, and so does
+this. The patch convolution is padded by patch / 8, which gives the official 2 for 16 and nothing
+for small patches.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from torch.nn import functional as F
 
 Positions = Literal["conv", "absolute"]
 
-# width, depth, heads, channels of the head. ViTPose-S has 12 heads of 32, unlike other small transformers.
+# width, depth, heads, channels of the head. ViTPose-S has 12 heads of 32, unlike other small
+# transformers.
 SIZES: dict[str, tuple[int, int, int, int]] = {
     "vitpose-s": (384, 12, 12, 256),
     "vitpose-b": (768, 12, 12, 256),
@@ -79,7 +82,9 @@ class Block(nn.Module):
         return x + self._sometimes(self.mlp(self.norm2(x)))
 
     def _sometimes(self, branch: Tensor) -> Tensor:
-        """Stochastic depth: a sample skips the branch with probability `drop`, the others make up for it."""
+        """Stochastic depth: a sample skips the branch with probability `drop`, the others make up
+        for it.
+        """
         if not self.training or not self.drop:
             return branch
         keep = branch.new_empty(branch.shape[0], 1, 1).bernoulli_(1 - self.drop)
@@ -137,7 +142,8 @@ class Transformer(nn.Module):
         height, width = x.shape[-2:]
         if height % self.patch or width % self.patch:
             raise ValueError(
-                f"an input of {height}x{width} cannot be cut into patches of {self.patch}x{self.patch}"
+                f"an input of {height}x{width} cannot be cut into patches of"
+                f" {self.patch}x{self.patch}"
             )
         maps = self.patch_embed(x)
         grid = (maps.shape[-2], maps.shape[-1])
@@ -162,7 +168,9 @@ class Transformer(nn.Module):
 
 
 def waves(grid: tuple[int, int], dim: int) -> Tensor:
-    """Sines and cosines of the row (first half of the channels) and of the column, coordinates 1..n scaled to 2 pi: (1, dim, h, w)."""
+    """Sines and cosines of the row (first half of the channels) and of the column, coordinates 1..n
+    scaled to 2 pi: (1, dim, h, w).
+    """
     half = dim // 2
     rate = 10000 ** (2 * (torch.arange(half) // 2) / half)
 
@@ -199,7 +207,9 @@ class HeatmapHead(nn.Module):
 
 
 class _HeatmapModel(nn.Module):
-    """`backbone` and `keypoint_head`, the names of official checkpoints; `features` and `head` are what tasks ask for."""
+    """`backbone` and `keypoint_head`, the names of official checkpoints; `features` and `head` are
+    what tasks ask for.
+    """
 
     backbone: nn.Module
     keypoint_head: HeatmapHead
@@ -216,8 +226,9 @@ class _HeatmapModel(nn.Module):
 
 
 class ViTPose(_HeatmapModel):
-    """model: a name of SIZES. joints: heat maps. patch: its side. positions: "conv" takes any size; "absolute" is the official model
-    for `size`. drop_path: stochastic depth of the last block, rising from zero (0.3 for MPII, 0.1 for COCO officially)."""
+    """model: a name of SIZES. joints: heat maps. patch: its side. positions: "conv" takes any size;
+    "absolute" is the official model for `size`. drop_path: stochastic depth of the last block,
+    rising from zero (0.3 for MPII, 0.1 for COCO officially)."""
 
     def __init__(
         self,
@@ -241,8 +252,9 @@ class ViTPose(_HeatmapModel):
 
 
 class SimpleBaseline(_HeatmapModel):
-    """A ResNet of torchvision without its classifier, and transposed convolutions up to a quarter of the input: the convolutional
-    comparison. stages: how many of the ResNet's four are kept; fewer for small inputs (stride 4, 8, 16, 32)."""
+    """A ResNet of torchvision without its classifier, and transposed convolutions up to a quarter
+    of the input: the convolutional comparison. stages: how many of the ResNet's four are kept;
+    fewer for small inputs (stride 4, 8, 16, 32)."""
 
     def __init__(
         self, depth: int = 50, joints: int = 16, stages: int = 4, channels: int = 256

@@ -1,15 +1,19 @@
 """VRT (Liang et al., 2022): a video restoration transformer, at its official sizes and a small one.
 
-Seven stages (three down, three up) and a last one at full size. A stage is mutual attention between pairs of frames (Eq. 1-4), self
-attention in clip windows, and parallel warping (Eq. 5-7): neighbours are brought to each frame by a deformable convolution whose offsets
-are SpyNet's flow plus a learned rest, and fused with it. The output corrects the bilinearly enlarged clip.
+Seven stages (three down, three up) and a last one at full size. A stage is mutual attention between
+pairs of frames (Eq. 1-4), self attention in clip windows, and parallel warping (Eq. 5-7):
+neighbours are brought to each frame by a deformable convolution whose offsets are SpyNet's flow
+plus a learned rest, and fused with it. The output corrects the bilinearly enlarged clip.
 
-Names and shapes are those of the published checkpoints: 6 frames (window 6x8x8, one neighbour either side, 12 deformable groups), 7 frames
-(8x8x8, two, 16) and 16 frames (8x8x8, three, 24). `frames` is what a configuration was trained for; it takes any number from `fewest` up.
+Names and shapes are those of the published checkpoints: 6 frames (window 6x8x8, one neighbour
+either side, 12 deformable groups), 7 frames (8x8x8, two, 16) and 16 frames (8x8x8, three, 24).
+`frames` is what a configuration was trained for; it takes any number from `fewest` up.
 
-Deviations from the public code, none of which changes a result where that code runs: all frames of a stage are warped at once; blocks,
-warping and the last layers are recomputed in the backward pass (`recompute`); heights and widths that are not multiples of 8 are padded;
-frames smaller than 64 pixels work (see swin.py and spynet.py). Enlarging by 2 and 3 exists there too, but no checkpoint does.
+Deviations from the public code, none of which changes a result where that code runs: all frames of
+a stage are warped at once; blocks, warping and the last layers are recomputed in the backward pass
+(`recompute`); heights and widths that are not multiples of 8 are padded; frames smaller than 64
+pixels work (see swin.py and spynet.py). Enlarging by 2 and 3 exists there too, but no checkpoint
+does.
 """
 
 from __future__ import annotations
@@ -37,11 +41,12 @@ from fedlens.models.swin import (
 )
 
 SCALES_OF_STAGES = (1, 2, 4, 8, 4, 2, 1)
+# window, reach, groups
 OFFICIAL: dict[int, tuple[Size, int, int]] = {
     6: ((6, 8, 8), 1, 12),
     7: ((8, 8, 8), 2, 16),
     16: ((8, 8, 8), 3, 24),
-}  # window, reach, groups
+}
 WARPED = 4  # frames warped at a time
 
 Flows = Sequence[Tensor]  # per reach 1, 2, ...: (B, T - reach, 2, h, w)
@@ -66,7 +71,9 @@ def blocks(
 
 
 class Fold(nn.Module):
-    """Four neighbouring tokens become one with four times the channels (columns before rows), or the other way round."""
+    """Four neighbouring tokens become one with four times the channels (columns before rows), or
+    the other way round.
+    """
 
     def __init__(self, up: bool) -> None:
         super().__init__()
@@ -88,7 +95,9 @@ class Fold(nn.Module):
 
 
 class GuidedDeform(nn.Module):
-    """A deformable convolution around where the flow points. reach: the farthest neighbour; each has its share of the groups."""
+    """A deformable convolution around where the flow points. reach: the farthest neighbour; each
+    has its share of the groups.
+    """
 
     def __init__(self, dim: int, groups: int, reach: int, limit: float) -> None:
         super().__init__()
@@ -106,21 +115,24 @@ class GuidedDeform(nn.Module):
         nn.init.zeros_(last.bias)  # type: ignore[arg-type]
 
     def forward(self, current: Tensor, others: Sequence[Tensor], flows: Sequence[Tensor]) -> Tensor:
-        """current (N, C, h, w); one frame and one flow per reach. Which frames stand together in N does not matter."""
+        """current (N, C, h, w); one frame and one flow per reach. Which frames stand together in N
+        does not matter.
+        """
         warped = [warp(x, f) for x, f in zip(others, flows)]
         out = self.conv_offset(torch.cat([*warped, current, *flows], 1))
         offset, strength = torch.split(out, [2 * out.shape[1] // 3, out.shape[1] // 3], 1)
         offset = self.limit * offset.tanh()
         share = offset.shape[1] // (2 * self.reach)
         offset = offset + torch.cat([f.flip(1).repeat(1, share, 1, 1) for f in flows], 1)
-        return deform_conv2d(
+        aligned: Tensor = deform_conv2d(
             torch.cat(list(others), 1),
             offset,
             self.weight,
             self.bias,
             padding=1,
             mask=strength.sigmoid(),
-        )  # type: ignore[no-any-return]
+        )
+        return aligned
 
 
 class Stage(nn.Module):
@@ -171,12 +183,13 @@ class Stage(nn.Module):
         return recomputed(self._fuse, x, after, before, on=self.recompute)  # type: ignore[no-any-return]
 
     def _fuse(self, x: Tensor, after: Tensor, before: Tensor) -> Tensor:
-        return self.pa_fuse(
-            torch.cat([x, after.permute(0, 1, 3, 4, 2), before.permute(0, 1, 3, 4, 2)], -1)
-        )  # type: ignore[no-any-return]
+        parts = [x, after.permute(0, 1, 3, 4, 2), before.permute(0, 1, 3, 4, 2)]
+        return self.pa_fuse(torch.cat(parts, -1))  # type: ignore[no-any-return]
 
     def _align(self, x: Tensor, flows: Flows, after: bool) -> Tensor:
-        """The neighbours of every frame that has one on that side, brought to it; beyond the clip there is nothing, and no motion."""
+        """The neighbours of every frame that has one on that side, brought to it; beyond the clip
+        there is nothing, and no motion.
+        """
         t = x.shape[1]
         others, ways = [], []
         for m, flow in enumerate(flows):
@@ -221,11 +234,13 @@ class Residual(nn.Module):
 
 
 class VRT(ClipModel):
-    """frames: 6, 7 or 16, the clip length an official configuration was made for; it sets window, reach (neighbours either side) and
-    groups (of the deformable convolutions) unless they are given. flow_weights: a SpyNet checkpoint to start from.
+    """frames: 6, 7 or 16, the clip length an official configuration was made for; it sets window,
+    reach (neighbours either side) and groups (of the deformable convolutions) unless they are
+    given. flow_weights: a SpyNet checkpoint to start from.
 
-    dims, depths, heads: of the seven stages and of the parts of the last one. alone: how many of those last parts see single frames.
-    drop_path: the chance to skip the last block, rising from 0 at the first.
+    dims, depths, heads: of the seven stages and of the parts of the last one. alone: how many of
+    those last parts see single frames. drop_path: the chance to skip the last block, rising from 0
+    at the first.
     """
 
     def __init__(
@@ -312,12 +327,13 @@ class VRT(ClipModel):
         )
 
     def _enlarge(self, x: Tensor, frame: Tensor) -> Tensor:
-        return self.conv_last(self.upsample(self.conv_before_upsample(x))) + enlarged(
-            frame, self.scale
-        )  # type: ignore[no-any-return]
+        detail: Tensor = self.conv_last(self.upsample(self.conv_before_upsample(x)))
+        return detail + enlarged(frame, self.scale)
 
     def _flows(self, clip: Tensor) -> tuple[list[Flows], list[Flows]]:
-        """Per size of a stage, per reach. A flow to the frame after next is the flow to the next one and that one's own, fetched."""
+        """Per size of a stage, per reach. A flow to the frame after next is the flow to the next
+        one and that one's own, fetched.
+        """
         later, earlier = recomputed(both_ways, self.spynet, clip, on=self.recompute)
         return [_chain(f, self.reach, True) for f in later], [
             _chain(f, self.reach, False) for f in earlier
@@ -367,11 +383,16 @@ class VRT(ClipModel):
         }
         known = official_of.get((reach, groups, tokens // area)) if dim == 120 else None
         official = f"official configuration for {known} frames, " if known else ""
-        return f"VRT, {official}x{scale}, width {dim}, windows of {tokens // area} frames, reach {reach}, {groups} deformable groups"
+        return (
+            f"VRT, {official}x{scale}, width {dim}, windows of {tokens // area} frames, reach"
+            f" {reach}, {groups} deformable groups"
+        )
 
 
 def _four(frames: Tensor, flow: Tensor, after: bool) -> Tensor:
-    """The four pixels around where the flow points, unmixed; nothing where there is no neighbour. No gradient reaches the flow."""
+    """The four pixels around where the flow points, unmixed; nothing where there is no neighbour.
+    No gradient reaches the flow.
+    """
     b, n = frames.shape[:2]
     where = (pixel_grid(flow) + flow).flatten(0, 1)
     x, y = torch.split(where, 1, 1)
@@ -399,6 +420,16 @@ def _chain(flow: Tensor, reach: int, after: bool) -> Flows:
 def vrt_small(scale: int = 4, recompute: bool = True, flow_weights: str | None = None) -> VRT:
     """VRT in small, for tests and CPUs."""
     return VRT(
-        scale, window=(2, 4, 4), depths=(2,) * 7 + (1,) * 2, dims=(24,) * 9, heads=2, alone=1, reach=1, groups=4, width=24,
-        drop_path=0.0, recompute=recompute, flow_weights=flow_weights,
-    )  # fmt: skip
+        scale,
+        window=(2, 4, 4),
+        depths=(2,) * 7 + (1,) * 2,
+        dims=(24,) * 9,
+        heads=2,
+        alone=1,
+        reach=1,
+        groups=4,
+        width=24,
+        drop_path=0.0,
+        recompute=recompute,
+        flow_weights=flow_weights,
+    )

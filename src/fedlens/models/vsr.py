@@ -1,9 +1,12 @@
-"""Networks for video super-resolution that train on a CPU: (B, T, 3, h, w) -> (B, T, 3, scale h, scale w), in [0, 1].
+"""Networks for video super-resolution that train on a CPU: (B, T, 3, h, w) -> (B, T, 3, scale h,
+scale w), in [0, 1].
 
-LightVSR is recurrent in one direction: each frame sees its two neighbours and what is remembered of the past. BidirectionalVSR has the plan
-of BasicVSR (Chan et al., 2021): features are propagated backward, then forward, warped along a coarse optical flow that is learned with
-the rest; unlike there, the flow network is a small one without published weights. Both predict the residual to bicubic enlargement and
-start at exactly that, so that the first round cannot do harm. Their first convolution is `conv_first`, the layer FedSR looks at.
+LightVSR is recurrent in one direction: each frame sees its two neighbours and what is remembered of
+the past. BidirectionalVSR has the plan of BasicVSR (Chan et al., 2021): features are propagated
+backward, then forward, warped along a coarse optical flow that is learned with the rest; unlike
+there, the flow network is a small one without published weights. Both predict the residual to
+bicubic enlargement and start at exactly that, so that the first round cannot do harm. Their first
+convolution is `conv_first`, the layer FedSR looks at.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ class Block(nn.Module):
 
 
 def trunk(inputs: int, width: int, blocks: int) -> nn.Sequential:
-    """What every time step goes through; the scaling of the blocks follows EDSR's practice of starting near the identity."""
+    """What every time step goes through; the scaling of the blocks follows EDSR's practice of
+    starting near the identity.
+    """
     body = nn.Sequential(
         nn.Conv2d(inputs, width, 3, padding=1),
         nn.LeakyReLU(0.1, inplace=True),
@@ -129,7 +134,9 @@ def warp(x: Tensor, flow: Tensor) -> Tensor:
 
 
 class BidirectionalVSR(nn.Module):
-    """BasicVSR's plan in small: recurrent in both directions, along a flow. width, blocks: size of each of the two trunks."""
+    """BasicVSR's plan in small: recurrent in both directions, along a flow. width, blocks: size of
+    each of the two trunks.
+    """
 
     def __init__(self, scale: int = 4, width: int = 32, blocks: int = 4) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Weights from a file: safetensors, or a torch file read with weights_only. Nothing is ever unpickled."""
+"""Weights from a file: safetensors, or a torch file read with weights_only. Nothing is ever
+unpickled.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from torch import Tensor, nn
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """A state dict; the usual wrappings ("params", "state_dict", a "module." prefix) are taken off."""
+    """A state dict; the usual wrappings ("params", "state_dict", a "module." prefix) are taken
+    off.
+    """
     file = Path(path)
     if not file.is_file():
         raise FileNotFoundError(f"no weights at {file}")
@@ -38,7 +42,8 @@ def _load(file: Path) -> Any:
         Exception
     ) as e:  # of a file that is something else, torch's reader stumbles over whatever comes first
         raise ValueError(
-            f"{file} cannot be read as weights: it is damaged, or no file of arrays by safetensors or torch"
+            f"{file} cannot be read as weights: it is damaged, or no file of arrays by safetensors"
+            " or torch"
         ) from e
 
 
@@ -49,7 +54,9 @@ def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
 
 
 def fit(weights: dict[str, Tensor], model: nn.Module, source: str | Path) -> dict[str, Tensor]:
-    """The weights, or an error that says what they are (where we know) and in which names and shapes they differ."""
+    """The weights, or an error that says what they are (where we know) and in which names and
+    shapes they differ.
+    """
     own = model.state_dict()
     odd = sorted(weights.keys() ^ own.keys())
     shapes = [n for n, t in weights.items() if n in own and t.shape != own[n].shape]

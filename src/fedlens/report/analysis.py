@@ -1,12 +1,15 @@
-"""What a finished run is like around its solution, and what it cost to get there (FedVSSL, section 4.3): the loss landscape along
-filter-normalised directions (Li et al., 2018), a metric under perturbed weights, and rounds, bytes and compute to a target.
+"""What a finished run is like around its solution, and what it cost to get there (FedVSSL, section
+4.3): the loss landscape along filter-normalised directions (Li et al., 2018), a metric under
+perturbed weights, and rounds, bytes and compute to a target.
 
-A direction is Gaussian; each filter of it (first axis of a weight with two dimensions or more) gets the norm of the filter it will be
-added to, and biases and normalisation layers stay where they are. A perturbation of strength k adds k N(0, 1) to every weight, as the
-paper says, whatever its size. Both leave the head alone where the model has a backbone: the paper's figures are of f(theta^b).
+A direction is Gaussian; each filter of it (first axis of a weight with two dimensions or more) gets
+the norm of the filter it will be added to, and biases and normalisation layers stay where they are.
+A perturbation of strength k adds k N(0, 1) to every weight, as the paper says, whatever its size.
+Both leave the head alone where the model has a backbone: the paper's figures are of f(theta^b).
 
-Where heads are private (BackboneOnly) the loss is that of a few clients, each with its own head on its own data; their heads come from
-the run's checkpoint. Batches are the same for every point, without augmentation, and BatchNorm uses its running statistics.
+Where heads are private (BackboneOnly) the loss is that of a few clients, each with its own head on
+its own data; their heads come from the run's checkpoint. Batches are the same for every point,
+without augmentation, and BatchNorm uses its running statistics.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ Loss = Callable[[Mapping[str, Tensor]], float]
 STRENGTHS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 
 
-# -- pure ---------------------------------------------------------------------------------------------------------------------------------
+# -- pure ------------------------------------------------------------------------------------------
 
 
 def filter_normalised(weights: Mapping[str, Tensor], rng: Generator) -> Tree:
@@ -83,8 +86,8 @@ def perturbed(weights: Mapping[str, Tensor], strength: float, rng: Generator) ->
 def to_target(
     records: Sequence[Mapping[str, Any]], metric: str, value: float, epochs: float = 1.0
 ) -> dict[str, float] | None:
-    """What had been spent when the metric was first there: rounds, bytes (down and up), examples trained on, seconds. None if it never
-    was."""
+    """What had been spent when the metric was first there: rounds, bytes (down and up), examples
+    trained on, seconds. None if it never was."""
     spent = {"rounds": 0.0, "bytes": 0.0, "examples": 0.0, "seconds": 0.0}
     for r in records:
         spent["rounds"] = r["round"] + 1.0
@@ -97,7 +100,7 @@ def to_target(
     return None
 
 
-# -- of a run folder ----------------------------------------------------------------------------------------------------------------------
+# -- of a run folder -------------------------------------------------------------------------------
 
 
 @dataclass
@@ -114,7 +117,8 @@ class Finished:
         setup = job.prepare(recipes.read(folder))
         if not isinstance(setup.algorithm.base, FedAvg):
             raise ValueError(
-                f"{folder} did not learn a network: {type(setup.algorithm.base).__name__} has no loss landscape"
+                f"{folder} did not learn a network: {type(setup.algorithm.base).__name__} has no"
+                " loss landscape"
             )
         if not (folder / "model.safetensors").is_file():
             raise ValueError(f"{folder} is not finished: it has no model.safetensors")
@@ -129,7 +133,9 @@ class Finished:
         return base
 
     def movable(self) -> Tree:
-        """Parameters that are looked around: those of the backbone, or all of a model that has none."""
+        """Parameters that are looked around: those of the backbone, or all of a model that has
+        none.
+        """
         own = {
             n: t
             for n, t in self.weights.items()
@@ -145,7 +151,8 @@ class Finished:
         private = bool(whole - set(self.weights))
         if private and not self.heads:
             raise ValueError(
-                f"{self.folder} keeps heads with its clients and has no checkpoint of them: run it with checkpoint_every=1"
+                f"{self.folder} keeps heads with its clients and has no checkpoint of them: run it"
+                " with checkpoint_every=1"
             )
         ids = sorted(self.heads) if private else list(range(len(self.setup.federation)))
         held = {i: self.setup.federation.holdings[i] for i in ids[:clients]}
@@ -177,7 +184,9 @@ class Finished:
 
 
 def private_heads(folder: Path) -> dict[int, Tree]:
-    """What clients keep to themselves, from the run's checkpoint. In a simulation it lies here; at real sites it does not."""
+    """What clients keep to themselves, from the run's checkpoint. In a simulation it lies here; at
+    real sites it does not.
+    """
     if not (folder / "checkpoint").is_dir():
         return {}
     found = Checkpoint(folder / "checkpoint").load()
@@ -188,13 +197,15 @@ def private_heads(folder: Path) -> dict[int, Tree]:
     return {i: k["private"] for i, k in kept.items() if "private" in k}
 
 
-# -- what the command draws ---------------------------------------------------------------------------------------------------------------
+# -- what the command draws ------------------------------------------------------------------------
 
 
 def landscape(
     runs: Sequence[Finished], names: Sequence[str], points: int, span: float, seed: int
 ) -> tuple[Picture, dict[str, Any]]:
-    """One direction for all runs: the same random numbers, each normalised by the run's own filters."""
+    """One direction for all runs: the same random numbers, each normalised by the run's own
+    filters.
+    """
     steps = torch.linspace(-span, span, points).tolist()
     curves = {}
     for run, name in zip(runs, names, strict=True):
@@ -250,7 +261,8 @@ def perturbation(
             shown = shown or next(iter(found[0]), None)
             if shown is None or shown not in found[0]:
                 raise ValueError(
-                    f"{run.folder} has no metric {shown!r} on the server: {', '.join(found[0]) or 'none at all'}"
+                    f"{run.folder} has no metric {shown!r} on the server:"
+                    f" {', '.join(found[0]) or 'none at all'}"
                 )
             rows.append(sum(f[shown] for f in found) / len(found))
         curves[name] = rows
@@ -314,7 +326,10 @@ def target(
 def said(spent: Mapping[str, float] | None) -> str:
     if spent is None:
         return "never reached"
-    return f"{spent['rounds']:.0f} rounds, {spent['bytes'] / 1e6:.1f} MB, {spent['examples']:.0f} examples, {spent['seconds']:.0f} s"
+    return (
+        f"{spent['rounds']:.0f} rounds, {spent['bytes'] / 1e6:.1f} MB, {spent['examples']:.0f}"
+        f" examples, {spent['seconds']:.0f} s"
+    )
 
 
 def drawn(paint: Callable[[Any], None]) -> Tensor:

@@ -1,4 +1,6 @@
-"""Figures and tables for papers, from run folders alone: vector or bitmap, a column wide, in colours that everybody can tell apart."""
+"""Figures and tables for papers, from run folders alone: vector or bitmap, a column wide, in
+colours that everybody can tell apart.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,31 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#3
 DASHES = ("-", "--", "-.", ":")
 KINDS = ("pdf", "png", "svg", "eps")
 STYLE = {
-    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 7,
-    "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6, "lines.linewidth": 1.2,
-    "xtick.major.width": 0.6, "ytick.major.width": 0.6,
-    "pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none", "savefig.dpi": 300, "figure.constrained_layout.use": True,
-}  # fmt: skip
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "lines.linewidth": 1.2,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "pdf.fonttype": 42,
+    "ps.fonttype": 42,
+    "svg.fonttype": "none",
+    "savefig.dpi": 300,
+    "figure.constrained_layout.use": True,
+}
 WIDTH = 3.4  # inches: one column of a two-column paper
+# page/draw.js has the same list.
 WORSE = (
-    "loss", "error", "lpips", "niqe", "fid", "kid", "mse", "mae", "rmse", "nll", "distance", "seconds", "bytes", "memory", "spread", "epe",
-)  # fmt: skip  # page/draw.js has the same list
+    "loss", "error", "lpips", "niqe", "fid", "kid", "mse", "mae", "rmse", "nll", "distance",
+    "seconds", "bytes", "memory", "spread", "epe",
+)  # fmt: skip
 
 
 def draw(runs: Sequence[RunFolder], kinds: Sequence[str], out: Path) -> list[Path]:
@@ -73,7 +91,9 @@ def groups(runs: Sequence[RunFolder]) -> list[list[int]]:
 
 
 def results(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[list[str]]:
-    """A header and a row for each method: runs that differ only in their seed become mean ± standard deviation."""
+    """A header and a row for each method: runs that differ only in their seed become mean ±
+    standard deviation.
+    """
     finals = [final_metrics(run) for run in runs]
     columns = list(
         dict.fromkeys(name for final in finals for name in final if not name.endswith("_spread"))
@@ -216,7 +236,9 @@ def _write(figure: Any, name: str, kinds: Sequence[str], out: Path) -> Iterator[
 
 @contextmanager
 def _figure(columns: int = 1, height: float = WIDTH * 0.66) -> Iterator[tuple[Any, Any]]:
-    """Own figure, own style: whatever the caller does with matplotlib stays as it is, and no display is needed."""
+    """Own figure, own style: whatever the caller does with matplotlib stays as it is, and no
+    display is needed.
+    """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -314,7 +336,9 @@ def _weights(axes: Any, clients: dict[str, Any]) -> None:
 def _row_of_images(
     entry: dict[str, Any], name: str, kinds: Sequence[str], out: Path
 ) -> Iterator[Path]:
-    """A comparison as papers show it: the images side by side, and under the colour bar what the result still gets wrong."""
+    """A comparison as papers show it: the images side by side, and under the colour bar what the
+    result still gets wrong.
+    """
     import numpy as np
     from PIL import Image
 

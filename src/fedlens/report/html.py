@@ -1,7 +1,8 @@
 """From run folders to one self-contained `report.html`, and to figures and tables for papers.
 
-A report needs nothing but the folder: no task, no model, no network, when it is written and when it is opened. The page itself is
-plain HTML, CSS and JavaScript in `page/`, shared with the board; this file only gathers the facts and puts the pieces together.
+A report needs nothing but the folder: no task, no model, no network, when it is written and when it
+is opened. The page itself is plain HTML, CSS and JavaScript in `page/`, shared with the board; this
+file only gathers the facts and puts the pieces together.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from fedlens.runs.reading import RunFolder
 
 PAGE = Path(__file__).parent / "page"
 SCRIPTS = ("draw.js", "pictures.js", "view.js")
-PICTURES = 3_300_000  # bytes of images embedded untouched; more are compressed, so that a report stays below 5 MB (base64 adds a third)
+# bytes of images embedded untouched; more are compressed, so that a report stays below 5 MB (base64
+# adds a third)
+PICTURES = 3_300_000
 
 
 def write(folder: Path | str) -> Path:
-    """(Re)write `folder/report.html` and return its path. A run that died or is still running gets the report of what there is; a
-    folder of runs gets them side by side."""
+    """(Re)write `folder/report.html` and return its path. A run that died or is still running gets
+    the report of what there is; a folder of runs gets them side by side."""
     run = folders.read(Path(folder))
     if run.status == "not a run" and (below := _below(run.path)):
         return write_comparison(below, run.path)
@@ -35,7 +38,9 @@ def write(folder: Path | str) -> Path:
 
 
 def write_comparison(runs: Sequence[Path | str], out: Path | str, title: str | None = None) -> Path:
-    """Several runs side by side. `out` is the file to write, or a folder that gets a `report.html`."""
+    """Several runs side by side. `out` is the file to write, or a folder that gets a
+    `report.html`.
+    """
     read = [folders.read(Path(one)) for one in runs]
     for run in read:
         if run.status in ("empty", "not a run"):
@@ -53,7 +58,9 @@ def figures(
     kinds: Sequence[str] = ("pdf", "png"),
     out: Path | str | None = None,
 ) -> list[Path]:
-    """Publication-ready figures and tables of one run or several, in `folder/figures` unless `out` says otherwise."""
+    """Publication-ready figures and tables of one run or several, in `folder/figures` unless `out`
+    says otherwise.
+    """
     from fedlens.report.figures import draw
 
     many = [Path(folder)] if isinstance(folder, str | Path) else [Path(one) for one in folder]
@@ -82,23 +89,23 @@ def render(runs: Sequence[RunFolder], title: str | None = None) -> str:
         "script": "\n".join((PAGE / name).read_text() for name in SCRIPTS),
         "plain": _plain(views),
         # Nothing inside a JSON block may look like markup to the HTML parser.
-        "data": text.replace("<", "\\u003c")
-        .replace("\u2028", "\\u2028")
-        .replace("\u2029", "\\u2029"),
+        "data": (
+            text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+        ),
     }
     page = (PAGE / "report.html").read_text()
     first, *rest = page.split("<!--")
     whole = first + "".join(
         pieces[name] + after for name, _, after in (part.partition("-->") for part in rest)
     )
-    return whole.encode(
-        "utf-8", "replace"
-    ).decode()  # half a character, as JSON can have it in a caption, cannot be written
+    # half a character, as JSON can have it in a caption, cannot be written
+    return whole.encode("utf-8", "replace").decode()
 
 
 class _Images:
-    """Every picture once, as a data URI. The whole has a budget: what does not fit is re-encoded as WebP, largest files first,
-    and the labels stay true because the originals remain in the run folder."""
+    """Every picture once, as a data URI. The whole has a budget: what does not fit is re-encoded as
+    WebP, largest files first, and the labels stay true because the originals remain in the run
+    folder."""
 
     def __init__(self, runs: Sequence[RunFolder]) -> None:
         paths = {
@@ -139,7 +146,10 @@ def _plain(views: Sequence[dict[str, Any]]) -> str:
         for v in views
         for k, x in v["final"].items()
     )
-    return f"<h1>FedLens</h1><p>Curves and pictures need JavaScript. Final metrics:</p><table>{rows}</table>"
+    return (
+        "<h1>FedLens</h1><p>Curves and pictures need JavaScript. Final"
+        f" metrics:</p><table>{rows}</table>"
+    )
 
 
 def _below(path: Path) -> list[Path]:

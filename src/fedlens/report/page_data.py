@@ -1,4 +1,6 @@
-"""What a page shows about a run, as plain JSON: `view` is all of it, `card` a line in the board's list. `page/view.js` draws it."""
+"""What a page shows about a run, as plain JSON: `view` is all of it, `card` a line in the board's
+list. `page/view.js` draws it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ UNEVALUATED = "left out of the evaluation: "
 
 
 def view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
-    """What the page draws, as plain JSON. `source` turns an image file into what `<img src>` gets: a data URI or an address."""
+    """What the page draws, as plain JSON. `source` turns an image file into what `<img src>` gets:
+    a data URI or an address.
+    """
     seen: dict[str, Any] = {
         "name": printable(run.path.resolve().name),
         "status": run.status,
@@ -100,7 +104,9 @@ def _curves(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _by_name(rounds: Sequence[Mapping[str, Any]], column: str) -> dict[str, list[list[float]]]:
-    """[round, value] pairs of every number in a column, thinned like the curves but never without the last."""
+    """[round, value] pairs of every number in a column, thinned like the curves but never without
+    the last.
+    """
     found: dict[str, list[list[float]]] = {}
     for r in rounds:
         for name, value in table(r.get(column)).items():
@@ -110,7 +116,9 @@ def _by_name(rounds: Sequence[Mapping[str, Any]], column: str) -> dict[str, list
 
 
 def _clients(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Who took part, sparse: for each round shown, [client, weight, loss, examples] of those heard and the ids of those lost."""
+    """Who took part, sparse: for each round shown, [client, weight, loss, examples] of those heard
+    and the ids of those lost.
+    """
     cells = sum(len(table(r.get("clients"))) + len(sequence(r.get("lost"))) for r in rounds)
     step = max(1, math.ceil(cells / CELLS))
     shown = rounds[::step]
@@ -135,7 +143,9 @@ def _clients(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _reasons(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Why replies were lost, in training or in evaluation: each reason once, how often, and which clients."""
+    """Why replies were lost, in training or in evaluation: each reason once, how often, and which
+    clients.
+    """
     who: dict[str, Counter[Any]] = {}
     for r in rounds:
         for column, before in (("lost", ""), ("unevaluated", UNEVALUATED)):
@@ -166,7 +176,9 @@ def _order(id: int | str) -> tuple[bool, int | str]:
 
 
 def _holdings(federation: Mapping[str, Any]) -> dict[str, Any]:
-    """Who holds what: sizes, counts of labels, names. What a source tells about its split stands under `facts`."""
+    """Who holds what: sizes, counts of labels, names. What a source tells about its split stands
+    under `facts`.
+    """
     told = {**table(federation.get("facts")), **federation}
     sizes = [number(s) or 0 for s in sequence(told.get("sizes", told.get("examples")))]
     labels = [
@@ -186,7 +198,9 @@ def _holdings(federation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def remarks(facts: Mapping[str, Any], most: int = 5) -> list[str]:
-    """What of the data is not there as it lay on disk: files that could not be read, what a split or a task moved or left out."""
+    """What of the data is not there as it lay on disk: files that could not be read, what a split
+    or a task moved or left out.
+    """
     skipped, notes = ([str(x) for x in sequence(facts.get(key))] for key in ("skipped", "notes"))
     more = f" and {len(skipped) - most} more" if len(skipped) > most else ""
     files = (
@@ -221,7 +235,9 @@ def _pictures(
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Dotted settings of a config, the way they are written as overrides; an algorithm's part is named by its `name`."""
+    """Dotted settings of a config, the way they are written as overrides; an algorithm's part is
+    named by its `name`.
+    """
     flat: dict[str, str] = {}
     for key, item in value.items():
         where = f"{prefix}{key}"
@@ -238,7 +254,9 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def clean(value: Any) -> Any:
-    """JSON that every browser reads: no NaN, no infinity, five digits. Whatever else is in there becomes text."""
+    """JSON that every browser reads: no NaN, no infinity, five digits. Whatever else is in there
+    becomes text.
+    """
     if isinstance(value, bool) or value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):

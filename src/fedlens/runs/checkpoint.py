@@ -1,13 +1,17 @@
-"""Checkpoints: after `kill -9` at any moment a run goes on from the last one and ends in the same bits.
+"""Checkpoints: after `kill -9` at any moment a run goes on from the last one and ends in the same
+bits.
 
-A checkpoint is a manifest and the files it names: the state, and one file per client that has memory. Files never change once they
-are there; a client that did not work since the last checkpoint is named again, not written again. The manifest holds the round, what
-the server heard of whom, and the sha256 of every file and of itself. It is renamed into place last: a half-written checkpoint is one
-without a manifest, and a damaged one is found out. The one before is kept for that case. All is safetensors and JSON, no pickle.
+A checkpoint is a manifest and the files it names: the state, and one file per client that has
+memory. Files never change once they are there; a client that did not work since the last checkpoint
+is named again, not written again. The manifest holds the round, what the server heard of whom, and
+the sha256 of every file and of itself. It is renamed into place last: a half-written checkpoint is
+one without a manifest, and a damaged one is found out. The one before is kept for that case. All is
+safetensors and JSON, no pickle.
 
-Random streams need no room here: each is made from (seed, round, client) or (seed, round, layer) when it is used, so the round says it all.
-Nor does it matter that a client may have worked on a round that was cut off: its memory holds that work as a draft which the
-server never heard of, and forgets it.
+Random streams need no room here: each is made from (seed, round, client) or (seed, round, layer)
+when it is used, so the round says it all. Nor does it matter that a client may have worked on a
+round that was cut off: its memory holds that work as a draft which the server never heard of, and
+forgets it.
 """
 
 from __future__ import annotations
@@ -34,17 +38,20 @@ class CheckpointError(ValueError):
 
 @dataclass
 class Checkpoint:
-    """The checkpoints of one run folder. `clients` names the newest file of every client that has memory."""
+    """The checkpoints of one run folder. `clients` names the newest file of every client that has
+    memory.
+    """
 
     folder: Path
     log: Callable[[str], None] = lambda text: None
     clients: dict[int, str] = field(default_factory=dict)
-    sums: dict[str, str] = field(default_factory=dict)  # sha256 of the files that are known to be good
+    # sha256 of the files that are known to be good
+    sums: dict[str, str] = field(default_factory=dict)
     done: int | None = None  # rounds in the newest one
 
     def save(self, progress: Progress, changed: Mapping[int, Path]) -> None:
-        """`changed` are the memory files of the clients that worked since the last call. Saving the same round again changes nothing:
-        what clients did since then are drafts."""
+        """`changed` are the memory files of the clients that worked since the last call. Saving the
+        same round again changes nothing: what clients did since then are drafts."""
         if progress.done == self.done:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +74,9 @@ class Checkpoint:
         self._tidy()
 
     def load(self) -> tuple[Progress, dict[int, Path]] | None:
-        """The newest checkpoint that is whole, and its clients' files; None where there has never been one."""
+        """The newest checkpoint that is whole, and its clients' files; None where there has never
+        been one.
+        """
         found = self._manifests()
         for k, path in enumerate(found):
             try:
@@ -80,7 +89,8 @@ class Checkpoint:
             return whole
         if found:
             raise CheckpointError(f"no checkpoint in {self.folder} is whole any more: start over with --fresh")
-        # One state is what a kill before the first manifest leaves; a second is written only beside a manifest.
+        # One state is what a kill before the first manifest leaves; a second is written only beside
+        # a manifest.
         if len(list(self.folder.glob("state-*.safetensors"))) > 1:
             raise CheckpointError(f"the manifests in {self.folder} are gone, and states are of no use without: start over with --fresh")
         return None
@@ -91,7 +101,9 @@ class Checkpoint:
         return name
 
     def _adopt(self, name: str, path: Path) -> str:
-        """A client's file as it is now. A second name for it will do: whoever changes a memory file writes a new one in its place."""
+        """A client's file as it is now. A second name for it will do: whoever changes a memory file
+        writes a new one in its place.
+        """
         target = self.folder / name
         try:
             target.unlink(missing_ok=True)
@@ -126,7 +138,9 @@ class Checkpoint:
         return sorted(self.folder.glob("manifest-*.json"), key=lambda p: (len(p.name), p.name), reverse=True)
 
     def _tidy(self) -> None:
-        """Files that neither of the kept manifests names go. A manifest goes before its files, so that it never lacks one."""
+        """Files that neither of the kept manifests names go. A manifest goes before its files, so
+        that it never lacks one.
+        """
         manifests = self._manifests()
         for old in manifests[KEPT:]:
             old.unlink()
@@ -138,7 +152,9 @@ class Checkpoint:
 
 
 def write(path: Path, data: bytes | bytearray) -> None:
-    """All of it or nothing: written beside, flushed to the disk, renamed into place. What was there before survives a full disk."""
+    """All of it or nothing: written beside, flushed to the disk, renamed into place. What was there
+    before survives a full disk.
+    """
     part = path.with_name(path.name + ".part")
     try:
         with naming(path), part.open("wb") as f:

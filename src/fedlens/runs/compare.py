@@ -1,7 +1,8 @@
 """Several algorithms on one recipe, several seeds each: one table, one plot.
 
-Every cell is a run folder of its own, DIR/ALGORITHM/seed-N. Finished cells are kept and skipped on a rerun, unfinished ones go on from
-their checkpoint, so a comparison can be stopped and extended at will. The spread is the sample standard deviation over seeds.
+Every cell is a run folder of its own, DIR/ALGORITHM/seed-N. Finished cells are kept and skipped on
+a rerun, unfinished ones go on from their checkpoint, so a comparison can be stopped and extended at
+will. The spread is the sample standard deviation over seeds.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ class Cell:
 def cells(
     recipe: str | Path, algorithms: Sequence[str], seeds: Sequence[int], overrides: Sequence[str] | Mapping[str, Any], folder: Path,
     chosen: Mapping[str, Mapping[str, Any]] | None = None,
-) -> list[Cell]:  # fmt: skip
-    """All of them, checked: seed by seed, so that a comparison stopped half-way compares something. An override has to fit one
-    algorithm at least and leaves alone the others."""
+) -> list[Cell]:
+    """All of them, checked: seed by seed, so that a comparison stopped half-way compares something.
+    An override has to fit one algorithm at least and leaves alone the others."""
     pairs = split(overrides)
     if given := [value for key, value in pairs if key in ("seed", "federation.seed")]:
         raise ConfigError(f"compare takes its seeds together: --seeds {given[0]} instead of seed={given[0]}")
-    classes = {key: value for key, value in pairs if key.lower() in ("task.name", "data.name")}  # they decide which other keys there are
+    # they decide which other keys there are
+    classes = {key: value for key, value in pairs if key.lower() in ("task.name", "data.name")}
     unused: dict[str, UnknownKey] = {}
     fitting: dict[str, dict[str, Any]] = {}
     for name in algorithms:
@@ -64,7 +66,8 @@ def cells(
         for name in algorithms:
             tuned = (chosen or {}).get(name, {})
             config = recipes.read(recipe, {**fitting[name], **tuned, "federation.seed": seed}, name)
-            config.build_algorithm(config.build_task())  # a stack that cannot work is refused before the first cell starts
+            # a stack that cannot work is refused before the first cell starts
+            config.build_algorithm(config.build_task())
             out.append(Cell(name, seed, config, folder / name.lower() / f"seed-{seed}", tuned))
     return out
 
@@ -92,8 +95,10 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def compare(
     todo: Sequence[Cell], folder: Path, *, engine: str = "simulator", fresh: bool = False, watch: Callable[[Cell], job.Watch],
     target: float | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Run what is not finished, then write table.json, table.md, compare.png and report.html; the table."""
+) -> dict[str, Any]:
+    """Run what is not finished, then write table.json, table.md, compare.png and report.html; the
+    table.
+    """
     finish(todo, engine=engine, fresh=fresh, watch=watch)
     table = summarise(todo, target)
     write(folder / "table.json", json.dumps(table, indent=1).encode())
@@ -131,7 +136,8 @@ def summarise(done: Sequence[Cell], target: float | None = None) -> dict[str, An
         rows[name] = {
             "stack": summaries[0]["algorithm"],
             "metrics": {k: spread([s["metrics"].get(k) for s in summaries]) for k in order},
-            "training_loss": spread([s["loss"] for s in summaries]),  # a metric called "loss" is of the test data
+            # a metric called "loss" is of the test data
+            "training_loss": spread([s["loss"] for s in summaries]),
             "seconds": spread([s["seconds"] for s in summaries]),
             "bytes_up": spread([s["bytes_up"] for s in summaries]),
             "lost": sum(s["asked"] - s["heard"] for s in summaries),
@@ -145,7 +151,9 @@ def summarise(done: Sequence[Cell], target: float | None = None) -> dict[str, An
 
 
 def reached(records: Sequence[Mapping[str, Any]], metric: str, target: float) -> tuple[float | None, float | None]:
-    """The round that first showed the target, and all bytes that had moved by then; neither where it never did."""
+    """The round that first showed the target, and all bytes that had moved by then; neither where
+    it never did.
+    """
     moved = 0.0
     for r in records:
         moved += r["bytes_down"] + r["bytes_up"]
@@ -165,7 +173,9 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def curves(runs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Mean and spread over seeds of the training loss and of every metric, at the rounds where all seeds have it."""
+    """Mean and spread over seeds of the training loss and of every metric, at the rounds where all
+    seeds have it.
+    """
     found: dict[str, list[dict[int, float]]] = {}
     for k, records in enumerate(runs):
         for r in records:
@@ -181,7 +191,9 @@ def curves(runs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
 
 
 def columns(table: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
-    """(key, heading, whether larger is better) of what a table shows: the first metrics, the loss, time and traffic."""
+    """(key, heading, whether larger is better) of what a table shows: the first metrics, the loss,
+    time and traffic.
+    """
     known = list(dict.fromkeys(k for row in table["algorithms"].values() for k in row["metrics"]))
     # Beside the mean, who does worst: the class and the client.
     worst = {f"{known[0]}_worst_class", f"client_{known[0]}_worst"} if known else set()
@@ -245,7 +257,9 @@ def choices(table: Mapping[str, Any]) -> list[str]:
 
 
 def draw(table: Mapping[str, Any], path: Path) -> None:
-    """The headline metric over the rounds, and the training loss: a line for the mean, a band for the spread."""
+    """The headline metric over the rounds, and the training loss: a line for the mean, a band for
+    the spread.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,6 @@
-"""What a job will take, found out by doing a little of it: a typical client works on a few batches, the rest is multiplication."""
+"""What a job will take, found out by doing a little of it: a typical client works on a few batches,
+the rest is multiplication.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ SLOW = 2.0  # seconds: what takes longer is not done on more to know it better
 
 @dataclass(frozen=True)
 class Estimate:
-    """seconds and bytes for the whole run; `client_seconds` for one client of mean size; memory for all processes together. left_out: what
-    the figures do not count."""
+    """seconds and bytes for the whole run; `client_seconds` for one client of mean size; memory for
+    all processes together. left_out: what the figures do not count."""
 
     seconds: float
     client_seconds: float
@@ -84,8 +86,8 @@ def estimate(setup: Setup) -> Estimate:
 
 
 def time_client(setup: Setup, message: Message) -> tuple[float, Message]:
-    """Seconds a client of mean size takes, and its reply. The first go warms up, the second counts, on more batches where
-    they are quick."""
+    """Seconds a client of mean size takes, and its reply. The first go warms up, the second counts,
+    on more batches where they are quick."""
     holdings, base = setup.federation.holdings, setup.algorithm.base
     if not all(isinstance(h, Data) for h in holdings):
         return _timed(setup, message, setup.federation, 0)
@@ -126,7 +128,9 @@ def _timed(setup: Setup, message: Message, federation: Federation, id: int) -> t
 
 
 def time_evaluation(setup: Setup, message: Message) -> float:
-    """Seconds to evaluate on the server's test set: on one example, and on more where that was quick."""
+    """Seconds to evaluate on the server's test set: on one example, and on more where that was
+    quick.
+    """
     test = setup.federation.test
     if test is None:
         return 0.0

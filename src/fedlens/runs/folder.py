@@ -34,8 +34,9 @@ from fedlens.runs.reading import parse_rounds
 OWN = (
     "config.toml", "federation.json", "metrics.jsonl", "summary.json", "model.safetensors", "restored.png", "report.html",
     "pictures", "checkpoint", "tensorboard", "memory", "analysis", "flower.json", ".part",
-)  # fmt: skip
-# What may change when a run goes on: none of these alters what a round computes (the number of rounds: unless `may_go_on` objects).
+)
+# What may change when a run goes on: none of these alters what a round computes (the number of
+# rounds: unless `may_go_on` objects).
 FREE = tuple(f"federation.{k}" for k in ("rounds", "workers", "timeout", "checkpoint_every", "evaluate_every", "personal"))
 
 
@@ -103,7 +104,9 @@ def same_run(config: Config, folder: Path) -> int:
 
 
 def may_go_on(algorithm: Algorithm, folder: Path, done: int, planned: int, rounds: int) -> None:
-    """Refuse another number of rounds where the rounds so far would have been others, or are more already."""
+    """Refuse another number of rounds where the rounds so far would have been others, or are more
+    already.
+    """
     if rounds < done:
         raise ConfigError(f"{folder} has {done} rounds behind it, more than rounds={rounds}: there is nothing to go on with")
     paced = next((f"{type(p).__name__}'s {why}" for p in algorithm.parts() if (why := p.paced_by)), None)
@@ -135,7 +138,8 @@ def put_in_place(folder: Path, save: Any) -> None:
             if path.is_dir() and target.is_dir():
                 shutil.rmtree(target)
             elif path.is_file() and (folder / "config.toml").exists():
-                shutil.copymode(folder / "config.toml", path)  # safetensors lets nobody else read what it writes
+                # safetensors lets nobody else read what it writes
+                shutil.copymode(folder / "config.toml", path)
             os.replace(path, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -42,7 +42,8 @@ from fedlens.core.tree import Tree
 from fedlens.config.convert import nearest
 
 ENGINES = ("simulator", "ray", "flower")
-LOOKING = 0.05  # pictures of a run under way may take this share of its time, and none in its first seconds
+# pictures of a run under way may take this share of its time, and none in its first seconds
+LOOKING = 0.05
 PATIENCE = 10.0
 
 
@@ -108,8 +109,10 @@ class Interrupted(Exception):
 def experiment(
     recipe: str | Path, *, algorithm: str | None = None, out: str | Path | None = None, engine: str = "simulator",
     resume: bool = False, fresh: bool = False, watch: Watch | None = None, **overrides: Any,
-) -> Outcome:  # fmt: skip
-    """A recipe from Python: `experiment("demo", rounds=3, algorithm="fedprox")`. Dotted overrides go in as `**{"data.alpha": 0.1}`."""
+) -> Outcome:
+    """A recipe from Python: `experiment("demo", rounds=3, algorithm="fedprox")`. Dotted overrides
+    go in as `**{"data.alpha": 0.1}`.
+    """
     config = recipes.read(recipe, overrides, algorithm)
     folder = Path(out) if out else free_folder(config.name)
     return start(config, folder, engine=engine, resume=resume, fresh=fresh, watch=watch)
@@ -134,7 +137,9 @@ def prepare(config: Config, federation: Federation | None = None) -> Setup:
 
 
 def _with_remark(config: Config, federation: Federation) -> Federation:
-    """Not refused, because recipes ask for personal metrics of whatever data somebody may put in; but not passed over either."""
+    """Not refused, because recipes ask for personal metrics of whatever data somebody may put in;
+    but not passed over either.
+    """
     if any(h is not None and len(h) for h in federation.held_out):
         return federation
     advice = ": data.holdout=0.1 keeps a tenth" if "holdout" in parameters(config.data.cls) else ""
@@ -143,7 +148,9 @@ def _with_remark(config: Config, federation: Federation) -> Federation:
 
 
 def rehearse(setup: Setup) -> None:
-    """One example through a fresh model: sizes and labels that do not fit are found out here, not by every client on its own."""
+    """One example through a fresh model: sizes and labels that do not fit are found out here, not
+    by every client on its own.
+    """
     if not isinstance(setup.algorithm.base, FedAvg) or not isinstance(setup.task, LearningTask):
         return
     first = setup.federation.holdings[0]
@@ -167,7 +174,9 @@ MakeEngine = Callable[[Setup, Path, Any], Engine]
 
 
 def make_engine(name: str | MakeEngine, setup: Setup, folder: Path, log: Any) -> Engine:
-    """The only place that knows what engines there are; a function makes one that needs more than a config, such as a network."""
+    """The only place that knows what engines there are; a function makes one that needs more than a
+    config, such as a network.
+    """
     s = setup.settings
     if not isinstance(name, str):
         return name(setup, folder, log)
@@ -190,9 +199,10 @@ def make_engine(name: str | MakeEngine, setup: Setup, folder: Path, log: Any) ->
 def start(
     config: Config, folder: Path, *, engine: str | MakeEngine = "simulator", resume: bool = False, fresh: bool = False,
     watch: Watch | None = None, setup: Setup | None = None,
-) -> Outcome:  # fmt: skip
-    """Run a config into a folder, from the beginning or from its newest checkpoint. `setup`: where it is not simply what the config says,
-    because the clients' data is elsewhere or already loaded."""
+) -> Outcome:
+    """Run a config into a folder, from the beginning or from its newest checkpoint. `setup`: where
+    it is not simply what the config says, because the clients' data is elsewhere or already loaded.
+    """
     watch = watch or Watch()
     with contextlib.closing(watch), claim(folder):
         if fresh:
@@ -216,7 +226,9 @@ def start(
 
 
 def go_on(checkpoint: Checkpoint, folder: Path, watch: Watch) -> tuple[Progress, dict[int, Path]] | None:
-    """Where a run goes on. What came to its end is never run again from the beginning; what was killed may have to be, and says so."""
+    """Where a run goes on. What came to its end is never run again from the beginning; what was
+    killed may have to be, and says so.
+    """
     if (found := checkpoint.load()) is not None:
         return found
     if (folder / "summary.json").exists():
@@ -240,7 +252,8 @@ class _Job:
         (self.folder / "summary.json").unlink(missing_ok=True)
         with threads(s.threads), contextlib.closing(make_engine(self.make_engine, self.setup, self.folder, self.watch.log)) as self.engine:
             progress, memories = found or (Progress(self.setup.algorithm.init()), {})
-            # Also where there is no checkpoint: a run that was killed before its first one left memories of rounds that will be run again.
+            # Also where there is no checkpoint: a run that was killed before its first one left
+            # memories of rounds that will be run again.
             self.engine.restore(memories)
             self.safe = Progress(progress.state, progress.done, dict(progress.heard))
             self.records = trim(self.folder / "metrics.jsonl", progress.done)
@@ -260,17 +273,20 @@ class _Job:
 
     def _rounds(self, progress: Progress) -> None:
         s = self.setup.settings
-        if progress.state.scalars.get("stop"):  # the algorithm had ended the run before it was interrupted
+        # the algorithm had ended the run before it was interrupted
+        if progress.state.scalars.get("stop"):
             return
         run(
             self.setup.algorithm, self.engine, s.rounds, cohort=s.cohort, seed=s.seed, late=s.late, progress=progress,
             test=self.setup.federation.test, evaluate_every=s.evaluate_every, personal=s.personal, after_round=self._after_round,
-        )  # fmt: skip
+        )
 
     def _after_round(self, here: Progress, finished: Round) -> None:
         memory = self.folder / "memory"
         full = next((x for x in finished.lost if os.strerror(errno.ENOSPC) in x.reason), None)
-        if full and memory.exists():  # nobody here could keep its memory from now on; a real site's full disk is that site's alone
+        # nobody here could keep its memory from now on; a real site's full disk is that site's
+        # alone
+        if full and memory.exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(memory))
         with undisturbed():
             record = describe(finished)
@@ -316,8 +332,9 @@ class _Job:
         return read_record(self.checkpoint.folder / self.checkpoint.clients[client]).settle(self.safe.heard.get(client, NEVER))
 
     def _show_progress(self, number: int) -> None:
-        """Pictures as they improve, for whoever looks at the board. They cost little of the run's time and none of its bits: what is
-        random in them has a stream of its own. A run is worth more than its pictures, so a failure is logged and they are left alone."""
+        """Pictures as they improve, for whoever looks at the board. They cost little of the run's
+        time and none of its bits: what is random in them has a stream of its own. A run is worth
+        more than its pictures, so a failure is logged and they are left alone."""
         if sum(r["seconds"] for r in self.records) < PATIENCE + self.looking / LOOKING:
             return
         began = time.perf_counter()
@@ -348,7 +365,8 @@ class _Job:
             "asked": sum(r["asked"] for r in records),
             "heard": sum(r["heard"] for r in records),
             "refused": sum(r["refused"] for r in records),
-            "unevaluated": sum(len(r.get("unevaluated", ())) for r in records),  # older lines do not have it
+            # older lines do not have it
+            "unevaluated": sum(len(r.get("unevaluated", ())) for r in records),
             "seed": setup.settings.seed,
             "clients": len(setup.federation),
             "engine": type(self.engine).__name__.lower(),

@@ -1,5 +1,6 @@
-"""A run folder, read as it is. Whatever is absent, half-written or broken becomes a sentence in `problems`, never an exception:
-the report and the board show runs that died, and runs that are being written at this moment."""
+"""A run folder, read as it is. Whatever is absent, half-written or broken becomes a sentence in
+`problems`, never an exception: the report and the board show runs that died, and runs that are
+being written at this moment."""
 
 from __future__ import annotations
 
@@ -18,9 +19,12 @@ from typing import Any, Literal
 Status = Literal["finished", "running", "stopped", "empty", "not a run"]
 MARKS = ("config.toml", "metrics.jsonl", "summary.json")  # any one of them makes a folder a run
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")
-DEPTH = 50  # levels of nesting; nothing FedLens writes has ten, and whatever walks a value later may recurse
+# levels of nesting; nothing FedLens writes has ten, and whatever walks a value later may recurse
+DEPTH = 50
 LARGEST = 1 << 1023  # whole numbers beyond it are no float
-QUIET = 120.0  # seconds without a new line after which a run without summary counts as stopped (longer if its rounds are longer)
+# seconds without a new line after which a run without summary counts as stopped (longer if its
+# rounds are longer)
+QUIET = 120.0
 
 
 @dataclass(frozen=True)
@@ -79,19 +83,22 @@ def read(path: Path) -> RunFolder:
 
 
 def glance(path: Path) -> RunFolder:
-    """What a line in a list needs: cheap even for long runs, because only some lines of metrics.jsonl are read."""
+    """What a line in a list needs: cheap even for long runs, because only some lines of
+    metrics.jsonl are read.
+    """
     if (kind := _kind(path)) is not None:
         return RunFolder(path, kind)
     config = _toml(_text(path / "config.toml", []), [])
     summary = table(_json(path / "summary.json", []))
-    # A summary has the final metrics; without one the latest evaluation is looked for in the last lines.
+    # A summary has the final metrics; without one the latest evaluation is looked for in the last
+    # lines.
     some = _sampled(path / "metrics.jsonl", end=1 << 13 if summary.get("metrics") else 1 << 17)
     return RunFolder(path, _progress(path, some, summary, config), config, "", some, summary)
 
 
 def parse_rounds(text: str, problems: list[str]) -> list[dict[str, Any]]:
-    """One object a line. A last line without its newline is still being written and is left for later; a round written twice
-    (a resumed run) counts as written last."""
+    """One object a line. A last line without its newline is still being written and is left for
+    later; a round written twice (a resumed run) counts as written last."""
     rounds: dict[int, dict[str, Any]] = {}
     broken: list[int] = []
     *whole, last = text.split("\n")
@@ -100,7 +107,8 @@ def parse_rounds(text: str, problems: list[str]) -> list[dict[str, Any]]:
             rounds[int(entry["round"])] = entry
         elif line.strip():
             broken.append(at)
-    if (entry := _entry(last)) is not None:  # a complete object whose newline is missing is as good as any
+    # a complete object whose newline is missing is as good as any
+    if (entry := _entry(last)) is not None:
         rounds[int(entry["round"])] = entry
     elif last.strip():
         problems.append("The last line of metrics.jsonl is incomplete: the run was writing it, or died while doing so.")
@@ -136,7 +144,9 @@ def decode(text: str, parse: Callable[[str], Any] = json.loads) -> Any:
 
 
 def read_pictures(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """The index, with every file checked to be an image inside the folder; `paths` are the files that really are there."""
+    """The index, with every file checked to be an image inside the folder; `paths` are the files
+    that really are there.
+    """
     folder = path / "pictures"
     index = _json(folder / "index.json", problems)
     if not isinstance(index, list):
@@ -156,7 +166,9 @@ def read_pictures(path: Path, problems: list[str]) -> list[dict[str, Any]]:
 
 
 def _image(folder: Path, name: str) -> Path | None:
-    """The image of that name, if it lies in the folder itself and its name can be part of an address."""
+    """The image of that name, if it lies in the folder itself and its name can be part of an
+    address.
+    """
     try:
         name.encode()
         path = (folder / name).resolve()
@@ -202,8 +214,8 @@ def _digest(path: Path, changed: int, size: int) -> str:
 
 
 def find_runs(root: Path, depth: int = 3) -> dict[str, Path]:
-    """Run folders below `root`, by relative name. Direct children that are no runs are listed too, so that they can be shown as
-    what they are. Links that lead out of `root` are not followed."""
+    """Run folders below `root`, by relative name. Direct children that are no runs are listed too,
+    so that they can be shown as what they are. Links that lead out of `root` are not followed."""
     base, found = root.resolve(), {}
 
     def walk(folder: Path, level: int) -> bool:
@@ -236,7 +248,9 @@ def distinct(paths: Sequence[Path]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Names of files need not be UTF-8: bytes that are not are shown as escapes, which keeps two such names apart."""
+    """Names of files need not be UTF-8: bytes that are not are shown as escapes, which keeps two
+    such names apart.
+    """
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -253,7 +267,8 @@ def number(value: Any) -> float | int | None:
 
 
 def is_run(path: Path) -> bool:
-    return any(os.path.isfile(path / name) for name in MARKS)  # unlike Path.is_file, False where looking is forbidden
+    # unlike Path.is_file, False where looking is forbidden
+    return any(os.path.isfile(path / name) for name in MARKS)
 
 
 def _kind(path: Path) -> Literal["empty", "not a run"] | None:
@@ -266,7 +281,9 @@ def _kind(path: Path) -> Literal["empty", "not a run"] | None:
 
 
 def _progress(path: Path, rounds: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], config: Mapping[str, Any]) -> Status:
-    """Finished: a summary that is no older than the last round. Running: something was written a moment ago."""
+    """Finished: a summary that is no older than the last round. Running: something was written a
+    moment ago.
+    """
     (metrics_at, _), (summary_at, _), (config_at, _) = (_stamp(path / name) for name in ("metrics.jsonl", "summary.json", "config.toml"))
     if summary and summary_at + 2_000_000_000 >= metrics_at:
         planned, reached = table(config.get("federation")).get("rounds"), summary.get("rounds")
@@ -279,7 +296,9 @@ def _progress(path: Path, rounds: Sequence[Mapping[str, Any]], summary: Mapping[
 
 
 def _locked(path: Path) -> bool:
-    """Does a job hold the folder? Looked up where the system lists its locks: trying to take one might get in a job's way."""
+    """Does a job hold the folder? Looked up where the system lists its locks: trying to take one
+    might get in a job's way.
+    """
     try:
         stat = path.stat()
         held = Path("/proc/locks").read_text()
@@ -327,7 +346,9 @@ def _json(path: Path, problems: list[str]) -> Any:
 
 
 def _sampled(path: Path, end: int, count: int = 16) -> list[dict[str, Any]]:
-    """About `count` lines spread over the file and those in its last `end` bytes: enough for a small curve and the latest metrics."""
+    """About `count` lines spread over the file and those in its last `end` bytes: enough for a
+    small curve and the latest metrics.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -55,7 +55,9 @@ def _client_facts(r: Round) -> dict[int, dict[str, float]]:
 
 
 def shares(r: Round) -> dict[int, float]:
-    """How much each client counted. Where a reply carries two named weights, the state's `mix` is the share of the one called loss."""
+    """How much each client counted. Where a reply carries two named weights, the state's `mix` is
+    the share of the one called loss.
+    """
     named: dict[str, dict[int, float]] = {}
     for id, s in r.scalars.items():
         for key, value in s.items():
@@ -78,7 +80,8 @@ def describe_federation(federation: Federation) -> dict[str, Any]:
 
     facts = {}
     for key, value in federation.facts.items():
-        with contextlib.suppress(TypeError, ValueError):  # facts are for people: what JSON cannot hold stays out
+        # facts are for people: what JSON cannot hold stays out
+        with contextlib.suppress(TypeError, ValueError):
             facts[key] = json.loads(json.dumps(value))
     return {
         "clients": len(federation),
@@ -100,8 +103,8 @@ def versions() -> dict[str, str]:
 
 
 class Curves:
-    """TensorBoard events, written as they come and without a thread, so that a full disk is noticed here. A resumed run says from
-    which round on older events are void."""
+    """TensorBoard events, written as they come and without a thread, so that a full disk is noticed
+    here. A resumed run says from which round on older events are void."""
 
     def __init__(self, folder: Path, done: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -133,7 +136,9 @@ class Curves:
 
 
 class Peak:
-    """The most memory this process and its workers held together, looked at twice a second. Pages they share count once."""
+    """The most memory this process and its workers held together, looked at twice a second. Pages
+    they share count once.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0

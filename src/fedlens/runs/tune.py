@@ -1,8 +1,10 @@
-"""Equal chances: before the seeds that count, every method may spend the same small number of runs on one seed that does not.
+"""Equal chances: before the seeds that count, every method may spend the same small number of runs
+on one seed that does not.
 
-First the learning rate: the recipe's, a third of it, three times as much. Then, at the best of them, the method's one own parameter
-(`Layer.tuned` lists what to try); a method that has none spends the same number of runs on finer learning rates. The judge is the headline
-metric at the end. Trials are ordinary cells in DIR/tune, kept and skipped on a rerun.
+First the learning rate: the recipe's, a third of it, three times as much. Then, at the best of
+them, the method's one own parameter (`Layer.tuned` lists what to try); a method that has none
+spends the same number of runs on finer learning rates. The judge is the headline metric at the end.
+Trials are ordinary cells in DIR/tune, kept and skipped on a rerun.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def tune(
     finish: Callable[[Cell], None],
     trials: int = TRIALS,
 ) -> dict[str, float]:
-    """The best of `trials` settings of one algorithm, as overrides. `finish` runs a cell that is not finished."""
+    """The best of `trials` settings of one algorithm, as overrides. `finish` runs a cell that is
+    not finished.
+    """
     if trials < 3:
         raise ConfigError(f"tuning takes at least 3 trials, not {trials}")
     given = dict(split(overrides))
@@ -62,7 +66,9 @@ def tune(
 
 
 def parameters(config: Config) -> tuple[tuple[str, float], tuple[str, tuple[float, ...]] | None]:
-    """The base's learning rate, and the outermost layer's own parameter with the recipe's value and those to try besides it."""
+    """The base's learning rate, and the outermost layer's own parameter with the recipe's value and
+    those to try besides it.
+    """
     first = config.algorithm[0]
     rate = first.resolved().get("lr")
     if not isinstance(rate, (int, float)):

@@ -1,8 +1,9 @@
-"""Certificates and node keys: what a SuperLink and its sites need to know each other. Secret are `*.key` and a site's private key,
-which are written readable for their owner only.
+"""Certificates and node keys: what a SuperLink and its sites need to know each other. Secret are
+`*.key` and a site's private key, which are written readable for their owner only.
 
-`authority` makes ca.crt and ca.key, `server` a certificate for the names and addresses sites will use, `site` one key pair. The CA
-file goes to every site; its key stays with whoever issues certificates.
+`authority` makes ca.crt and ca.key, `server` a certificate for the names and addresses sites will
+use, `site` one key pair. The CA file goes to every site; its key stays with whoever issues
+certificates.
 """
 
 from __future__ import annotations
@@ -16,22 +17,26 @@ from pathlib import Path
 from typing import Any
 
 YEARS = 2
+# in every certificate: `serve` talks to its own SuperLink there, whatever name the sites use
 HERE = (
     "127.0.0.1",
     "localhost",
-)  # in every certificate: `serve` talks to its own SuperLink there, whatever name the sites use
+)
 
 
 def check_host(text: str) -> None:
     """A certificate names hosts in ASCII, without a port."""
     if not re.fullmatch(r"[A-Za-z0-9*_]([A-Za-z0-9._-]*[A-Za-z0-9])?", text) and not _address(text):
         raise ValueError(
-            f"{text!r} is not a host: write its name or address alone, and a name that is not ASCII in its xn-- form"
+            f"{text!r} is not a host: write its name or address alone, and a name that is not ASCII"
+            " in its xn-- form"
         )
 
 
 def check_name(text: str) -> None:
-    """A site's key lies in the folder it was asked for, and is not what another site's public key would be called."""
+    """A site's key lies in the folder it was asked for, and is not what another site's public key
+    would be called.
+    """
     if (
         not text
         or re.search(r"[/\\\0]", text)
@@ -39,7 +44,8 @@ def check_name(text: str) -> None:
         or text.endswith(".pub")
     ):
         raise ValueError(
-            f"{text!r} is not a name for a site's key: no slashes, no dot or dash at its beginning, no .pub at its end"
+            f"{text!r} is not a name for a site's key: no slashes, no dot or dash at its beginning,"
+            " no .pub at its end"
         )
 
 
@@ -51,9 +57,16 @@ def authority(folder: Path) -> Path:
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "FedLens federation")])
     usage = x509.KeyUsage(
-        digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
     builder = (
         _certificate(x509, name, name, key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -66,14 +79,17 @@ def authority(folder: Path) -> Path:
 
 
 def server(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
-    """server.pem and server.key, signed by the authority in the same folder, valid for these names and addresses and for HERE."""
+    """server.pem and server.key, signed by the authority in the same folder, valid for these names
+    and addresses and for HERE.
+    """
     x509, ec, hashes, ser = _cryptography()
     hosts = list(dict.fromkeys([*hosts, *HERE]))
     for host in hosts:
         check_host(host)
     if not (folder / "ca.key").is_file():
         raise ValueError(
-            f"{folder}/ca.crt has no ca.key beside it to sign a server's certificate with: bring it back, or use another folder"
+            f"{folder}/ca.crt has no ca.key beside it to sign a server's certificate with: bring it"
+            " back, or use another folder"
         )
     ca = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     ca_key = ser.load_pem_private_key((folder / "ca.key").read_bytes(), None)

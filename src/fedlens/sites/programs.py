@@ -1,6 +1,8 @@
-"""Flower's programs as child processes, and how they find and trust each other: home folder, ports, addresses, certificates.
+"""Flower's programs as child processes, and how they find and trust each other: home folder, ports,
+addresses, certificates.
 
-Every command is one of Flower's own programs and is said aloud before it runs, so that an existing Flower federation can be used instead.
+Every command is one of Flower's own programs and is said aloud before it runs, so that an existing
+Flower federation can be used instead.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ Say = Callable[[str], None]
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Flower without telemetry and update checks, with its quickest public settings, and with our Python's programs first."""
+    """Flower without telemetry and update checks, with its quickest public settings, and with our
+    Python's programs first.
+    """
     return {
         **os.environ,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
@@ -44,7 +48,9 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def flower_home() -> Path:
-    """Flower's own if the user set one; else a folder of ours, so that nobody's Flower configuration is touched."""
+    """Flower's own if the user set one; else a folder of ours, so that nobody's Flower
+    configuration is touched.
+    """
     home = Path(
         os.environ.get("FLWR_HOME")
         or Path(os.environ.get("FEDLENS_HOME", Path.home() / ".fedlens")) / "flwr"
@@ -70,7 +76,9 @@ def loopback(host: str) -> bool:
 
 
 def _die_with_parent() -> None:
-    """Between fork and exec: even `kill -9` leaves no server behind that nobody watches (Linux; elsewhere a polite kill is needed)."""
+    """Between fork and exec: even `kill -9` leaves no server behind that nobody watches (Linux;
+    elsewhere a polite kill is needed).
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
@@ -82,7 +90,9 @@ class Crew:
         self.say, self.env, self.children = say, environment(home), list[subprocess.Popen[bytes]]()
 
     def line(self, *command: str) -> str:
-        """The command as a shell takes it. `flwr` finds our connection only with the Flower home that it is written in."""
+        """The command as a shell takes it. `flwr` finds our connection only with the Flower home
+        that it is written in.
+        """
         home = f"FLWR_HOME={shlex.quote(self.env['FLWR_HOME'])} " if command[0] == "flwr" else ""
         return home + shlex.join(command)
 
@@ -110,7 +120,8 @@ class Crew:
         if check and done.returncode:
             lines = [x for x in (done.stderr + done.stdout).strip().splitlines() if x.strip()]
             raise ConfigError(
-                f"{shlex.join(command[:3])} failed: {lines[-1].strip() if lines else done.returncode}"
+                f"{shlex.join(command[:3])} failed:"
+                f" {lines[-1].strip() if lines else done.returncode}"
             )
         return done.stdout + (done.stderr if not check else "")
 
@@ -118,9 +129,8 @@ class Crew:
         for how in (signal.SIGTERM, signal.SIGKILL):
             for child in self.children:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(
-                        child.pid, how
-                    )  # the session of a child: Flower's programs have children of their own
+                    # the session of a child: Flower's programs have children of their own
+                    os.killpg(child.pid, how)
             until = time.monotonic() + 8
             while (
                 how == signal.SIGTERM
@@ -140,7 +150,9 @@ class Crew:
 
 
 def private_file(path: Path) -> Path:
-    """Its owner's alone, and so is its folder if new: a SuperLink's database holds what sites send. SQLite's side files follow."""
+    """Its owner's alone, and so is its folder if new: a SuperLink's database holds what sites send.
+    SQLite's side files follow.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
     path.chmod(0o600)
@@ -148,7 +160,9 @@ def private_file(path: Path) -> Path:
 
 
 def trusting(ca: Path) -> ssl.SSLContext:
-    """TLS that trusts this CA alone. Flower's programs would wait for ever with a file that is none."""
+    """TLS that trusts this CA alone. Flower's programs would wait for ever with a file that is
+    none.
+    """
     try:
         return ssl.create_default_context(cafile=str(ca))
     except ssl.SSLError as e:
@@ -170,8 +184,10 @@ def await_port(host: str, port: int, ca: Path, crew: Crew, seconds: float = 60) 
                 return
         except ssl.SSLCertVerificationError as e:  # waiting makes no other certificate of it
             raise ConfigError(
-                f"the server at {host}:{port} cannot prove that it is the one of {ca} ({e.verify_message.strip('.')}): the CA file must be "
-                f"that server's, and its certificate must name {host} (`fedlens keys --host {host}` at the server makes one)"
+                f"the server at {host}:{port} cannot prove that it is the one of {ca}"
+                f" ({e.verify_message.strip('.')}): the CA file must be that server's, and its"
+                f" certificate must name {host} (`fedlens keys --host {host}` at the server makes"
+                " one)"
             ) from e
         except OSError as e:
             why = e.strerror or str(e)
@@ -180,10 +196,13 @@ def await_port(host: str, port: int, ca: Path, crew: Crew, seconds: float = 60) 
 
 
 def connection(home: Path, address: str, ca: Path) -> str:
-    """The name under which Flower's own commands reach this SuperLink, written into its config.toml once."""
+    """The name under which Flower's own commands reach this SuperLink, written into its config.toml
+    once.
+    """
     if not ca.is_file():
         raise ConfigError(
-            f"there is no CA certificate {ca}: `fedlens keys` makes one, the server's operator has it"
+            f"there is no CA certificate {ca}: `fedlens keys` makes one, the server's operator"
+            " has it"
         )
     name = "fedlens-" + "".join(c if c.isalnum() else "-" for c in address)
     table = f'[superlink.{name}]\naddress = "{address}"\nroot-certificates = "{ca.absolute()}"\n'
@@ -215,15 +234,16 @@ def free_port() -> int:
 
 
 def claim(host: str, port: int) -> None:
-    """Refuse a port that cannot be had. Somebody else's SuperLink there would take our sites' keys, and only then would ours end."""
+    """Refuse a port that cannot be had. Somebody else's SuperLink there would take our sites' keys,
+    and only then would ours end.
+    """
     try:
         family, kind, _, _, place = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind) as s:
-            s.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # connections of a server that just ended are no obstacle
+            # connections of a server that just ended are no obstacle
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             s.bind(place)
     except OSError as e:
         hint = (
@@ -239,7 +259,8 @@ def split_address(address: str) -> tuple[str, int]:
     number = int(port) if port.isascii() and port.isdigit() else 0
     if not host or not 0 < number < 65536 or not host.isprintable() or set(host) & set("/@ "):
         raise ConfigError(
-            f"{address!r} is not an address: write host:port, such as 127.0.0.1:8000, with a port up to 65535"
+            f"{address!r} is not an address: write host:port, such as 127.0.0.1:8000, with a port"
+            " up to 65535"
         )
     return host.strip("[]"), number
 
@@ -249,7 +270,9 @@ def node_config(facts: Mapping[str, Any]) -> str:
 
 
 def _toml(value: Any) -> str:
-    """As Flower reads a node config: TOML, which has no surrogate pairs (JSON escapes an emoji as one), cut at the next quotation mark."""
+    """As Flower reads a node config: TOML, which has no surrogate pairs (JSON escapes an emoji as
+    one), cut at the next quotation mark.
+    """
     if not isinstance(value, str):
         return json.dumps(value)
     return (

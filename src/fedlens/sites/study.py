@@ -1,8 +1,10 @@
-"""A recipe over real sites: what the server does (`main`), what a site does (`make_site`), and how a run is handed to Flower (`submit`).
+"""A recipe over real sites: what the server does (`main`), what a site does (`make_site`), and how
+a run is handed to Flower (`submit`).
 
-A run's Flower app carries the recipe. A site that has its own copy answers only a server whose recipe is the same in everything but
-[data]; where the data lies (`--data`) is each site's own business. The server needs no client's data; what its own [data] finds, if
-anything, is only tested on.
+A run's Flower app carries the recipe. A site that has its own copy answers only a server whose
+recipe is the same in everything but [data]; where the data lies (`--data`) is each site's own
+business. The server needs no client's data; what its own [data] finds, if anything, is only tested
+on.
 """
 
 from __future__ import annotations
@@ -37,11 +39,13 @@ def fingerprint(config: Config) -> str:
     return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()
 
 
-# -- inside Flower -----------------------------------------------------------------------------------------------------------------
+# -- inside Flower ---------------------------------------------------------------------------------
 
 
 def main(grid: Any, run: Facts) -> None:
-    """The ServerApp: an ordinary job whose engine is Flower. The run folder is written here, on the SuperLink's machine."""
+    """The ServerApp: an ordinary job whose engine is Flower. The run folder is written here, on the
+    SuperLink's machine.
+    """
     from fedlens.engines.flower.engine import Flower
 
     config = recipes.from_tables(tomllib.loads(str(run["recipe"])), str(run["name"]))
@@ -52,20 +56,36 @@ def main(grid: Any, run: Facts) -> None:
 
     def engine(setup: job.Setup, folder: Path, log: Say) -> Flower:
         return Flower(
-            grid, setup.algorithm, len(setup.federation), recipe=agreed, job=token(folder), timeout=s.timeout,
-            patience=float(run["patience"]), least=int(run["least"]), late=s.late, forgive=bool(run["forgive"]), log=log,
+            grid,
+            setup.algorithm,
+            len(setup.federation),
+            recipe=agreed,
+            job=token(folder),
+            timeout=s.timeout,
+            patience=float(run["patience"]),
+            least=int(run["least"]),
+            late=s.late,
+            forgive=bool(run["forgive"]),
+            log=log,
             classes=", ".join(setup.federation.facts.get("classes", ())),
-        )  # fmt: skip
+        )
 
     watch = _Log()
     job.start(
-        config, Path(str(run["out"])), engine=engine, resume=bool(run["resume"]), fresh=bool(run["fresh"]), watch=watch,
+        config,
+        Path(str(run["out"])),
+        engine=engine,
+        resume=bool(run["resume"]),
+        fresh=bool(run["fresh"]),
+        watch=watch,
         setup=_server_setup(config, watch.log),
-    )  # fmt: skip
+    )
 
 
 def _server_setup(config: Config, log: Say) -> job.Setup:
-    """The server needs no client's data. What the recipe's own [data] gives it, if it finds any, is something to test on."""
+    """The server needs no client's data. What the recipe's own [data] gives it, if it finds any, is
+    something to test on.
+    """
     try:
         return job.prepare(config)
     except DataError as e:
@@ -85,14 +105,16 @@ class _Log(job.Watch):
 
     def begin(self, setup: job.Setup, folder: Path, done: int) -> None:
         self.log(
-            f"{setup.stack} with {len(setup.federation)} sites into {folder}, {done} of {setup.settings.rounds} rounds done"
+            f"{setup.stack} with {len(setup.federation)} sites into {folder}, {done} of"
+            f" {setup.settings.rounds} rounds done"
         )
 
     def round(self, record: Mapping[str, Any]) -> None:
         numbers = {"training loss": record["loss"], **dict(list(record["metrics"].items())[:3])}
         text = "  ".join(f"{k} {v:.4g}" for k, v in numbers.items() if v is not None)
         self.log(
-            f"round {record['round']}: {record['heard']} of {record['asked']} heard in {record['seconds']:.1f} s  {text}"
+            f"round {record['round']}: {record['heard']} of {record['asked']} heard in"
+            f" {record['seconds']:.1f} s  {text}"
         )
         for before, missing in (("", record["lost"]), (UNEVALUATED, record["unevaluated"])):
             for lost in missing:
@@ -106,7 +128,9 @@ class _Log(job.Watch):
 
 
 def token(folder: Path) -> str:
-    """The job's name for the sites; it stays with the run folder, so that a resumed run finds their memories again."""
+    """The job's name for the sites; it stays with the run folder, so that a resumed run finds their
+    memories again.
+    """
     file = folder / "flower.json"
     if not file.exists():
         file.write_text(json.dumps({"job": secrets.token_hex(8)}))
@@ -115,7 +139,9 @@ def token(folder: Path) -> str:
 
 
 def make_site(node: Facts, run: Facts) -> Site:
-    """The site's end: its own copy of the recipe if it has one, else the server's, over its own data."""
+    """The site's end: its own copy of the recipe if it has one, else the server's, over its own
+    data.
+    """
     id = site_number(node)
     if node.get("recipe"):
         config = recipes.read(str(node["recipe"]))
@@ -154,7 +180,8 @@ def over(config: Config, place: str) -> Config:
     key = next((k for k in PLACES if k in known), None)
     if key is None:
         raise ConfigError(
-            f"{config.data.name} reads no files, so it cannot take data from {place}: leave --data out"
+            f"{config.data.name} reads no files, so it cannot take data from {place}: leave"
+            " --data out"
         )
     if not Path(place).exists():
         raise ConfigError(f"there is no data at {place}")
@@ -174,7 +201,9 @@ def submit(
     forgive: bool,
     say: Say,
 ) -> int:
-    """Hand a recipe to a SuperLink and follow it; an exit code. superlink: an address, or a connection of the user's Flower config."""
+    """Hand a recipe to a SuperLink and follow it; an exit code. superlink: an address, or a
+    connection of the user's Flower config.
+    """
     from fedlens.engines.flower.engine import write_app
 
     home = flower_home()
@@ -185,9 +214,15 @@ def submit(
             name = connection(home, superlink, ca)
             await_port(host, port, ca, crew)
         facts: dict[str, bool | int | float | str] = {
-            "name": config.name, "recipe": config.to_toml(), "out": str(folder.absolute()), "resume": resume, "fresh": fresh,
-            "patience": patience, "least": least, "forgive": forgive,
-        }  # fmt: skip
+            "name": config.name,
+            "recipe": config.to_toml(),
+            "out": str(folder.absolute()),
+            "resume": resume,
+            "fresh": fresh,
+            "patience": patience,
+            "least": least,
+            "forgive": forgive,
+        }
         write_app(Path(app), "fedlens.sites.study:main", "fedlens.sites.study:make_site", facts)
         told = _json(crew.call("flwr", "run", app, name, "--format", "json"))
         number = str(told.get("run-id", ""))
@@ -200,7 +235,8 @@ def submit(
             status = await_end(crew, number, name)
         except KeyboardInterrupt:
             say(
-                f"the run goes on at the SuperLink; to end it: {crew.line('flwr', 'stop', number, name)}"
+                "the run goes on at the SuperLink; to end it:"
+                f" {crew.line('flwr', 'stop', number, name)}"
             )
             return 130
         say(

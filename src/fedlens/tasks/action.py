@@ -1,7 +1,9 @@
-"""Action recognition: fine-tuning and linear probing of a pretrained backbone (FedVSSL, stage 2b), or training from scratch.
+"""Action recognition: fine-tuning and linear probing of a pretrained backbone (FedVSSL, stage 2b),
+or training from scratch.
 
-Training sees one random clip a video; testing averages the scores of `clips` clips at even distances before the softmax. A linear probe
-leaves the backbone as it is, BatchNorm's statistics included, and trains one layer on its averaged map. The head begins at N(0, .001).
+Training sees one random clip a video; testing averages the scores of `clips` clips at even
+distances before the softmax. A linear probe leaves the backbone as it is, BatchNorm's statistics
+included, and trains one layer on its averaged map. The head begins at N(0, .001).
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ SHOWN = 12
 
 
 class Frozen(SplitNet):
-    """The backbone stays as it is: no gradients, and BatchNorm keeps the statistics it came with."""
+    """The backbone stays as it is: no gradients, and BatchNorm keeps the statistics it came
+    with.
+    """
 
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         super().__init__(backbone, head)
@@ -46,9 +50,9 @@ class Frozen(SplitNet):
 
 @dataclass
 class ActionRecognition(LearningTask):
-    """classes: how many. backbone: r3d18, r2plus1d18, r3d10, r3d10s or module:Class. init: a saved model (RUN/model.safetensors) whose
-    backbone to start from. probe: train the last layer only. frames, stride, size: of a clip. dropout: before the last layer. clips: per
-    test video."""
+    """classes: how many. backbone: r3d18, r2plus1d18, r3d10, r3d10s or module:Class. init: a saved
+    model (RUN/model.safetensors) whose backbone to start from. probe: train the last layer only.
+    frames, stride, size: of a clip. dropout: before the last layer. clips: per test video."""
 
     classes: int = 101
     backbone: str = "r3d18"
@@ -84,7 +88,8 @@ class ActionRecognition(LearningTask):
     def fits(self, facts: Mapping[str, Any]) -> None:
         if (held := len(facts.get("classes", ()))) > self.classes:
             raise ValueError(
-                f"the data has {held} classes, but the task says {self.classes}: set task.classes={held}"
+                f"the data has {held} classes, but the task says {self.classes}: set"
+                f" task.classes={held}"
             )
 
     def admit(self, federation: Federation) -> Federation:
@@ -105,7 +110,9 @@ class ActionRecognition(LearningTask):
         return F.cross_entropy(output.prediction, batch["y"])
 
     def evaluate(self, result: Any, data: Any) -> dict[str, float]:
-        """Top-1 and top-5 over whole videos on the test set, over middle clips on a client's held-out part."""
+        """Top-1 and top-5 over whole videos on the test set, over middle clips on a client's
+        held-out part.
+        """
         if isinstance(data, Search):
             said = self.scores(result, data.queries)
             y = torch.tensor(data.queries.labels)
@@ -119,7 +126,9 @@ class ActionRecognition(LearningTask):
         }
 
     def scores(self, net: Any, videos: VideoSet) -> Tensor:
-        """(videos, classes): scores averaged over the clips; a video that is too short for one clip gets zeros."""
+        """(videos, classes): scores averaged over the clips; a video that is too short for one clip
+        gets zeros.
+        """
         place = next(net.parameters()).device
         total = torch.zeros(len(videos), self.classes)
         with torch.no_grad():

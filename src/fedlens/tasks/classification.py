@@ -1,4 +1,6 @@
-"""Image classification: cross-entropy, accuracy over all images and over classes, a confusion matrix, labels for a user's files."""
+"""Image classification: cross-entropy, accuracy over all images and over classes, a confusion
+matrix, labels for a user's files.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,12 @@ LISTED = 20  # up to this many classes, each one's accuracy is a metric of its o
 
 
 class Classification(LearningTask):
-    """model: cnn, niid, resnet8, resnet18 or timm:NAME. classes, channels, size: of the images. stem: resnet18's first layers.
-    norm: batch or group normalisation in the resnets. mean, std: of the pixels in [0, 1], one number or one per channel. smoothing: of
-    the labels. evaluation_batch: images at a time. names: of the classes, for `apply`, where the data does not name them. projection: width
-    of a projection in front of the head (MOON's paper has 256); 0 is none. init: weights to start from."""
+    """model: cnn, niid, resnet8, resnet18 or timm:NAME. classes, channels, size: of the images.
+    stem: resnet18's first layers. norm: batch or group normalisation in the resnets. mean, std: of
+    the pixels in [0, 1], one number or one per channel. smoothing: of the labels. evaluation_batch:
+    images at a time. names: of the classes, for `apply`, where the data does not name them.
+    projection: width of a projection in front of the head (MOON's paper has 256); 0 is none. init:
+    weights to start from."""
 
     def __init__(
         self,
@@ -68,20 +72,31 @@ class Classification(LearningTask):
         )
 
     def model(self) -> nn.Module:
-        return classifier(self.network, self.classes, channels=self.channels, size=self.size, stem=self.stem, norm=self.norm,
-                          mean=self.mean, std=self.std, projection=self.projection)  # fmt: skip
+        return classifier(
+            self.network,
+            self.classes,
+            channels=self.channels,
+            size=self.size,
+            stem=self.stem,
+            norm=self.norm,
+            mean=self.mean,
+            std=self.std,
+            projection=self.projection,
+        )
 
     def fits(self, facts: Mapping[str, Any]) -> None:
         held, shape = len(facts.get("classes", ())), tuple(facts.get("shape", ()))
         if held > self.classes:
             raise ValueError(
-                f"the data has {held} classes, but the task says {self.classes}: set task.classes={held}"
+                f"the data has {held} classes, but the task says {self.classes}: set"
+                f" task.classes={held}"
             )
         if not shape:
             return
         if shape[0] != self.channels:
             raise ValueError(
-                f"the images have {shape[0]} channels, but the task says {self.channels}: set task.channels={shape[0]}"
+                f"the images have {shape[0]} channels, but the task says {self.channels}: set"
+                f" task.channels={shape[0]}"
             )
         if self.network in ("cnn", "niid") and shape[1:] != (self.size, self.size):
             size = (
@@ -90,14 +105,17 @@ class Classification(LearningTask):
                 else "set data.size to make them square"
             )
             raise ValueError(
-                f"the images are {shape[2]}x{shape[1]}, but {self.network} was told {self.size}x{self.size}: {size}"
+                f"the images are {shape[2]}x{shape[1]}, but {self.network} was told"
+                f" {self.size}x{self.size}: {size}"
             )
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         return F.cross_entropy(output.prediction, batch["y"], label_smoothing=self.smoothing)
 
     def evaluate(self, result: Any, data: Data) -> dict[str, float]:
-        """Accuracy first. Per-class figures only where every class is present: elsewhere they would not be comparable."""
+        """Accuracy first. Per-class figures only where every class is present: elsewhere they would
+        not be comparable.
+        """
         loss, table = self._confusion(result, data)
         held, right = table.sum(1), table.diagonal()
         metrics = {"accuracy": float(right.sum() / held.sum()), "loss": loss}

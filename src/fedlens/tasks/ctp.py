@@ -1,20 +1,24 @@
-"""CtP: catch the patch (Wang et al., CVPR 2021). Patches cut from the clip itself are pasted along random paths; where are they, how
-large?
+"""CtP: catch the patch (Wang et al., CVPR 2021). Patches cut from the clip itself are pasted along
+random paths; where are they, how large?
 
-A path is straight between key frames: the first, the last, and none, one or two in between (probabilities .5, .3, .2). From key to key
-the centre moves by up to 3 pixels a frame in each direction and the logarithm of each side by up to .025 (at a size of 112; in proportion
-to the size elsewhere), and the patch stays inside. A patch is cut from a random frame at a random place, and laid over with an opacity of
-.8 to 1, as a rectangle, ellipse or rhombus (.5, .35, .15), with a soft edge in half of the cases. A frame shows it with probability .8,
-the first and its own always; the targets cover all frames.
+A path is straight between key frames: the first, the last, and none, one or two in between
+(probabilities .5, .3, .2). From key to key the centre moves by up to 3 pixels a frame in each
+direction and the logarithm of each side by up to .025 (at a size of 112; in proportion to the size
+elsewhere), and the patch stays inside. A patch is cut from a random frame at a random place, and
+laid over with an opacity of .8 to 1, as a rectangle, ellipse or rhombus (.5, .35, .15), with a soft
+edge in half of the cases. A frame shows it with probability .8, the first and its own always; the
+targets cover all frames.
 
-The network is told the box of the first frame: RoIAlign 5x5 (sampling 2, aligned) on the map, whose time is folded by a convolution. It
-answers for every frame with the shift of the centre, in sides of the first box, over .8, and the logarithm of the sides' growth over .04.
-Loss: smooth L1, summed over the two coordinates, mean over patches and frames; centre + size. The backbone's last stage keeps its height
-and width (stride 8 in all). Head on R3D-18 with 16 frames: 7,111,744 parameters.
+The network is told the box of the first frame: RoIAlign 5x5 (sampling 2, aligned) on the map, whose
+time is folded by a convolution. It answers for every frame with the shift of the centre, in sides
+of the first box, over .8, and the logarithm of the sides' growth over .04. Loss: smooth L1, summed
+over the two coordinates, mean over patches and frames; centre + size. The backbone's last stage
+keeps its height and width (stride 8 in all). Head on R3D-18 with 16 frames: 7,111,744 parameters.
 
-Frames: a random stride up to `stride`, as far as the video is long enough (capped), each frame moved by a random part of the stride.
-Where the public code is not described in our notes (what exactly the jitter of .18 moves, from where in its frame a patch is cut) this is
-our reading: the jitter is of the scale.
+Frames: a random stride up to `stride`, as far as the video is long enough (capped), each frame
+moved by a random part of the stride. Where the public code is not described in our notes (what
+exactly the jitter of .18 moves, from where in its frame a patch is cut) this is our reading: the
+jitter is of the scale.
 """
 
 from __future__ import annotations
@@ -56,7 +60,9 @@ class TrackHead(nn.Module):
         self.answer = nn.Linear(width, frames * 4)
 
     def forward(self, maps: Tensor, boxes: Tensor) -> Tensor:
-        """(B, width, t, h, w) and (B, patches, 4) in pixels, left top right bottom -> (B, patches, frames, 4)."""
+        """(B, width, t, h, w) and (B, patches, 4) in pixels, left top right bottom -> (B, patches,
+        frames, 4).
+        """
         from torchvision.ops import roi_align
 
         flat = F.relu(self.fold(maps))[:, :, 0]
@@ -74,9 +80,10 @@ class TrackHead(nn.Module):
 
 @dataclass
 class CtP(VideoSSL):
-    """patches: how many. stride: the largest between frames. jitter: of a patch's scale. speed, growth: see above. The rest as in every
-    video pretext task: backbone (r3d18, r2plus1d18, r3d10, r3d10s, module:Class), frames and size of a clip, clips per video in
-    retrieval, majority, init."""
+    """patches: how many. stride: the largest between frames. jitter: of a patch's scale. speed,
+    growth: see above. The rest as in every video pretext task: backbone (r3d18, r2plus1d18, r3d10,
+    r3d10s, module:Class), frames and size of a clip, clips per video in retrieval, majority, init.
+    """
 
     patches: Count = 3
     stride: Count = 5
@@ -123,9 +130,8 @@ class CtP(VideoSSL):
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         each = F.smooth_l1_loss(output.prediction, batch["y"], reduction="none")
-        return each.sum(
-            -1
-        ).mean()  # over two coordinates of the centre and two of the size: the sum of both losses
+        # over two coordinates of the centre and two of the size: the sum of both losses
+        return each.sum(-1).mean()
 
     def shown(self, made: Mapping[str, Tensor]) -> Picture:
         clip = made["x"]
@@ -136,7 +142,7 @@ class CtP(VideoSSL):
         )
 
 
-# -- patches ------------------------------------------------------------------------------------------------------------------------------
+# -- patches ---------------------------------------------------------------------------------------
 
 
 def draw_path(
@@ -191,14 +197,18 @@ def corners(boxes: Tensor) -> Tensor:
 
 
 def targets(path: Tensor) -> Tensor:
-    """(..., frames, 4): shift of the centre in sides of the first box, over .8; logarithm of the sides' growth, over .04."""
+    """(..., frames, 4): shift of the centre in sides of the first box, over .8; logarithm of the
+    sides' growth, over .04.
+    """
     first = path[..., :1, :]
     shift = (path[..., :2] - first[..., :2]) / first[..., 2:] / SHIFT_UNIT
     return torch.cat([shift, (path[..., 2:] / first[..., 2:]).log() / GROWTH_UNIT], -1)
 
 
 def paste(clip: Tensor, paths: Tensor, rng: Generator) -> Tensor:
-    """A new (3, T, S, S) with a patch for each of the paths (P, T, 4), cut from the clip as it was."""
+    """A new (3, T, S, S) with a patch for each of the paths (P, T, 4), cut from the clip as it
+    was.
+    """
     t, size = clip.shape[1:3]
     draws = torch.rand(len(paths), 6 + t, generator=rng)
     out = clip.clone()
@@ -244,7 +254,9 @@ def paste(clip: Tensor, paths: Tensor, rng: Generator) -> Tensor:
 
 
 def cover(u: Tensor, v: Tensor, shape: int, soft: bool) -> Tensor:
-    """1 inside, 0 outside: rectangle, ellipse, rhombus; a soft edge falls off over the outer fifth."""
+    """1 inside, 0 outside: rectangle, ellipse, rhombus; a soft edge falls off over the outer
+    fifth.
+    """
     u, v = u.abs(), v.abs()
     r = (
         torch.maximum(u, v)

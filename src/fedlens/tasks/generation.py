@@ -1,7 +1,9 @@
-"""Learning to generate: a class-conditional diffusion model, trained by the same loop as everything else, on one client or on many.
+"""Learning to generate: a class-conditional diffusion model, trained by the same loop as everything
+else, on one client or on many.
 
-The loss is the squared error of the predicted v at a random step of the noise; a class is hidden in `hide` of the cases, for guidance. The
-headline metric is that loss on the test images with noise that is the same every time. `SmallDiffusion` reads the run folder.
+The loss is the squared error of the predicted v at a random step of the noise; a class is hidden in
+`hide` of the cases, for guidance. The headline metric is that loss on the test images with noise
+that is the same every time. `SmallDiffusion` reads the run folder.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from fedlens.models.diffusion import STEPS, Denoiser, schedule
 
 
 class Generation(LearningTask):
-    """classes, channels, size: of the images. patch, widths, layers, attention, average: of the network (see models/diffusion.py). hide:
-    share of training images whose class is hidden. steps, guidance: of the sampler that draws the pictures. init: weights to start from."""
+    """classes, channels, size: of the images. patch, widths, layers, attention, average: of the
+    network (see models/diffusion.py). hide: share of training images whose class is hidden. steps,
+    guidance: of the sampler that draws the pictures. init: weights to start from."""
 
     def __init__(
         self,
@@ -62,16 +65,20 @@ class Generation(LearningTask):
         held, shape = len(facts.get("classes", ())), tuple(facts.get("shape", ()))
         if held > self.classes:
             raise ValueError(
-                f"the data has {held} classes, but the task says {self.classes}: set task.classes={held}"
+                f"the data has {held} classes, but the task says {self.classes}: set"
+                f" task.classes={held}"
             )
         if shape and shape != (self.channels, self.size, self.size):
             raise ValueError(
-                f"the images are {shape[2]}x{shape[1]} with {shape[0]} channels, but the task says {self.size}x{self.size} with "
-                f"{self.channels}: set data.size={self.size} or task.size"
+                f"the images are {shape[2]}x{shape[1]} with {shape[0]} channels, but the task says"
+                f" {self.size}x{self.size} with {self.channels}: set data.size={self.size} or"
+                " task.size"
             )
 
     def forward(self, model: nn.Module, batch: Batch, adapt: Adapt | None = None) -> Output:
-        """Predicted and true v at random steps. A training pass also moves the average of the weights."""
+        """Predicted and true v at random steps. A training pass also moves the average of the
+        weights.
+        """
         x, y = batch["x"] * 2 - 1, batch["y"]
         t = torch.randint(STEPS, (len(x),)).to(x.device)
         noise = torch.randn(x.shape).to(x.device)

@@ -1,14 +1,16 @@
 """Heat maps: where a joint is, as a picture, and back.
 
-Targets: a Gaussian around each joint, cut off at three sigmas. "udp" (Huang et al., 2020) keeps its centre between pixels and measures
-in steps of (W - 1) / (w - 1); "msra" (Xiao et al., 2018) rounds it to a pixel and measures in strides of W / w.
+Targets: a Gaussian around each joint, cut off at three sigmas. "udp" (Huang et al., 2020) keeps its
+centre between pixels and measures in steps of (W - 1) / (w - 1); "msra" (Xiao et al., 2018) rounds
+it to a pixel and measures in strides of W / w.
 
-Decoding: "argmax"; "quarter" moves it a quarter of a pixel towards the higher neighbour; "dark" (Zhang et al., 2020) smooths the map
-and takes one Newton step on its logarithm.
+Decoding: "argmax"; "quarter" moves it a quarter of a pixel towards the higher neighbour; "dark"
+(Zhang et al., 2020) smooths the map and takes one Newton step on its logarithm.
 
-RAF's paper leaves sigma at other resolutions open. Fixed at 2 pixels, a map of half the size would mean a Gaussian twice as wide on the
-person, and a low-resolution client would be taught what distillation forbids. So sigma is 2 at a map height of 64 and grows with it;
-scaled=False keeps 2 everywhere.
+RAF's paper leaves sigma at other resolutions open. Fixed at 2 pixels, a map of half the size would
+mean a Gaussian twice as wide on the person, and a low-resolution client would be taught what
+distillation forbids. So sigma is 2 at a map height of 64 and grows with it; scaled=False keeps 2
+everywhere.
 """
 
 from __future__ import annotations
@@ -34,9 +36,8 @@ def draw_targets(
     if coding == "udp":
         centre = points * joints.new_tensor([(w - 1) / (size[1] - 1), (h - 1) / (size[0] - 1)])
     else:
-        centre = (
-            points * joints.new_tensor([w / size[1], h / size[0]]) + 0.5
-        ).trunc()  # as public code, which cuts towards zero
+        # as public code, which cuts towards zero
+        centre = (points * joints.new_tensor([w / size[1], h / size[0]]) + 0.5).trunc()
     reach = 3 * sigma
     last = joints.new_tensor([w - 1, h - 1])
     weight = weight * ((centre >= -reach) & (centre <= last + reach)).all(-1)
@@ -74,7 +75,9 @@ def _around(maps: Tensor, x: Tensor, y: Tensor, dx: int, dy: int) -> Tensor:
 
 
 def newton(logs: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """-H^-1 g at the peak of a logarithm, by central differences: exact for a Gaussian. Steps beyond a pixel and a half are not trusted."""
+    """-H^-1 g at the peak of a logarithm, by central differences: exact for a Gaussian. Steps
+    beyond a pixel and a half are not trusted.
+    """
     f = {(dx, dy): _around(logs, x, y, dx, dy) for dx in (-1, 0, 1) for dy in (-1, 0, 1)}
     gx, gy = (f[1, 0] - f[-1, 0]) / 2, (f[0, 1] - f[0, -1]) / 2
     xx, yy = f[1, 0] - 2 * f[0, 0] + f[-1, 0], f[0, 1] - 2 * f[0, 0] + f[0, -1]
@@ -88,7 +91,9 @@ def newton(logs: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def smooth(maps: Tensor) -> Tensor:
-    """DARK's modulation: a Gaussian of sigma 2 over 11 pixels at a map height of 64, in proportion elsewhere."""
+    """DARK's modulation: a Gaussian of sigma 2 over 11 pixels at a map height of 64, in proportion
+    elsewhere.
+    """
     sigma = 2.0 * maps.shape[-2] / 64
     reach = max(1, min(round(2.5 * sigma), min(maps.shape[-2:]) - 1))
     kernel = torch.exp(

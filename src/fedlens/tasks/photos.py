@@ -1,4 +1,5 @@
-"""What a pose model is applied to: photos, boxes around the people in them, and what is written about them (as COCO).
+"""What a pose model is applied to: photos, boxes around the people in them, and what is written
+about them (as COCO).
 
 Photos are upright (as their EXIF says), and boxes and joints count the pixels of the upright photo.
 """
@@ -19,7 +20,10 @@ from fedlens.data.pose.people import Array, Person, Size, Skeleton, fit, read_im
 from fedlens.data.source import DataError
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-FORM = '[{"file_name": "a.jpg", "bbox": [left, top, width, height]}, ...] or the annotations of COCO are needed'
+FORM = (
+    '[{"file_name": "a.jpg", "bbox": [left, top, width, height]}, ...] or the annotations of COCO'
+    " are needed"
+)
 Box = tuple[float, float, float, float]  # left, top, width, height
 
 
@@ -68,7 +72,9 @@ def list_images(source: Path) -> list[Path]:
 
 
 def read_photos(source: Path) -> tuple[list[Photo], list[str]]:
-    """Those that can be read, and the names of the others. They are decoded once for that: a header promises much."""
+    """Those that can be read, and the names of the others. They are decoded once for that: a header
+    promises much.
+    """
     root = source if source.is_dir() else source.parent
     photos, unread, files = [], [], list_images(source)
     for file in files:
@@ -83,13 +89,15 @@ def read_photos(source: Path) -> tuple[list[Photo], list[str]]:
 
 
 def overlay_names(photos: Sequence[Photo]) -> list[str]:
-    """a/1-pose.png for a/1.jpg. Where two photos differ in the suffix alone, all keep theirs: a/1.jpg-pose.png."""
+    """a/1-pose.png for a/1.jpg. Where two photos differ in the suffix alone, all keep theirs:
+    a/1.jpg-pose.png.
+    """
     short = [PurePosixPath(p.name).with_suffix("").as_posix() for p in photos]
     kept = short if len({*short}) == len(short) else [p.name for p in photos]
     return [f"{name}-pose.png" for name in kept]
 
 
-# -- boxes ---------------------------------------------------------------------------------------------------------------------------
+# -- boxes -----------------------------------------------------------------------------------------
 
 
 def find_people(photos: Sequence[Photo], boxes: Path | None) -> list[Found]:
@@ -136,7 +144,9 @@ def as_box(value: Any) -> Box:
 
 
 def match(photos: Sequence[Photo], known: Mapping[str, list[Box]], path: Path) -> list[list[Box]]:
-    """The boxes of each photo: those under its path, otherwise those under its bare name, if that can mean only one."""
+    """The boxes of each photo: those under its path, otherwise those under its bare name, if that
+    can mean only one.
+    """
     paths, count = {p.name for p in photos}, Counter(PurePosixPath(p.name).name for p in photos)
     loose: dict[str, list[str]] = {}
     for name in known.keys() - paths:
@@ -147,7 +157,8 @@ def match(photos: Sequence[Photo], known: Mapping[str, list[Box]], path: Path) -
         names = [photo.name] if photo.name in known else sorted(loose.get(bare, []))
         if photo.name not in known and names and (len(names) > 1 or count[bare] > 1):
             raise ValueError(
-                f"{path}: is {names[0]} the photo {photo.name}? Several have this name: write paths as below the folder of photos"
+                f"{path}: is {names[0]} the photo {photo.name}? Several have this name: write paths"
+                " as below the folder of photos"
             )
         out.append(known[names[0]] if names else [])
     return out
@@ -166,7 +177,7 @@ def check_box(box: Box, photo: Photo, path: Path) -> None:
         )
 
 
-# -- writing -------------------------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 
 def as_coco(
@@ -182,17 +193,26 @@ def as_coco(
         flags = np.where(peaks[k] > 0, 2.0, 0.0)
         annotations.append(
             {
-                "id": k + 1, "image_id": person.photo, "category_id": 1, "num_keypoints": int((flags > 0).sum()),
+                "id": k + 1,
+                "image_id": person.photo,
+                "category_id": 1,
+                "num_keypoints": int((flags > 0).sum()),
                 "keypoints": [round(float(v), 2) for v in np.c_[joints[k], flags].ravel()],
-                "joint_scores": [round(float(p), 4) for p in peaks[k]], "score": float(peaks[k].mean()),
-                "bbox": list(person.box), "area": person.box[2] * person.box[3], "iscrowd": 0,
+                "joint_scores": [round(float(p), 4) for p in peaks[k]],
+                "score": float(peaks[k].mean()),
+                "bbox": list(person.box),
+                "area": person.box[2] * person.box[3],
+                "iscrowd": 0,
             }
-        )  # fmt: skip
+        )
     images = [
         {"id": k, "file_name": p.name, "width": p.size[0], "height": p.size[1]}
         for k, p in enumerate(photos)
     ]
     category = {
-        "id": 1, "name": "person", "keypoints": list(skeleton.joints), "skeleton": [[a + 1, b + 1] for a, b in skeleton.bones],
-    }  # fmt: skip
+        "id": 1,
+        "name": "person",
+        "keypoints": list(skeleton.joints),
+        "skeleton": [[a + 1, b + 1] for a, b in skeleton.bones],
+    }
     return {"images": images, "annotations": annotations, "categories": [category]}

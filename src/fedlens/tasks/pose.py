@@ -1,8 +1,10 @@
-"""Pose: find the joints of a person. A network draws one heat map per joint; the peak is the joint (`heatmaps.py`).
+"""Pose: find the joints of a person. A network draws one heat map per joint; the peak is the joint
+(`heatmaps.py`).
 
-Loss: mean over batch, joints and pixels of the squared error; joints that are not visible or whose Gaussian lies outside count zero. A map
-without a positive value has its joint nowhere: (-1, -1). The flip test averages with the mirrored image's maps. RAF's text decodes by
-argmax, its code base by dark.
+Loss: mean over batch, joints and pixels of the squared error; joints that are not visible or whose
+Gaussian lies outside count zero. A map without a positive value has its joint nowhere: (-1, -1).
+The flip test averages with the mirrored image's maps. RAF's text decodes by argmax, its code base
+by dark.
 """
 
 from __future__ import annotations
@@ -44,11 +46,13 @@ from fedlens.tasks.photos import as_coco, find_people, overlay_names, read_photo
 
 @dataclass
 class Pose(LearningTask):
-    """joints: the skeleton, which also decides the metric (mpii: PCKh, lsp: PCK@0.2, coco: AP). network: vit-nano, vit-tiny, vit-small,
-    vitpose-s, vitpose-b or resnet-18 ... resnet-152. patch, positions, size, drop_path: see ViTPose. stages: see SimpleBaseline. sizes:
-    resolutions (height, width) to evaluate at; the data's own if none. capture, how: test images have only this resolution and are
-    interpolated to each of `sizes`, in each of these ways. embed: how many people to show in an embedding of the features. init:
-    weights to start from, such as a public checkpoint."""
+    """joints: the skeleton, which also decides the metric (mpii: PCKh, lsp: PCK@0.2, coco: AP).
+    network: vit-nano, vit-tiny, vit-small, vitpose-s, vitpose-b or resnet-18 ... resnet-152. patch,
+    positions, size, drop_path: see ViTPose. stages: see SimpleBaseline. sizes: resolutions (height,
+    width) to evaluate at; the data's own if none. capture, how: test images have only this
+    resolution and are interpolated to each of `sizes`, in each of these ways. embed: how many
+    people to show in an embedding of the features. init: weights to start from, such as a public
+    checkpoint."""
 
     joints: Literal["mpii", "lsp", "coco"] = "lsp"
     network: str = "vit-tiny"
@@ -72,7 +76,8 @@ class Pose(LearningTask):
     def __post_init__(self) -> None:
         if self.network not in SIZES and not self.network.startswith("resnet-"):
             raise ValueError(
-                f"no network {self.network!r}: there are {', '.join(SIZES)} and resnet-18, -34, -50, -101, -152"
+                f"no network {self.network!r}: there are {', '.join(SIZES)} and resnet-18, -34,"
+                " -50, -101, -152"
             )
         self.multiple = self.patch if self.network in SIZES else 4 * 2 ** (self.stages - 1)
         for size in (*self.sizes, *([self.size] if self.network in SIZES else [])):
@@ -81,7 +86,8 @@ class Pose(LearningTask):
     def check_size(self, size: Size) -> None:
         if min(size) < self.multiple or any(side % self.multiple for side in size):
             raise ValueError(
-                f"a resolution of {size[0]}x{size[1]} does not fit {self.network}, whose inputs are multiples of {self.multiple}"
+                f"a resolution of {size[0]}x{size[1]} does not fit {self.network}, whose inputs are"
+                f" multiples of {self.multiple}"
             )
 
     @property
@@ -99,18 +105,25 @@ class Pose(LearningTask):
     def loss(self, output: Output, batch: Batch) -> Tensor:
         maps: Tensor = output.prediction
         self._check(batch)
-        target, weight = draw_targets(batch["y"], (batch["x"].shape[-2], batch["x"].shape[-1]), (maps.shape[-2], maps.shape[-1]),
-                                      self.targets, self.sigma, self.scaled_sigma)  # fmt: skip
+        target, weight = draw_targets(
+            batch["y"],
+            (batch["x"].shape[-2], batch["x"].shape[-1]),
+            (maps.shape[-2], maps.shape[-1]),
+            self.targets,
+            self.sigma,
+            self.scaled_sigma,
+        )
         loss: Tensor = (weight[:, :, None, None] * (maps - target).square()).mean()
         return loss
 
     def _check(self, batch: Batch) -> None:
         if batch["y"].shape[1] != len(self.skeleton.joints):
             raise ValueError(
-                f"the data has {batch['y'].shape[1]} joints, the skeleton {self.joints!r} has {len(self.skeleton.joints)}: set task.joints"
+                f"the data has {batch['y'].shape[1]} joints, the skeleton {self.joints!r} has"
+                f" {len(self.skeleton.joints)}: set task.joints"
             )
 
-    # -- prediction ------------------------------------------------------------------------------------------------------------------
+    # -- prediction --------------------------------------------------------------------------------
 
     @torch.no_grad()
     def heatmaps(self, model: nn.Module, x: Tensor) -> Tensor:
@@ -178,7 +191,7 @@ class Pose(LearningTask):
             )
         return {"pck": pck(found["predicted"], truth, visible, found["reference"], 0.2)}
 
-    # -- to look at ------------------------------------------------------------------------------------------------------------------
+    # -- to look at --------------------------------------------------------------------------------
 
     def pictures(self, result: Any, federation: Federation) -> Sequence[Picture]:
         data = federation.test
@@ -210,7 +223,9 @@ class Pose(LearningTask):
         return [*out, self.embedding(result, data, sizes)] if self.embed else out
 
     def embedding(self, model: Any, data: People, sizes: Sequence[Size]) -> Picture:
-        """The last features of the same people at every resolution, averaged over the grid and laid out in the plane by t-SNE."""
+        """The last features of the same people at every resolution, averaged over the grid and laid
+        out in the plane by t-SNE.
+        """
         from fedlens.metrics.embedding import scatter, tsne
 
         count, place, rows = min(self.embed, len(data)), next(model.parameters()).device, []
@@ -228,13 +243,14 @@ class Pose(LearningTask):
             ["; ".join(labels)],
         )
 
-    # -- to use ----------------------------------------------------------------------------------------------------------------------
+    # -- to use ------------------------------------------------------------------------------------
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
-        """Joints of every image of a file or folder: keypoints.json (as COCO) and drawn overlays. Options: size (HxW; default the
-        highest evaluated), boxes (a COCO-style JSON list or annotation file; without it a person is taken to fill its image), capture
-        (HxW: pretend the camera has only this) and how (bilinear, area, bicubic). Photos are turned as their EXIF says, and joints and
-        boxes count the pixels of the upright photo."""
+        """Joints of every image of a file or folder: keypoints.json (as COCO) and drawn overlays.
+        Options: size (HxW; default the highest evaluated), boxes (a COCO-style JSON list or
+        annotation file; without it a person is taken to fill its image), capture (HxW: pretend the
+        camera has only this) and how (bilinear, area, bicubic). Photos are turned as their EXIF
+        says, and joints and boxes count the pixels of the upright photo."""
         check_options(self, options, "size", "boxes", "capture", "how")
         plan = _Plan(self, **options)
         photos, unread = read_photos(source)
@@ -251,7 +267,10 @@ class Pose(LearningTask):
             own = [made["predicted"][k] for k, f in enumerate(found) if f.photo == number]
             self._overlay(photo.file, own, target / name)
         left = f", {len(unread)} could not be read ({unread[0]})" if unread else ""
-        return f"{len(people)} people in {len(photos)} images{left}: {target / 'keypoints.json'} and one overlay each"
+        return (
+            f"{len(people)} people in {len(photos)} images{left}: {target / 'keypoints.json'} and"
+            " one overlay each"
+        )
 
     def _overlay(self, photo: Path, people: Sequence[Array], target: Path) -> None:
         image = (
@@ -266,7 +285,7 @@ class Pose(LearningTask):
         save_png(image, target)
 
 
-# -- drawing -------------------------------------------------------------------------------------------------------------------------
+# -- drawing ---------------------------------------------------------------------------------------
 
 
 def as_image(x: Tensor) -> Tensor:
@@ -332,7 +351,7 @@ def save_png(image: Tensor, path: Path) -> None:
     Image.fromarray((image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()).save(path)
 
 
-# -- applying ------------------------------------------------------------------------------------------------------------------------
+# -- applying --------------------------------------------------------------------------------------
 
 
 class _Plan:

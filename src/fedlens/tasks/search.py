@@ -1,13 +1,16 @@
-"""Retrieval over a folder of one's own: `fedlens apply RUN videos/ found/` with what a pretraining run has learned.
+"""Retrieval over a folder of one's own: `fedlens apply RUN videos/ found/` with what a pretraining
+run has learned.
 
 Writes into the target folder
-    index.safetensors    a row for every video that can be decoded, with the names, the settings and the sha256 of the weights in its header
+    index.safetensors    a row for every video that can be decoded; its header has the names, the
+                         settings and the sha256 of the weights
     neighbours.csv       query, rank, video, similarity
     sheet.png            the first queries and the nearest clips of each
     report.html          the same sheet, to be looked at, and what was skipped and why
-An index that was made of the same files (names, sizes, times of change) with the same weights is used again. Videos that cannot be read,
-or are shorter than a clip, are skipped and named. Where videos lie in two or more class folders, the sentence at the end also says how
-often the nearest one is of the same class.
+An index that was made of the same files (names, sizes, times of change) with the same weights is
+used again. Videos that cannot be read, or are shorter than a clip, are skipped and named. Where
+videos lie in two or more class folders, the sentence at the end also says how often the nearest one
+is of the same class.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ def search_folder(
     clips: int,
     options: Mapping[str, Any],
 ) -> str:
-    """Every video of `source` asks, those of `gallery` (default: the other ones of `source`) answer. Options: gallery, k, clips."""
+    """Every video of `source` asks, those of `gallery` (default: the other ones of `source`)
+    answer. Options: gallery, k, clips.
+    """
     k, clips = (
         whole(name, options.get(name, usual)) for name, usual in (("k", 5), ("clips", clips))
     )
@@ -52,7 +57,8 @@ def search_folder(
     target.mkdir(parents=True, exist_ok=True)
     plan = {"frames": frames, "size": size, "clips": clips, "weights": digest(weights)}
     skipped: list[str] = []
-    # One numbering of folders for both sides: a query's class is a matter of its folder's name, not of its place among its neighbours.
+    # One numbering of folders for both sides: a query's class is a matter of its folder's name, not
+    # of its place among its neighbours.
     folders = sorted({p.parent.name for s in {place or source, source} for p in paths_of(s)})
     held, rows, again = indexed(
         net, place or source, folders, target / "index.safetensors", plan, skipped
@@ -64,7 +70,8 @@ def search_folder(
         asked, queries = decoded(asked, seen, skipped), queries[seen]
     if len(held) < 2 and place is None:
         raise DataError(
-            f"{source} holds {len(held)} readable video: there is nothing to compare it with; name others with gallery=FOLDER"
+            f"{source} holds {len(held)} readable video: there is nothing to compare it with; name"
+            " others with gallery=FOLDER"
         )
     found, alike = nearest(queries, rows, k, same=place is None)
     names = [c.name for c in held.clips]
@@ -79,7 +86,10 @@ def search_folder(
     classes = class_folders(held, folders)
     write_sheet(asked, held, found, alike, classes, target, skipped)
     how = "read from the index" if again else "indexed"
-    told = f"{len(held)} videos {how}, the {found.shape[1]} nearest of {len(asked)} are in {target / 'neighbours.csv'}"
+    told = (
+        f"{len(held)} videos {how}, the {found.shape[1]} nearest of {len(asked)} are in"
+        f" {target / 'neighbours.csv'}"
+    )
     if classes and set(asked.labels) & set(held.labels):
         hit = scores(queries, asked, rows, held, same=place is None)["recall_at_1"]
         told += f"; the nearest is of the same folder for {100 * hit:.1f} %"
@@ -135,8 +145,8 @@ def stamped(videos: VideoSet) -> list[list[Any]]:
 def read_index(
     file: Path, plan: Mapping[str, Any], files: Sequence[list[Any]]
 ) -> tuple[Tensor, list[int]] | None:
-    """The rows, and the numbers of the videos they are for, if the index was made of these files in this way. One that cannot be read is
-    none: it can be made again."""
+    """The rows, and the numbers of the videos they are for, if the index was made of these files in
+    this way. One that cannot be read is none: it can be made again."""
     from safetensors import SafetensorError, safe_open
 
     if not file.is_file():
@@ -159,8 +169,8 @@ def write_index(
     videos: Sequence[list[Any]],
     broken: Sequence[list[Any]],
 ) -> None:
-    """Broken ones have no row, but are named: otherwise every search would try to decode them, and everything else, again. The file takes
-    its name when it is complete."""
+    """Broken ones have no row, but are named: otherwise every search would try to decode them, and
+    everything else, again. The file takes its name when it is complete."""
     from safetensors.torch import save_file
 
     part = file.with_name(f".{file.name}.part")
@@ -177,7 +187,9 @@ def write_index(
 
 
 def decoded(videos: VideoSet, seen: Sequence[int], skipped: list[str]) -> VideoSet:
-    """Those that gave clips; the first frame of the others is sound, but what comes after is not."""
+    """Those that gave clips; the first frame of the others is sound, but what comes after is
+    not.
+    """
     skipped += [
         f"{c.name}: cannot be decoded" for n, c in enumerate(videos.clips) if n not in set(seen)
     ]
@@ -191,7 +203,9 @@ def paths_of(source: Path) -> list[Path]:
 def videos_of(
     source: Path, folders: Sequence[str], size: int, frames: int, skipped: list[str]
 ) -> VideoSet:
-    """The videos of a file or folder, by their paths below it; the folder a video lies in is its class, for whoever sorted them."""
+    """The videos of a file or folder, by their paths below it; the folder a video lies in is its
+    class, for whoever sorted them.
+    """
     side = round(size * 9 / 7)  # as in training
     entries = [Entry(p, p.parent.name, source=str(p)) for p in paths_of(source)]
     bad: list[str] = []
@@ -200,7 +214,8 @@ def videos_of(
     out = found.at_least(frames)
     if not len(out):
         raise DataError(
-            f"no video of at least {frames} frames could be read in {source}{' (' + bad[0] + ')' if bad else ''}"
+            f"no video of at least {frames} frames could be read in"
+            f" {source}{' (' + bad[0] + ')' if bad else ''}"
         )
     skipped += bad
     for clip, where in zip(out.clips, out.sources, strict=True):
@@ -209,7 +224,9 @@ def videos_of(
 
 
 def class_folders(videos: VideoSet, folders: Sequence[str]) -> Sequence[str]:
-    """Names by label, where the videos lie in several folders; a folder none of them lies in has no name."""
+    """Names by label, where the videos lie in several folders; a folder none of them lies in has no
+    name.
+    """
     here = set(videos.labels)
     return [name if y in here else "" for y, name in enumerate(folders)] if len(here) > 1 else []
 
@@ -243,7 +260,10 @@ def write_sheet(
         )
     sheet.save(target / "sheet.png")
     head = "<!doctype html><meta charset=utf-8><title>Nearest videos</title>"
-    page = f"{head}<h1>Nearest videos</h1><p>{html.escape(picture.caption.partition(': ')[2])}.</p><img src=sheet.png>"
+    page = (
+        f"{head}<h1>Nearest"
+        f" videos</h1><p>{html.escape(picture.caption.partition(': ')[2])}.</p><img src=sheet.png>"
+    )
     if skipped:
         page += f"<p>Skipped:</p><ul>{''.join(f'<li>{html.escape(line)}' for line in skipped)}</ul>"
     (target / "report.html").write_text(page)

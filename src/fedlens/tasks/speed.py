@@ -1,8 +1,8 @@
-"""Speed: at which rate, and in which direction, is this played? Strides -4, -2, -1, 0, 1, 2, 4 are the classes (0: one frame, standing
-still).
+"""Speed: at which rate, and in which direction, is this played? Strides -4, -2, -1, 0, 1, 2, 4 are
+the classes (0: one frame, standing still).
 
-A video must be long enough for the largest stride, so that its length says nothing about the answer. Head: one linear layer over the
-averaged map; 3,591 parameters on R3D-18.
+A video must be long enough for the largest stride, so that its length says nothing about the
+answer. Head: one linear layer over the averaged map; 3,591 parameters on R3D-18.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from fedlens.tasks.video_ssl import VideoSSL, cut, larger
 
 @dataclass
 class Speed(VideoSSL):
-    """strides: the classes; 0 stands still, negative ones run backwards. The rest as in every video pretext task: backbone (r3d18,
-    r2plus1d18, r3d10, r3d10s, module:Class), frames and size of a clip, clips per video in retrieval, majority, init."""
+    """strides: the classes; 0 stands still, negative ones run backwards. The rest as in every video
+    pretext task: backbone (r3d18, r2plus1d18, r3d10, r3d10s, module:Class), frames and size of a
+    clip, clips per video in retrieval, majority, init."""
 
     strides: tuple[int, ...] = (-4, -2, -1, 0, 1, 2, 4)
 

@@ -1,11 +1,12 @@
 """Video super-resolution: clips become `scale` times as large.
 
-The loss is Charbonnier, mean sqrt(d^2 + 1e-9) (the un-squared epsilon of the public code). Any network that maps (B, T, 3, h, w) to
-(B, T, 3, scale h, scale w) can be trained: "light", "bidirectional", the name of one that `fedlens.models` exports, "module:Class" of
-one's own, or from Python a class or function that builds it.
+The loss is Charbonnier, mean sqrt(d^2 + 1e-9) (the un-squared epsilon of the public code). Any
+network that maps (B, T, 3, h, w) to (B, T, 3, scale h, scale w) can be trained: "light",
+"bidirectional", the name of one that `fedlens.models` exports, "module:Class" of one's own, or from
+Python a class or function that builds it.
 
-Clips larger than a tile are enlarged piece by piece, in space and in time, with a margin of context around each piece that is thrown
-away; so memory depends on the tile, not on the film.
+Clips larger than a tile are enlarged piece by piece, in space and in time, with a margin of context
+around each piece that is thrown away; so memory depends on the tile, not on the film.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ def charbonnier(prediction: Tensor, target: Tensor, eps: float = 1e-9) -> Tensor
 
 
 class SuperResolution(LearningTask):
-    """model: see above; options: its constructor arguments besides the scale. metrics: some of psnr, ssim (RGB), psnr_y, ssim_y (luma),
-    temporal, lpips, vmaf. border: pixels not looked at. eps: Charbonnier's. lpips_weights: folder with local weight files. tile, margin:
-    low-resolution pixels of a piece and of its context; window, overlap: frames of a piece and of the context before and after.
-    init: weights to start from, such as an official checkpoint."""
+    """model: see above; options: its constructor arguments besides the scale. metrics: some of
+    psnr, ssim (RGB), psnr_y, ssim_y (luma), temporal, lpips, vmaf. border: pixels not looked at.
+    eps: Charbonnier's. lpips_weights: folder with local weight files. tile, margin: low-resolution
+    pixels of a piece and of its context; window, overlap: frames of a piece and of the context
+    before and after. init: weights to start from, such as an official checkpoint."""
 
     def __init__(
         self,
@@ -79,7 +81,8 @@ class SuperResolution(LearningTask):
     def forward(self, model: nn.Module, batch: Batch, adapt: Adapt | None = None) -> Output:
         if adapt is not None:
             raise ValueError(
-                f"{type(model).__name__} has no split into features and head, so nothing can stand between them"
+                f"{type(model).__name__} has no split into features and head, so nothing can stand"
+                " between them"
             )
         return Output(enlarged(model, batch["x"], self.scale))
 
@@ -87,7 +90,8 @@ class SuperResolution(LearningTask):
         if output.prediction.shape != batch["y"].shape:
             ours, theirs = tuple(output.prediction.shape), tuple(batch["y"].shape)
             raise ValueError(
-                f"the network's clips are {ours}, the data's {theirs}: task.scale and data.scale must be the same"
+                f"the network's clips are {ours}, the data's {theirs}: task.scale and data.scale"
+                " must be the same"
             )
         return charbonnier(output.prediction, batch["y"], self.eps)
 
@@ -97,7 +101,7 @@ class SuperResolution(LearningTask):
     def distance(self, prediction: Tensor, target: Tensor) -> Tensor:
         return charbonnier(prediction, target, self.eps)
 
-    # -- how well -------------------------------------------------------------------------------------------------------------------
+    # -- how well ----------------------------------------------------------------------------------
 
     def evaluate(self, result: nn.Module, data: Any) -> dict[str, float]:
         """Frames are averaged to clips, clips to the data set."""
@@ -110,7 +114,9 @@ class SuperResolution(LearningTask):
         return {name: sum(r[name] for r in rows) / len(rows) for name in rows[0]}
 
     def enlarge(self, model: nn.Module, clip: Tensor) -> Tensor:
-        """A whole clip (1, T, 3, h, w), piece by piece where it is large; on the network's device, result on the clip's."""
+        """A whole clip (1, T, 3, h, w), piece by piece where it is large; on the network's device,
+        result on the clip's.
+        """
         parts = [
             p.float() / 255
             for p in self.tiles.run(model, lambda a, b: clip[0, a:b], clip.shape[1], rounded=False)
@@ -149,10 +155,12 @@ class SuperResolution(LearningTask):
 
         return vmaf(prediction, target)
 
-    # -- to be seen ---------------------------------------------------------------------------------------------------------------------
+    # -- to be seen --------------------------------------------------------------------------------
 
     def pictures(self, result: nn.Module, federation: Federation) -> Sequence[Picture]:
-        """Of up to three test clips: before and after under a slider, the part with most detail enlarged, the error, a few frames."""
+        """Of up to three test clips: before and after under a slider, the part with most detail
+        enlarged, the error, a few frames.
+        """
         out: list[Picture] = []
         data: Any = federation.test
         for i in range(min(3, len(data) if data is not None else 0)):
@@ -193,11 +201,11 @@ class SuperResolution(LearningTask):
             out.append(Picture(f"{name}: frames", list(ours), kind="strip"))
         return out
 
-    # -- to be used ------------------------------------------------------------------------------------------------------------------------
+    # -- to be used --------------------------------------------------------------------------------
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
-        """Enlarge a video file or a folder of frames. Sound is kept. Options: quality (of a video file: 0-51, less is better,
-        default 16), device."""
+        """Enlarge a video file or a folder of frames. Sound is kept. Options: quality (of a video
+        file: 0-51, less is better, default 16), device."""
         from fedlens.algorithms.fedavg import find_device
         from fedlens.data.video.files import VIDEOS, open_frames
         from fedlens.models.weights import load_weights
@@ -244,10 +252,13 @@ def busiest(picture: Tensor, size: int = 96) -> tuple[slice, slice]:
 
 
 def builder(model: Any, scale: int, options: Mapping[str, Any]) -> Callable[[], nn.Module]:
-    """What builds the network. A name is looked up now, so that a wrong one is refused before work starts."""
+    """What builds the network. A name is looked up now, so that a wrong one is refused before work
+    starts.
+    """
     if isinstance(model, nn.Module):
         raise ValueError(
-            "give the class of the network or a function that builds it, not a network: every run starts from a fresh one"
+            "give the class of the network or a function that builds it, not a network: every run"
+            " starts from a fresh one"
         )
     make = find(model) if isinstance(model, str) else model
     if not callable(make):
@@ -266,7 +277,8 @@ def builder(model: Any, scale: int, options: Mapping[str, Any]) -> Callable[[], 
         if k not in accepts and not any(p.kind is p.VAR_KEYWORD for p in accepts.values())
     ]:
         raise ValueError(
-            f"{getattr(make, '__name__', make)} has no argument {unknown[0]!r}: it takes {', '.join(accepts)}"
+            f"{getattr(make, '__name__', make)} has no argument {unknown[0]!r}: it takes"
+            f" {', '.join(accepts)}"
         )
     return Build(make, {**extra, **options})
 
@@ -295,7 +307,8 @@ def find(name: str) -> Callable[..., nn.Module]:
             found: Callable[..., nn.Module] = getattr(models, export)
             return found
     raise ValueError(
-        f"there is no network {name!r}: {', '.join([*NAMES, *models.__all__])} are known, or module:Class"
+        f"there is no network {name!r}: {', '.join([*NAMES, *models.__all__])} are known, or"
+        " module:Class"
     )
 
 
@@ -306,20 +319,24 @@ def enlarged(model: nn.Module, x: Tensor, scale: int) -> Tensor:
     if not isinstance(y, Tensor) or tuple(y.shape) != want:
         what = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
         raise ValueError(
-            f"{type(model).__name__} made {what} of a clip {tuple(x.shape)}; at scale {scale} it must be {want}"
+            f"{type(model).__name__} made {what} of a clip {tuple(x.shape)}; at scale {scale} it"
+            f" must be {want}"
         )
     return y
 
 
 class Tiles:
-    """How a long or large clip is worked through: `tile` low-resolution pixels and `window` frames at a time, each with context."""
+    """How a long or large clip is worked through: `tile` low-resolution pixels and `window` frames
+    at a time, each with context.
+    """
 
     def __init__(
         self, scale: int, tile: int = 256, margin: int = 16, window: int = 16, overlap: int = 4
     ) -> None:
         if tile < 8 or margin < 0 or window < 1 or overlap < 0:
             raise ValueError(
-                f"tile >= 8, window >= 1, margin and overlap >= 0 are needed, not {tile}, {window}, {margin}, {overlap}"
+                f"tile >= 8, window >= 1, margin and overlap >= 0 are needed, not {tile}, {window},"
+                f" {margin}, {overlap}"
             )
         self.scale, self.tile, self.margin, self.window, self.overlap = (
             scale,
@@ -338,7 +355,9 @@ class Tiles:
         rounded: bool = True,
         done: Callable[[int], None] | None = None,
     ) -> Iterator[Tensor]:
-        """Enlarged frames, `window` at a time, as levels 0...255 (uint8 if rounded). `read(low, high)` gives frames in [0, 1]."""
+        """Enlarged frames, `window` at a time, as levels 0...255 (uint8 if rounded). `read(low,
+        high)` gives frames in [0, 1].
+        """
         place = next((p.device for p in model.parameters()), torch.device("cpu"))
         grad = nullcontext() if not torch.is_grad_enabled() else torch.no_grad()
         for low in range(0, length, self.window):
@@ -355,7 +374,9 @@ class Tiles:
     def _window(
         self, model: nn.Module, clip: Tensor, skip: int, count: int, rounded: bool
     ) -> Tensor:
-        """Frames skip ... skip + count - 1 of the enlarged clip; each tile is rounded at once, so that only bytes are kept."""
+        """Frames skip ... skip + count - 1 of the enlarged clip; each tile is rounded at once, so
+        that only bytes are kept.
+        """
         h, w = clip.shape[-2:]
         s = self.scale
         out = torch.empty(count, 3, h * s, w * s, dtype=torch.uint8 if rounded else torch.float32)
@@ -402,7 +423,9 @@ def upscale(
     quality: int = 16,
     progress: bool = True,
 ) -> str:
-    """Read, enlarge, write, a window at a time. A target with a video suffix becomes a file (H.264), anything else a folder of PNGs."""
+    """Read, enlarge, write, a window at a time. A target with a video suffix becomes a file
+    (H.264), anything else a folder of PNGs.
+    """
     from fedlens.data.video.writer import writer
 
     h, w = (n * tiles.scale for n in frames.size)

@@ -1,10 +1,13 @@
-"""VCOP: three clips of one video are shown in some order; which of the six is it? (Xu et al., CVPR 2019)
+"""VCOP: three clips of one video are shown in some order; which of the six is it? (Xu et al., CVPR
+2019)
 
-The clips lie one after the other with a gap between them, from a random start; one crop for all. Class k is the k-th permutation in
-lexicographic order: place j shows clip permutation[j]. Head: features of the clips in pairs, concatenated, through one shared layer; the
-pairs side by side, dropout, six classes; 534,022 parameters on R3D-18.
+The clips lie one after the other with a gap between them, from a random start; one crop for all.
+Class k is the k-th permutation in lexicographic order: place j shows clip permutation[j]. Head:
+features of the clips in pairs, concatenated, through one shared layer; the pairs side by side,
+dropout, six classes; 534,022 parameters on R3D-18.
 
-The crop is that of all pretext tasks here: one of three sizes, mirrored or not. The public code cuts 112 from 171x128 and nothing else.
+The crop is that of all pretext tasks here: one of three sizes, mirrored or not. The public code
+cuts 112 from 171x128 and nothing else.
 """
 
 from __future__ import annotations
@@ -46,8 +49,9 @@ class OrderHead(nn.Module):
 
 @dataclass
 class VCOP(VideoSSL):
-    """gap: frames between two clips. dropout: before the last layer. The rest as in every video pretext task: backbone (r3d18,
-    r2plus1d18, r3d10, r3d10s, module:Class), frames and size of a clip, clips per video in retrieval, majority, init."""
+    """gap: frames between two clips. dropout: before the last layer. The rest as in every video
+    pretext task: backbone (r3d18, r2plus1d18, r3d10, r3d10s, module:Class), frames and size of a
+    clip, clips per video in retrieval, majority, init."""
 
     gap: Natural = 8
     dropout: Fraction = 0.5

@@ -1,12 +1,14 @@
-"""Self-supervised video: what the pretext tasks share. Each of them (CtP, VCOP, Speed) is one file with its head, its transforms and its
-loss.
+"""Self-supervised video: what the pretext tasks share. Each of them (CtP, VCOP, Speed) is one file
+with its head, its transforms and its loss.
 
-A pretext task says how a training example is made of a video (`sample`), how many frames that takes (`least`), and what its head is.
-Clips that are too short are left out and counted, never looped: a loop would destroy the order or the speed that is to be recognised.
+A pretext task says how a training example is made of a video (`sample`), how many frames that takes
+(`least`), and what its head is. Clips that are too short are left out and counted, never looped: a
+loop would destroy the order or the speed that is to be recognised.
 
-What is learned is tested by retrieval, which needs no head: `clips` clips a video at even distances, centre crop, the last map pooled by
-2x2 (maximum) where it is larger than 3x3, flattened and averaged over the clips; cosine. VCOP's protocol, except that pixels are
-normalised as in training.
+What is learned is tested by retrieval, which needs no head: `clips` clips a video at even
+distances, centre crop, the last map pooled by 2x2 (maximum) where it is larger than 3x3, flattened
+and averaged over the clips; cosine. VCOP's protocol, except that pixels are normalised as in
+training.
 """
 
 from __future__ import annotations
@@ -33,20 +35,24 @@ from fedlens.data.video.video_set import Search, VideoSet
 from fedlens.metrics.retrieval import KS, nearest, recall, vote
 from fedlens.models.video import SplitNet, backbone, load_backbone, map_shape
 
+# short sides of 112, 128 and 144 for a crop of 112: the share of the frame that a crop sees
 ZOOMS = (
     1.0,
     7 / 8,
     7 / 9,
-)  # short sides of 112, 128 and 144 for a crop of 112: the share of the frame that a crop sees
+)
+# queries on the contact sheet, and what was found for each: eight fill a row of the report
 SHOWN, NEAR = (
     5,
     7,
-)  # queries on the contact sheet, and what was found for each: eight fill a row of the report
+)
 
 
 @dataclass(frozen=True)
 class Examples:
-    """A client's videos as a pretext task sees them. Without a generator every video gives the same example each time."""
+    """A client's videos as a pretext task sees them. Without a generator every video gives the same
+    example each time.
+    """
 
     videos: VideoSet
     task: Any  # anything with sample(frames, label, rng)
@@ -63,7 +69,8 @@ class Examples:
             )
             if other is None:
                 raise DataError(
-                    f"none of the {len(self)} videos here can be decoded, {self.videos.clips[asked[0]].name} among them"
+                    f"none of the {len(self)} videos here can be decoded,"
+                    f" {self.videos.clips[asked[0]].name} among them"
                 )
             made = [other]
         return {k: torch.stack([m[k] for m in made]) for k in made[0]}
@@ -86,7 +93,8 @@ def admit(federation: Federation, task: Any, least: int) -> Federation:
     def view(videos: Any) -> Any:
         if not isinstance(videos, VideoSet):
             raise DataError(
-                f"{type(task).__name__} learns from videos (data.name=Videos or MovingShapes), not from {type(videos).__name__}"
+                f"{type(task).__name__} learns from videos (data.name=Videos or MovingShapes), not"
+                f" from {type(videos).__name__}"
             )
         return Examples(videos.at_least(least), task)
 
@@ -95,11 +103,13 @@ def admit(federation: Federation, task: Any, least: int) -> Federation:
     short = [sum(len(c) < least for c in h.clips) for h in federation.holdings]
     if not any(len(h) for h in holdings):
         raise DataError(
-            f"no video has the {least} frames that {type(task).__name__} needs here: lower task.frames"
+            f"no video has the {least} frames that {type(task).__name__} needs here: lower"
+            " task.frames"
         )
     if empty := [i for i, h in enumerate(holdings) if not len(h)]:
         raise DataError(
-            f"client {empty[0]} has no video of {least} frames or more: lower task.frames or federation.clients"
+            f"client {empty[0]} has no video of {least} frames or more: lower task.frames or"
+            " federation.clients"
         )
     facts = {
         **federation.facts,
@@ -117,24 +127,26 @@ def admit(federation: Federation, task: Any, least: int) -> Federation:
 
 
 def load_init(model: nn.Module, path: str | None) -> None:
-    """Of a saved model the backbone alone: what its head was for need not be what this one is for."""
+    """Of a saved model the backbone alone: what its head was for need not be what this one is
+    for.
+    """
     if path:
         assert isinstance(model, SplitNet)
         load_backbone(model, path)
 
 
 def skip(e: DataError) -> None:
-    """Of a file that looked sound when it was opened: it is named, and all goes on without it. The federation's facts were written down
-    before and do not count it."""
+    """Of a file that looked sound when it was opened: it is named, and all goes on without it. The
+    federation's facts were written down before and do not count it."""
     warnings.warn(f"skipped: {e}", stacklevel=3)
 
 
-# -- cutting ------------------------------------------------------------------------------------------------------------------------------
+# -- cutting ---------------------------------------------------------------------------------------
 
 
 def cut(frames: Frames, numbers: Sequence[int], size: int, rng: Generator | None) -> Tensor:
-    """These frames as (3, T, size, size) in [0, 1]: with a generator a random square of one of three sizes, mirrored or not; else the
-    middle."""
+    """These frames as (3, T, size, size) in [0, 1]: with a generator a random square of one of
+    three sizes, mirrored or not; else the middle."""
     pixels = frames.read(min(numbers), max(numbers) + 1)
     return crop(pixels[[n - min(numbers) for n in numbers]], size, rng)
 
@@ -162,15 +174,18 @@ def crop(pixels: Tensor, size: int, rng: Generator | None) -> Tensor:
 
 
 def starts(length: int, frames: int, clips: int, stride: int = 1) -> list[int]:
-    """Where `clips` clips begin, their middles at even distances; in a short video they overlap, and lie on one another at worst."""
+    """Where `clips` clips begin, their middles at even distances; in a short video they overlap,
+    and lie on one another at worst.
+    """
     room = length - (frames - 1) * stride - 1
     return [round(k * room / max(1, clips - 1)) if clips > 1 else room // 2 for k in range(clips)]
 
 
 @dataclass
 class VideoSSL(LearningTask):
-    """Abstract. backbone: r3d18, r2plus1d18, r3d10, r3d10s or module:Class. frames, size: of a clip. clips: per video in retrieval.
-    majority: also report the vote among the nearest. init: a saved model whose backbone to start from."""
+    """Abstract. backbone: r3d18, r2plus1d18, r3d10, r3d10s or module:Class. frames, size: of a
+    clip. clips: per video in retrieval. majority: also report the vote among the nearest. init: a
+    saved model whose backbone to start from."""
 
     backbone: str = "r3d18"
     frames: int = 16
@@ -187,7 +202,7 @@ class VideoSSL(LearningTask):
             if getattr(self, name) < 1:
                 raise ValueError(f"task.{name} is {getattr(self, name)}: at least 1 is needed")
 
-    # -- what a pretext task says -----------------------------------------------------------------------------------------------------
+    # -- what a pretext task says ------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -204,7 +219,7 @@ class VideoSSL(LearningTask):
     def head(self, shape: tuple[int, int, int, int]) -> nn.Module:
         """For maps of (width, t, h, w)."""
 
-    # -- the rest follows ---------------------------------------------------------------------------------------------------------------
+    # -- the rest follows --------------------------------------------------------------------------
 
     def model(self) -> nn.Module:
         body = backbone(self.backbone, self.last_stride)
@@ -220,7 +235,9 @@ class VideoSSL(LearningTask):
         return not isinstance(data, Search)
 
     def evaluate(self, result: Any, data: Any) -> dict[str, float]:
-        """Retrieval where there is something to search; the pretext loss on a client's own held-out videos."""
+        """Retrieval where there is something to search; the pretext loss on a client's own held-out
+        videos.
+        """
         if isinstance(data, Search):
             gallery, queries = (
                 embed(result, s, self.frames, self.size, self.clips, self.evaluation_batch)
@@ -268,24 +285,36 @@ class VideoSSL(LearningTask):
         return contact_sheet(some, search.gallery, found, alike, search.classes)
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
-        """Find, for every video of a file or folder, the most similar ones: see `fedlens.tasks.search`. Options: gallery, k, clips."""
+        """Find, for every video of a file or folder, the most similar ones: see
+        `fedlens.tasks.search`. Options: gallery, k, clips.
+        """
         from fedlens.tasks.search import search_folder
 
         check_options(self, options, "gallery", "k", "clips")
         net = self.model()
         assert isinstance(net, SplitNet)
         load_backbone(net, str(folder / "model.safetensors"))
-        return search_folder(net.eval(), self.frames, self.size, source, target, weights=folder / "model.safetensors", clips=self.clips,
-                             options=options)  # fmt: skip
+        return search_folder(
+            net.eval(),
+            self.frames,
+            self.size,
+            source,
+            target,
+            weights=folder / "model.safetensors",
+            clips=self.clips,
+            options=options,
+        )
 
 
-# -- retrieval ----------------------------------------------------------------------------------------------------------------------------
+# -- retrieval -------------------------------------------------------------------------------------
 
 
 def clip_batches(
     videos: VideoSet, frames: int, size: int, clips: int, stride: int, batch: int
 ) -> Any:
-    """(numbers of the videos, clips (B, 3, T, size, size)), `clips` of each video; one that is too short or broken gives none."""
+    """(numbers of the videos, clips (B, 3, T, size, size)), `clips` of each video; one that is too
+    short or broken gives none.
+    """
     numbers: list[int] = []
     held: list[Tensor] = []
     for i, film in enumerate(videos.clips):
@@ -317,7 +346,9 @@ def pooled(maps: Tensor) -> Tensor:
 def embed(
     net: Any, videos: VideoSet, frames: int, size: int, clips: int, batch: int = 64
 ) -> Tensor:
-    """A row for every video: its clips' features, averaged. A video that gives none gets a row of zeros, which is like nothing."""
+    """A row for every video: its clips' features, averaged. A video that gives none gets a row of
+    zeros, which is like nothing.
+    """
     return embed_all(net, videos, frames, size, clips, batch)[0]
 
 

@@ -126,7 +126,9 @@ def write_folders(root: Path, n: int = 6, size: int = 10) -> Path:
 
 
 def test_image_folder_with_broken_files(tmp_path: Path) -> None:
-    """EuroSAT-like: one folder per class, no test part. A truncated and a fake image are skipped and named; text files are not images."""
+    """EuroSAT-like: one folder per class, no test part. A truncated and a fake image are skipped
+    and named; text files are not images.
+    """
     root = write_folders(tmp_path / "sat")
     whole = (root / "river" / "2.png").read_bytes()
     (root / "river" / "2.png").write_bytes(whole[: len(whole) // 2])
@@ -142,7 +144,9 @@ def test_image_folder_with_broken_files(tmp_path: Path) -> None:
 
 
 def test_names_give_classes_their_numbers_also_where_some_are_absent(tmp_path: Path) -> None:
-    """Folders forest, river, town; by name, town is 0, lake (of which there is none here) 1, river 2, forest 3."""
+    """Folders forest, river, town; by name, town is 0, lake (of which there is none here) 1, river
+    2, forest 3.
+    """
     write_folders(tmp_path / "a")
     federation = ImageFolder(
         root=str(tmp_path / "a"), names=("town", "lake", "river", "forest"), least=1
@@ -275,7 +279,9 @@ def test_npz_as_medmnist(tmp_path: Path) -> None:
 
 
 def test_huggingface_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten pictures, the k-th all k: five of each class come back with the pixels they had, saved by `datasets` and as folders it reads."""
+    """Ten pictures, the k-th all k: five of each class come back with the pixels they had, saved by
+    `datasets` and as folders it reads.
+    """
     datasets = pytest.importorskip("datasets", reason="the extra hub is not installed")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     for k in range(10):
@@ -323,7 +329,9 @@ def test_holdout_limit_and_label_counts() -> None:
 
 
 def test_stratified_takes_its_share_of_every_class() -> None:
-    """0.25 of 8, 4 and 2: 2, 1 and one half, which what was left over rounds to one or none; in all 3 or 4."""
+    """0.25 of 8, 4 and 2: 2, 1 and one half, which what was left over rounds to one or none; in all
+    3 or 4.
+    """
     stay, cut = stratified(
         torch.tensor([0] * 8 + [1] * 4 + [2] * 2), 0.25, np.random.default_rng(0)
     )
@@ -335,7 +343,9 @@ def test_stratified_takes_its_share_of_every_class() -> None:
 
 
 def test_augmentation_moves_and_mirrors_but_invents_nothing() -> None:
-    """Every output is a window of the reflected image, mirrored or not: checked against all 81 windows of both."""
+    """Every output is a window of the reflected image, mirrored or not: checked against all 81
+    windows of both.
+    """
     x = torch.rand(6, 2, 12, 12, generator=torch.Generator().manual_seed(1))
     out = CropFlip()(x, torch.Generator().manual_seed(0))
     padded = torch.nn.functional.pad(x, (4, 4, 4, 4), mode="reflect")
@@ -346,7 +356,9 @@ def test_augmentation_moves_and_mirrors_but_invents_nothing() -> None:
 
 
 def test_feature_skew() -> None:
-    """The last client's images are noisier than the first's, whose are untouched; blur and coarser pixels lower the contrast."""
+    """The last client's images are noisier than the first's, whose are untouched; blur and coarser
+    pixels lower the contrast.
+    """
     x = torch.from_numpy(pixels(20))
     rng = torch.Generator().manual_seed(0)
     gap = (
@@ -412,9 +424,9 @@ def test_the_data_pack(data_pack: Path) -> None:
 
 @pytest.mark.slow
 def test_synthetic_is_hard_enough_for_methods_to_differ() -> None:
-    """Measured once, seed 0: FedAvg over ten IID clients 0.51 after 15 rounds, over ten clients at Dirichlet 0.1 still 0.11. One site
-    with all data, at another learning rate, had 0.60 after 5 epochs but 0.49 after 10: it is no upper bound here and is not
-    asserted."""
+    """Measured once, seed 0: FedAvg over ten IID clients 0.51 after 15 rounds, over ten clients at
+    Dirichlet 0.1 still 0.11. One site with all data, at another learning rate, had 0.60 after 5
+    epochs but 0.49 after 10: it is no upper bound here and is not asserted."""
     from fedlens import run
     from fedlens.algorithms import FedAvg
     from fedlens.engines.simulator import Simulator

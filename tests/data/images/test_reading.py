@@ -96,6 +96,7 @@ def on_its_side(path: Path, number: int) -> None:
     Image.fromarray(pixels).save(path, exif=exif)
 
 
+# where the bright one comes to lie
 CORNERS = {
     1: (0, 0),
     2: (0, -1),
@@ -105,7 +106,7 @@ CORNERS = {
     6: (0, -1),
     7: (-1, -1),
     8: (-1, 0),
-}  # where the bright one comes to lie
+}
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif"])

@@ -1,4 +1,6 @@
-"""Crops are checked with painted pixels: what lies under a joint before must lie under it afterwards."""
+"""Crops are checked with painted pixels: what lies under a joint before must lie under it
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from fedlens.data.source import DataError
 
 
 def painted(size: tuple[int, int] = (120, 90)) -> Person:
-    """Fourteen joints on a grid, each in the middle of a bright blob on black; joint k is the k-th."""
+    """Fourteen joints on a grid, each in the middle of a bright blob on black; joint k is the
+    k-th.
+    """
     image = np.zeros((*size, 3), np.float64)
     joints = np.ones((14, 3))
     rows, columns = np.mgrid[: size[0], : size[1]]
@@ -67,8 +71,9 @@ def test_a_plain_crop_and_back(size: tuple[int, int]) -> None:
 
 
 def test_augmented_crops_move_pixels_and_joints_alike() -> None:
-    """Turned, scaled and mirrored: every joint that is still inside sits on the blob of its own, or in the mirror of its partner. Here
-    all blobs look alike, so the names are checked through the warp: un-warping y gives the truth of the mirrored names."""
+    """Turned, scaled and mirrored: every joint that is still inside sits on the blob of its own, or
+    in the mirror of its partner. Here all blobs look alike, so the names are checked through the
+    warp: un-warping y gives the truth of the mirrored names."""
     people = People(
         [painted()], SKELETONS["lsp"], (128, 96), Augment(flip=0.5, scale=0.3, rotation=30)
     )
@@ -89,8 +94,9 @@ def test_augmented_crops_move_pixels_and_joints_alike() -> None:
 
 
 def test_rotation_is_one_of_the_image_even_where_the_box_is_stretched() -> None:
-    """A square box stretched to 3:4 and turned by some angle: the linear part of the warp, in image pixels per pixel of x, must be a
-    rotation times scale times the stretch: un-stretched, its columns are orthogonal and of equal length."""
+    """A square box stretched to 3:4 and turned by some angle: the linear part of the warp, in image
+    pixels per pixel of x, must be a rotation times scale times the stretch: un-stretched, its
+    columns are orthogonal and of equal length."""
     person = painted()
     square = Person(person.image, person.joints, person.centre, (100.0, 100.0), 30.0)
     people = People(
@@ -232,9 +238,9 @@ def test_lspet_csv_and_mat_agree(data_pack: Path, tmp_path: Path) -> None:
 
 
 def test_mpii_by_hand(data_pack: Path) -> None:
-    """The sample's first person: centre (966, 340), scale 4.718488. Centre one-based and 15 * 4.718488 lower: (965, 409.77732); box 200
-    * 1.25 * 4.718488 = 1179.622. Without head boxes the head segment counts: (982.7591, 235.9694) to (962.2409, 80.0306) is 157.283
-    long."""
+    """The sample's first person: centre (966, 340), scale 4.718488. Centre one-based and 15 *
+    4.718488 lower: (965, 409.77732); box 200 * 1.25 * 4.718488 = 1179.622. Without head boxes the
+    head segment counts: (982.7591, 235.9694) to (962.2409, 80.0306) is 157.283 long."""
     source = Mpii(
         folder=str(data_pack / "pose_samples" / "mpii"),
         train="test_mpii.json",
@@ -254,7 +260,9 @@ def test_mpii_by_hand(data_pack: Path) -> None:
 
 
 def test_mpii_head_boxes(data_pack: Path, tmp_path: Path) -> None:
-    """0.6 times the diagonal: a box of 30 x 40 gives 30; joints the .mat calls missing do not count."""
+    """0.6 times the diagonal: a box of 30 x 40 gives 30; joints the .mat calls missing do not
+    count.
+    """
     io = pytest.importorskip("scipy.io")
     samples = data_pack / "pose_samples" / "mpii"
     for file in samples.iterdir():

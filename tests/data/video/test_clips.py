@@ -21,9 +21,10 @@ def test_groups_by_clip_folder_and_label_file(tmp_path: Path) -> None:
         3,
         3,
     ]
+    # 34x50
     assert federation.facts["notes"][0].startswith(
         "the sides of 3 clips (a, ...) cannot be divided by the scale 4"
-    )  # 34x50
+    )
     batch = federation.holdings[2].batch(torch.arange(3))
     assert batch["x"].shape == (3, 3, 3, 4, 4) and batch["y"].shape == (3, 3, 3, 16, 16)
     assert float(batch["y"].min()) >= 40 / 255 and float(batch["y"].max()) < 60 / 255
@@ -86,7 +87,9 @@ def test_bad_input(tmp_path: Path) -> None:
     Image.new("RGB", (48, 34)).save(odd / "a" / "00000004.png")
     with pytest.raises(
         DataError,
-        match=r"odd/a has frames of different sizes: .* 48x34 pixels, but the clip began with 50x34",
+        match=(
+            r"odd/a has frames of different sizes: .* 48x34 pixels, but the clip began with 50x34"
+        ),
     ):
         Clips(str(odd), frames=5, crop=16).federation(1, 0)
     low = make_clips(tmp_path / "low", ["a"], size=(9, 12))

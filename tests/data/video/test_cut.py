@@ -26,8 +26,9 @@ def test_pooled_deals_every_piece_once(tmp_path: Path) -> None:
 
 
 def test_cameras_of_different_resolution_see_as_much_of_the_scene() -> None:
-    """Every second client films at half the resolution: its frames are the others' shrunk by two (`degrade`, whose agreement with MATLAB is
-    tested elsewhere), its crop is the same middle of the scene with half the side, and its low resolution is made from that."""
+    """Every second client films at half the resolution: its frames are the others' shrunk by two
+    (`degrade`, whose agreement with MATLAB is tested elsewhere), its crop is the same middle of the
+    scene with half the side, and its low resolution is made from that."""
     options = {
         "clips": 2,
         "groups": 2,

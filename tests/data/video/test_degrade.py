@@ -18,8 +18,9 @@ def cubic(x: np.ndarray) -> np.ndarray:
 
 
 def imresize_matrix(n: int, m: int, scale: float) -> np.ndarray:
-    """The weights of MATLAB's imresize from n to m samples, written down from its definition: output pixel j looks at u = j/scale + (1 -
-    1/scale)/2 (from 1), with the kernel stretched by 1/scale when shrinking; indices beyond the border are mirrored, the edge repeated."""
+    """The weights of MATLAB's imresize from n to m samples, written down from its definition:
+    output pixel j looks at u = j/scale + (1 - 1/scale)/2 (from 1), with the kernel stretched by
+    1/scale when shrinking; indices beyond the border are mirrored, the edge repeated."""
     stretch = min(scale, 1.0)
     out = np.zeros((m, n))
     for j in range(1, m + 1):
@@ -49,9 +50,10 @@ def test_equals_matlab_imresize_up_to_the_border(scale: int) -> None:
 
 
 def test_known_values() -> None:
-    """1 ... 8 halved. The kernel at +-0.25, 0.75, 1.25, 1.75 gives the weights (-3, -9, 29, 111, 111, 29, -9, -3) / 256. The first output
-    sees the mirrored samples 3 2 1 | 1 2 3 4 5: (-9 - 18 + 29 + 111 + 222 + 87 - 36 - 15) / 256 = 371 / 256. The second sees 1 | 1 2 ... 7:
-    (-3 - 9 + 58 + 333 + 444 + 145 - 54 - 21) / 256 = 893 / 256. The others follow by symmetry."""
+    """1 ... 8 halved. The kernel at +-0.25, 0.75, 1.25, 1.75 gives the weights (-3, -9, 29, 111,
+    111, 29, -9, -3) / 256. The first output sees the mirrored samples 3 2 1 | 1 2 3 4 5: (-9 - 18 +
+    29 + 111 + 222 + 87 - 36 - 15) / 256 = 371 / 256. The second sees 1 | 1 2 ... 7: (-3 - 9 + 58 +
+    333 + 444 + 145 - 54 - 21) / 256 = 893 / 256. The others follow by symmetry."""
     x = torch.arange(1.0, 9.0, dtype=torch.float64).repeat(8, 1)[None]
     row = shrink(x, 2)[0, 0]
     torch.testing.assert_close(
@@ -68,7 +70,9 @@ def test_sizes() -> None:
 
 
 def test_benchmark_frames(data_pack: Path) -> None:
-    """The published BIx4 of Vid4 come from another copy of the originals: they agree to about 45 dB, and a shifted grid does not."""
+    """The published BIx4 of Vid4 come from another copy of the originals: they agree to about 45
+    dB, and a shifted grid does not.
+    """
     from fedlens.data.video.files import open_frames
 
     high = open_frames(data_pack / "vid4" / "GT" / "city").read(0, 2)

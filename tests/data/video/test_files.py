@@ -43,7 +43,9 @@ def _tell_sum(frames: Frames, pipe: Any) -> None:
 
 
 def test_a_fork_opens_its_own_file(film: Path) -> None:
-    """A forked decoder has lost its threads and would be waited for without end; and two processes would share one place in the file."""
+    """A forked decoder has lost its threads and would be waited for without end; and two processes
+    would share one place in the file.
+    """
     frames = open_frames(film)
     expected = int(frames.read(0, 40)[10:20].long().sum())
     frames.read(0, 10)
@@ -65,18 +67,16 @@ def test_truncated_file(film: Path, tmp_path: Path) -> None:
     short.write_bytes(film.read_bytes()[:-2000])
     with pytest.raises(DataError, match="truncated"):
         FileFrames(short)
-    whole = converted(
-        film, tmp_path / "whole.mkv", "-c", "copy"
-    )  # 40 frames at 25 a second; Matroska counts seconds, not frames
+    # 40 frames at 25 a second; Matroska counts seconds, not frames
+    whole = converted(film, tmp_path / "whole.mkv", "-c", "copy")
     assert len(FileFrames(whole)) == 40
     (tmp_path / "half.mkv").write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     with pytest.raises(
         DataError, match=r"truncated: its header promises 1\.6 seconds, 0\.\d are there"
     ):
         FileFrames(tmp_path / "half.mkv")
-    late = converted(
-        film, tmp_path / "late.mkv", "-c", "copy", "-output_ts_offset", "3"
-    )  # as films cut from a broadcast may be
+    # as films cut from a broadcast may be
+    late = converted(film, tmp_path / "late.mkv", "-c", "copy", "-output_ts_offset", "3")
     assert len(FileFrames(late)) == 40
     (tmp_path / "half.mkv").write_bytes(late.read_bytes()[: late.stat().st_size // 2])
     with pytest.raises(
@@ -89,7 +89,9 @@ def test_truncated_file(film: Path, tmp_path: Path) -> None:
 
 
 def test_avi_counts_ticks(film: Path, tmp_path: Path) -> None:
-    """H.264 copied into an AVI: two ticks a frame. The film is 40 frames at 25 a second, whatever holds them."""
+    """H.264 copied into an AVI: two ticks a frame. The film is 40 frames at 25 a second, whatever
+    holds them.
+    """
     copied = FileFrames(converted(film, tmp_path / "copied.avi", "-c", "copy"))
     original = FileFrames(film)
     assert (len(copied), copied.rate) == (len(original), original.rate) == (40, 25)
@@ -115,7 +117,9 @@ def test_avi_counts_ticks(film: Path, tmp_path: Path) -> None:
 def test_a_window_is_what_decoding_from_the_start_gives(
     film: Path, tmp_path: Path, name: str, how: tuple[str, ...]
 ) -> None:
-    """Twice the film, 80 frames: seeks in .mpg and .ts land late, or with other times than those of the listing."""
+    """Twice the film, 80 frames: seeks in .mpg and .ts land late, or with other times than those of
+    the listing.
+    """
     path = converted(film, tmp_path / name, *how, before=("-stream_loop", "1"))
     whole = FileFrames(path).read(0, 80)
     levels = whole[:, :, 40:].float().mean((1, 2, 3))
@@ -132,7 +136,9 @@ def _reel(times: list[int | None], place: int = 0) -> _Reel:
 
 
 def test_packets_without_a_picture() -> None:
-    """The last frame stays on for two packets, not for three; what comes later is never shown in their place."""
+    """The last frame stays on for two packets, not for three; what comes later is never shown in
+    their place.
+    """
     two, three = _reel([0, 10, 40, 50]), _reel([0, 10, 50])
     assert [two.frame(k).pts for k in range(6)] == [0, 10, 10, 10, 40, 50] and two.frame(6) is None
     assert [three.frame(k).pts for k in range(4)] == [0, 10, 10, 10]
@@ -168,9 +174,14 @@ def test_reading_on_opens_the_file_once(
 def test_colours_that_the_file_does_not_tell(
     tmp_path: Path, height: int, matrix: str, scale: str
 ) -> None:
-    """HD is BT.709 and what is smaller is BT.601, as players take it; also when frames are shrunk as they are read."""
+    """HD is BT.709 and what is smaller is BT.601, as players take it; also when frames are shrunk
+    as they are read.
+    """
     save(tmp_path / "flat", [np.full((height, 64, 3), (192, 32, 64), np.uint8)])
-    filters = f"scale=out_color_matrix={matrix}:out_range={scale},format=yuv420p,setparams=colorspace=unknown"
+    filters = (
+        f"scale=out_color_matrix={matrix}:out_range={scale},"
+        "format=yuv420p,setparams=colorspace=unknown"
+    )
     path = converted(
         tmp_path / "flat" / "f0.png",
         tmp_path / "flat.mp4",
@@ -189,9 +200,17 @@ def test_colours_that_the_file_does_not_tell(
 
 
 def test_sizes_after_shrinking() -> None:
-    assert [reduced((240, 320), 120), reduced((320, 240), 120), reduced((100, 200), 120), reduced((240, 320), None)] == [
-        (120, 160), (160, 120), (100, 200), (240, 320),
-    ]  # fmt: skip
+    assert [
+        reduced((240, 320), 120),
+        reduced((320, 240), 120),
+        reduced((100, 200), 120),
+        reduced((240, 320), None),
+    ] == [
+        (120, 160),
+        (160, 120),
+        (100, 200),
+        (240, 320),
+    ]
 
 
 def test_find_clips(tmp_path: Path, film: Path) -> None:
@@ -207,7 +226,9 @@ def test_find_clips(tmp_path: Path, film: Path) -> None:
 
 
 def test_real_files_by_random_access(data_pack: Path) -> None:
-    """MP4 with B-frames and sound, and an AVI of packed MPEG-4 whose time stamps do not say the order of frames."""
+    """MP4 with B-frames and sound, and an AVI of packed MPEG-4 whose time stamps do not say the
+    order of frames.
+    """
     names = [
         "R6llTwEh07w.mp4",
         "SchoolRulesHowTheyHelpUs_wave_f_nm_np1_ba_med_0.avi",

@@ -58,7 +58,9 @@ def test_cache_on_disk(tmp_path: Path) -> None:
 
 
 def test_cache_on_disk_knows_a_rewritten_clip(tmp_path: Path, film: Path) -> None:
-    """Bitmaps of one size have as many bytes, so it is the time of writing that tells, also that of a single frame in a folder."""
+    """Bitmaps of one size have as many bytes, so it is the time of writing that tells, also that of
+    a single frame in a folder.
+    """
     folder, kept = tmp_path / "clip", tmp_path / "cache"
     folder.mkdir()
     for k in range(3):

@@ -26,12 +26,17 @@ def test_folder_in_natural_order_grey_and_alpha(tmp_path: Path) -> None:
 
 
 def test_frames_of_different_sizes(tmp_path: Path) -> None:
-    """Refused when the folder is opened, by headers alone: the pixels of f1 are cut off, which only decoding would notice."""
+    """Refused when the folder is opened, by headers alone: the pixels of f1 are cut off, which only
+    decoding would notice.
+    """
     folder = save(tmp_path / "odd", [np.zeros((6, 8, 3), np.uint8), np.zeros((6, 9, 3), np.uint8)])
     (folder / "f1.png").write_bytes((folder / "f1.png").read_bytes()[:44])
     with pytest.raises(
         DataError,
-        match=r"/odd has frames of different sizes: f1\.png has 9x6 pixels, but the clip began with 8x6",
+        match=(
+            r"/odd has frames of different sizes: f1\.png has 9x6 pixels, but the clip began"
+            r" with 8x6"
+        ),
     ):
         FolderFrames(folder)
     frames = FolderFrames(save(tmp_path / "even", [np.zeros((6, 8, 3), np.uint8)] * 2))

@@ -92,7 +92,8 @@ def test_kinetics_list(shelf: Path, tmp_path: Path) -> None:
     )
     table = tmp_path / "train.csv"
     table.write_text(
-        "label,youtube_id,time_start,time_end,split\njump rope,abc,3,13,train\njump rope,gone,0,10,train\n"
+        "label,youtube_id,time_start,time_end,split\njump rope,abc,3,13,train\njump"
+        " rope,gone,0,10,train\n"
     )
     found = Videos(root=str(tmp_path), listing=str(table), layout="kinetics").federation(1, 0)
     assert len(found.holdings[0]) == 1 and found.facts["skipped"] == [

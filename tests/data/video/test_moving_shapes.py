@@ -9,7 +9,9 @@ from fedlens.data.video.moving_shapes import MovingShapes, moving_shape
 
 
 def test_shapes_do_what_their_class_says() -> None:
-    """The brightest-changing column moves right for class 0 and left for class 1: centres of what differs from the median frame."""
+    """The brightest-changing column moves right for class 0 and left for class 1: centres of what
+    differs from the median frame.
+    """
 
     def centre(action: int, axis: int) -> torch.Tensor:
         clip = moving_shape(action, 16, 40, torch.Generator().manual_seed(3)).float()

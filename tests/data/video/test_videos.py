@@ -14,8 +14,8 @@ from fedlens.data.video.videos import OPEN, Videos
 
 
 def test_class_folders_with_broken_files(shelf: Path, tmp_path: Path) -> None:
-    """A text file that is called a video, an empty one and a folder of frames of two sizes are skipped, counted and named; the rest is
-    there."""
+    """A text file that is called a video, an empty one and a folder of frames of two sizes are
+    skipped, counted and named; the rest is there."""
     root = tmp_path / "with bad ones"
     for path in (shelf / "videos").rglob("*.mp4"):
         target = root / path.parent.name / path.name

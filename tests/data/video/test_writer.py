@@ -18,8 +18,8 @@ PictureType = pytest.importorskip("av.video.frame").PictureType
 
 
 def test_an_upright_telephone(film: Path, tmp_path: Path) -> None:
-    """The file says that players shall turn it; ffmpeg does so when it makes pictures, which must be ours. Pixels twice as wide as high
-    are then twice as high as wide, and a copy keeps that."""
+    """The file says that players shall turn it; ffmpeg does so when it makes pictures, which must
+    be ours. Pixels twice as wide as high are then twice as high as wide, and a copy keeps that."""
     wide = converted(
         film, tmp_path / "wide.mp4", "-c", "copy", "-bsf:v", "h264_metadata=sample_aspect_ratio=2/1"
     )
@@ -43,7 +43,9 @@ def test_an_upright_telephone(film: Path, tmp_path: Path) -> None:
 
 
 def test_a_copy_keeps_an_uneven_pace(film: Path, tmp_path: Path) -> None:
-    """Frames 10 to 19 are left out and 20 to 39 come at half the speed: 0 ... 9, then 20, 22, ... 58, in units of 40 ms."""
+    """Frames 10 to 19 are left out and 20 to 39 come at half the speed: 0 ... 9, then 20, 22, ...
+    58, in units of 40 ms.
+    """
     pace = "select='lt(n,10)+gte(n,20)',setpts='if(lt(N,10),N,N*2)/25/TB'"
     frames = FileFrames(converted(film, tmp_path / "uneven.mp4", "-vf", pace, "-fps_mode", "vfr"))
     with writer(tmp_path / "copy.mp4", frames, frames.size) as write:
@@ -56,7 +58,10 @@ def test_a_copy_keeps_an_uneven_pace(film: Path, tmp_path: Path) -> None:
     ] == expected * 2
     refused = pytest.raises(
         DataError,
-        match=r"uneven\.mp4 come at an uneven pace, which an \.avi cannot keep: end the name in \.mkv or \.mp4",
+        match=(
+            r"uneven\.mp4 come at an uneven pace, which an \.avi cannot keep: end the name in \.mkv"
+            r" or \.mp4"
+        ),
     )
     with refused, writer(tmp_path / "copy.avi", frames, frames.size):
         pytest.fail("frames would be made")
@@ -82,8 +87,9 @@ def test_avi_holds_frames_in_the_order_in_which_they_are_shown(
 
 
 def test_colours_are_told_with_the_file(tmp_path: Path) -> None:
-    """Green 200 by BT.709 is 16 + 0.7152 * 200 * 219 / 255 = 138.8, by the older BT.601 it would be 16 + 0.587 * 171.8 = 116.8.
-    The file says which it is, so that a player does not guess from the size."""
+    """Green 200 by BT.709 is 16 + 0.7152 * 200 * 219 / 255 = 138.8, by the older BT.601 it would be
+    16 + 0.587 * 171.8 = 116.8. The file says which it is, so that a player does not guess from the
+    size."""
     green = ArrayFrames(
         torch.tensor([0, 200, 0], dtype=torch.uint8).view(1, 3, 1, 1).expand(2, 3, 32, 32)
     )
@@ -117,12 +123,16 @@ def test_names_that_cannot_be_written(tmp_path: Path, name: str) -> None:
 def test_sound_that_the_file_cannot_hold(
     film: Path, tmp_path: Path, codec: str, source: str, target: str
 ) -> None:
-    """Refused before the first frame is made, although the muxer would notice at the last; Matroska takes it."""
+    """Refused before the first frame is made, although the muxer would notice at the last; Matroska
+    takes it.
+    """
     tone = ("-f", "lavfi", "-t", "1.6", "-i", "sine", "-ac", "2", "-ar", "44100", "-c:a", codec)
     frames = FileFrames(converted(film, tmp_path / source, *tone))
     refused = pytest.raises(
         DataError,
-        match=rf"{codec} sound of .*{source} cannot go into this kind of file: end the name in \.mkv",
+        match=(
+            rf"{codec} sound of .*{source} cannot go into this kind of file: end the name in \.mkv"
+        ),
     )
     with refused, writer(tmp_path / target, frames, frames.size):
         pytest.fail("frames would be made")

@@ -1,4 +1,6 @@
-"""The Flower engine over a grid without a network: who is asked, who is waited for, what late replies may do. ClientApps are real."""
+"""The Flower engine over a grid without a network: who is asked, who is waited for, what late
+replies may do. ClientApps are real.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,9 @@ EVERYONE = toy_federation(3)
 
 
 class Grid:
-    """Three nodes in this process. `slow[round]`: clients whose reply to that round takes until the next round's messages are out.
-    `broken`: clients whose process dies. Nodes 21 to 23 are clients 2, 0, 1."""
+    """Three nodes in this process. `slow[round]`: clients whose reply to that round takes until the
+    next round's messages are out. `broken`: clients whose process dies. Nodes 21 to 23 are clients
+    2, 0, 1."""
 
     def __init__(
         self,
@@ -124,16 +127,33 @@ def go(
 ) -> tuple[Any, list[Round]]:
     rounds: list[Round] = []
     here = engine(grid, stack, late=late, **options)
-    state = run(here.algorithm, here, number, seed=3, late=late, test=EVERYONE.test, evaluate_every=1, personal=True,
-                after_round=lambda p, r: rounds.append(r))  # fmt: skip
+    state = run(
+        here.algorithm,
+        here,
+        number,
+        seed=3,
+        late=late,
+        test=EVERYONE.test,
+        evaluate_every=1,
+        personal=True,
+        after_round=lambda p, r: rounds.append(r),
+    )
     return state, rounds
 
 
 @pytest.mark.parametrize("stack", ["scaffold", "median", "loss-aware"])
 def test_the_loopbacks_bits_metrics_and_bytes(tmp_path: Path, stack: str) -> None:
     algorithm, wanted = STACKS[stack].make(), list[Round]()
-    state = run(algorithm, Loopback(algorithm, EVERYONE), 3, seed=3, test=EVERYONE.test, evaluate_every=1, personal=True,
-                after_round=lambda p, r: wanted.append(r))  # fmt: skip
+    state = run(
+        algorithm,
+        Loopback(algorithm, EVERYONE),
+        3,
+        seed=3,
+        test=EVERYONE.test,
+        evaluate_every=1,
+        personal=True,
+        after_round=lambda p, r: wanted.append(r),
+    )
     got, rounds = go(Grid(tmp_path, stack), stack)
     assert same_bits(got, state)
     for a, b in zip(rounds, wanted, strict=True):
@@ -148,7 +168,9 @@ def test_the_loopbacks_bits_metrics_and_bytes(tmp_path: Path, stack: str) -> Non
 def test_a_client_that_misses_the_deadline_is_not_asked_until_it_has_answered(
     tmp_path: Path,
 ) -> None:
-    """Client 1 answers round 0 during round 1. Without `late` that is too late; with it, it counts."""
+    """Client 1 answers round 0 during round 1. Without `late` that is too late; with it, it
+    counts.
+    """
     for late in (0, 1):
         grid = Grid(tmp_path / str(late), "fedavg", slow={0: {1}})
         _, rounds = go(grid, "fedavg", late=late, timeout=0.5)
@@ -162,7 +184,9 @@ def test_a_client_that_misses_the_deadline_is_not_asked_until_it_has_answered(
 
 
 def test_rounds_do_not_run_away_while_everybody_is_busy(tmp_path: Path) -> None:
-    """All three answer round 0 after its deadline. Round 1 can ask nobody, waits for them, and ends as soon as they are heard."""
+    """All three answer round 0 after its deadline. Round 1 can ask nobody, waits for them, and ends
+    as soon as they are heard.
+    """
     grid = Grid(tmp_path, "fedavg", slow={0: {0, 1, 2}})
     here = engine(grid, "fedavg", timeout=0.5, late=1)
     rounds: list[Round] = []
@@ -268,8 +292,8 @@ def test_a_reply_that_makes_no_sense_costs_only_that_site(tmp_path: Path, reply:
 
 
 def test_a_site_whose_classes_differ_is_not_let_in(tmp_path: Path) -> None:
-    """Client 0 knows benign and malignant, client 1 benign and other: its label 1 means something else. Client 2 has never seen a
-    malignant case, and says with `names` that it knows of them."""
+    """Client 0 knows benign and malignant, client 1 benign and other: its label 1 means something
+    else. Client 2 has never seen a malignant case, and says with `names` that it knows of them."""
     folders = {0: ("benign", "malignant"), 1: ("benign", "other"), 2: ("benign",)}
     said: list[str] = []
     grid = Grid(tmp_path, "fedavg")
@@ -302,10 +326,20 @@ def test_a_site_whose_classes_differ_is_not_let_in(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_at_a_site_is_that_sites_alone(tmp_path: Path) -> None:
-    """What client 1 would write in round 0 goes to /dev/full. It is lost, in words; the others, and it too in round 1, go on."""
+    """What client 1 would write in round 0 goes to /dev/full. It is lost, in words; the others, and
+    it too in round 1, go on.
+    """
     config = recipes.read("deblur-partial", ["clients=3", "rounds=2", "data.size=48"])
-    facts = {"name": "deblur-partial", "recipe": config.to_toml(), "out": str(tmp_path / "real"), "resume": False, "fresh": False,
-             "patience": 5.0, "least": 3, "forgive": False}  # fmt: skip
+    facts = {
+        "name": "deblur-partial",
+        "recipe": config.to_toml(),
+        "out": str(tmp_path / "real"),
+        "resume": False,
+        "fresh": False,
+        "patience": 5.0,
+        "least": 3,
+        "forgive": False,
+    }
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "flower.json").write_text('{"job": "j"}')
     (tmp_path / "1" / "j").mkdir(parents=True)
@@ -329,16 +363,25 @@ METHODS = {
 def test_recipes_end_in_the_simulators_bits_also_when_resumed(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the ServerApp and the sites of `fedlens run --engine flower` do, stopped after half the rounds and resumed by a new server:
-    networks, and a scene whose images, kernels and multipliers live at the sites."""
+    """What the ServerApp and the sites of `fedlens run --engine flower` do, stopped after half the
+    rounds and resumed by a new server: networks, and a scene whose images, kernels and multipliers
+    live at the sites."""
     config = recipes.read(name, [*METHODS[name], "workers=0"])
     wanted = job.start(config, tmp_path / "simulated")
     half = recipes.read(
         name, [*METHODS[name], "workers=0", f"rounds={config.settings.rounds // 2}"]
     )
     for part, resume in ((half, False), (config, True)):
-        facts = {"name": name, "recipe": part.to_toml(), "out": str(tmp_path / "real"), "resume": resume, "fresh": False,
-                 "patience": 5.0, "least": 3, "forgive": False}  # fmt: skip
+        facts = {
+            "name": name,
+            "recipe": part.to_toml(),
+            "out": str(tmp_path / "real"),
+            "resume": resume,
+            "fresh": False,
+            "patience": 5.0,
+            "least": 3,
+            "forgive": False,
+        }
         sites.main(Grid(tmp_path, "", run=facts), facts)
     found = Checkpoint(tmp_path / "real" / "checkpoint").load()
     lines = [

@@ -78,7 +78,9 @@ def test_pieces_carry_every_type_and_bit(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_reply_that_arrived_is_built_upon_and_one_that_got_lost_is_not(tmp_path: Path) -> None:
-    """Round 1 after round 0 was heard uses round 0's control variate; after it was lost, round 1 is as if round 0 had never been."""
+    """Round 1 after round 0 was heard uses round 0's control variate; after it was lost, round 1 is
+    as if round 0 had never been.
+    """
     s = site(tmp_path)
     respond(s, message("scaffold", 0), "j", NEVER)
     lost = respond(s, message("scaffold", 1), "j", NEVER)
@@ -86,7 +88,8 @@ def test_a_reply_that_arrived_is_built_upon_and_one_that_got_lost_is_not(tmp_pat
     respond(s, message("scaffold", 0), "k", NEVER)
     heard = respond(s, message("scaffold", 1), "k", 0)
     assert not same_bits(heard, lost)
-    # A server that died after round 1 and goes on from the checkpoint before it asks the same again, and gets the same again.
+    # A server that died after round 1 and goes on from the checkpoint before it asks the same
+    # again, and gets the same again.
     assert same_bits(respond(s, message("scaffold", 1), "k", 0), heard)
 
 
@@ -125,7 +128,8 @@ def test_versions_and_recipes_must_agree(tmp_path: Path) -> None:
     facts, _ = ask(make, version="9.9")
     assert (
         facts["lost"]
-        == f"the server runs FedLens 9.9, this site {fedlens.__version__}: install the same version at both"
+        == f"the server runs FedLens 9.9, this site {fedlens.__version__}: install the same version"
+        " at both"
     )
     facts, _ = ask(make, recipe="0123456789abcdef")
     assert "recipe (0123456789ab) is not the one this site agreed to (r)" in facts["lost"]
@@ -165,15 +169,18 @@ def test_a_full_disk_costs_one_reply_and_no_memory(tmp_path: Path) -> None:
 
 
 def test_the_resident_worker_answers_as_the_site_itself_does(tmp_path: Path) -> None:
-    """Over its socket, twice: the second time from what it has loaded already. A caller that hangs up costs nothing."""
+    """Over its socket, twice: the second time from what it has loaded already. A caller that hangs
+    up costs nothing.
+    """
     pytest.importorskip("flwr")
     from fedlens.engines.flower import client_app as flower_client
     from fedlens.engines.flower.site import serve
 
+    # made here: hidden random state is one for all threads of a process
     path, asked = (
         tmp_path / "s",
         message("scaffold", 0),
-    )  # made here: hidden random state is one for all threads of a process
+    )
     threading.Thread(target=serve, args=(path,), daemon=True).start()
     while not path.exists():
         time.sleep(0.01)

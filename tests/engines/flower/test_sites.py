@@ -1,4 +1,6 @@
-"""Flower for real: a SuperLink and SuperNodes on 127.0.0.1, TLS and node authentication on, and the simulator's bits at the end."""
+"""Flower for real: a SuperLink and SuperNodes on 127.0.0.1, TLS and node authentication on, and the
+simulator's bits at the end.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,26 @@ pytest.importorskip("flwr")
 from fedlens.engines.flower import engine as flower
 
 pytestmark = pytest.mark.timeout(1200)
-PATIENCE = 600.0  # seconds until something that should happen counts as not happening; a busy machine is no failure
+# seconds until something that should happen counts as not happening; a busy machine is no failure
+PATIENCE = 600.0
 
 
 def job(here: Deployment, name: str, **config: Any) -> Path:
     """Write the app of one run; returns its output folder."""
     out = here.folder / name
     out.mkdir(exist_ok=True)
-    facts = {"stack": "scaffold", "clients": 2, "rounds": 2, "delay": 0.0, "timeout": 0.0, "patience": PATIENCE, "personal": False,
-             "job": name, "out": str(out), **config}  # fmt: skip
+    facts = {
+        "stack": "scaffold",
+        "clients": 2,
+        "rounds": 2,
+        "delay": 0.0,
+        "timeout": 0.0,
+        "patience": PATIENCE,
+        "personal": False,
+        "job": name,
+        "out": str(out),
+        **config,
+    }
     flower.write_app(here.folder / f"app-{name}", "toy_server:main", "toy_app:make_site", facts)
     return out
 
@@ -122,12 +135,21 @@ METHODS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_ends_in_the_simulators_bits(two_sites: Deployment, name: str) -> None:
-    """Recipes as `fedlens run --engine flower` sends them: trained networks, and a scene whose state stays on the nodes. What
-    metrics.jsonl says of every round is equal too, bytes on the wire and all, up to the seconds."""
+    """Recipes as `fedlens run --engine flower` sends them: trained networks, and a scene whose
+    state stays on the nodes. What metrics.jsonl says of every round is equal too, bytes on the wire
+    and all, up to the seconds."""
     here, config = two_sites, recipes.read(name, METHODS[name])
     out = here.folder / name
-    facts: dict[str, Any] = {"name": name, "recipe": config.to_toml(), "out": str(out), "resume": False, "fresh": False,
-                             "patience": PATIENCE, "least": 2, "forgive": False}  # fmt: skip
+    facts: dict[str, Any] = {
+        "name": name,
+        "recipe": config.to_toml(),
+        "out": str(out),
+        "resume": False,
+        "fresh": False,
+        "patience": PATIENCE,
+        "least": 2,
+        "forgive": False,
+    }
     flower.write_app(
         here.folder / f"app-{name}",
         "fedlens.sites.study:main",
@@ -158,7 +180,9 @@ def test_heads_stay_private_and_are_evaluated_where_they_are(two_sites: Deployme
 
 @pytest.mark.slow
 def test_the_example_app_runs_both_ways(two_sites: Deployment) -> None:
-    """`flwr run examples/flower_app` as it is; then with the user's own ClientApp and the stack as a Strategy."""
+    """`flwr run examples/flower_app` as it is; then with the user's own ClientApp and the stack as
+    a Strategy.
+    """
     here, example = two_sites, Path(__file__).resolve().parents[2] / "examples" / "flower_app"
     own = here.folder / "own"
     shutil.copytree(example, own)
@@ -183,22 +207,24 @@ def test_the_example_app_runs_both_ways(two_sites: Deployment) -> None:
 
 @pytest.mark.slow
 def test_a_deadline_leaves_the_slow_behind(two_sites: Deployment) -> None:
-    """The only client takes longer than a round may: it is lost, in words, and the state stays where it was."""
+    """The only client takes longer than a round may: it is lost, in words, and the state stays
+    where it was.
+    """
     here = two_sites
     out = job(here, "slow", clients=1, rounds=1, delay=40.0, timeout=12.0, stack="fedavg")
     here.submit(here.folder / "app-slow", "run-slow")
     final = finished(here, out)
     ((client, why),) = rounds(out)[0]["lost"]
-    assert client == 0 and why.startswith(
-        "no answer within"
-    )  # by our clock, or by Flower's, whose message expires with the round
+    # by our clock, or by Flower's, whose message expires with the round
+    assert client == 0 and why.startswith("no answer within")
     assert same_bits(final, STACKS["fedavg"].make().init())
 
 
 @pytest.mark.slow
 def test_a_node_dies_and_another_comes_late(tmp_path: Path) -> None:
-    """Site 2 joins when the run is under way; site 1 is killed in the middle of a round and comes back with its memory. Whoever is
-    heard, the bits are those of a federation in which just they were heard."""
+    """Site 2 joins when the run is under way; site 1 is killed in the middle of a round and comes
+    back with its memory. Whoever is heard, the bits are those of a federation in which just they
+    were heard."""
     with deployment(tmp_path) as here:
         here.superlink()
         here.supernode(0)
@@ -227,7 +253,9 @@ def test_a_node_dies_and_another_comes_late(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stranger_stays_outside(tmp_path: Path) -> None:
-    """A key nobody registered, a site that is somebody else already, and a site with another recipe: all refused, in words."""
+    """A key nobody registered, a site that is somebody else already, and a site with another
+    recipe: all refused, in words.
+    """
     from fedlens.sites import keys
 
     with deployment(tmp_path) as here:
@@ -251,8 +279,9 @@ def test_a_stranger_stays_outside(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_superlink_that_restarts_in_the_middle_and_a_server_that_dies(tmp_path: Path) -> None:
-    """First the SuperLink is killed with a round under way and started again from its database; then the run itself is killed and
-    submitted anew from its last checkpoint. The bits are those of an undisturbed run."""
+    """First the SuperLink is killed with a round under way and started again from its database;
+    then the run itself is killed and submitted anew from its last checkpoint. The bits are those of
+    an undisturbed run."""
     with deployment(tmp_path) as here:
         here.superlink()
         here.supernode(0)
@@ -283,7 +312,9 @@ def test_a_superlink_that_restarts_in_the_middle_and_a_server_that_dies(tmp_path
 
 @pytest.mark.slow
 def test_the_walkthrough_works_as_written(tmp_path: Path) -> None:
-    """docs/sites.md: every `sh` block, in order, in one empty folder. A line that ends in & runs on in the background."""
+    """docs/sites.md: every `sh` block, in order, in one empty folder. A line that ends in & runs on
+    in the background.
+    """
     text = (Path(__file__).resolve().parents[2] / "docs" / "sites.md").read_text()
     blocks = [b.split("```")[0] for b in text.split("```sh\n")[1:]]
     assert len(blocks) >= 5

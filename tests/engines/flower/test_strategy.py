@@ -1,4 +1,6 @@
-"""A stack as a Flower Strategy: held against Flower's own FedAvg and against numbers worked out by hand."""
+"""A stack as a Flower Strategy: held against Flower's own FedAvg and against numbers worked out by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def one_round(strategy: Any, backwards: bool = False) -> dict[str, torch.Tensor]
 
 
 def test_without_layers_it_is_flowers_fedavg() -> None:
-    """w = 0.1 [2, 0] + 0.3 [4, 1] + 0.6 [0.1, 0.7] = [1.46, 0.72]; steps 0.1 x 3 + 0.3 x 4 + 0.6 x 5 = 4.5: 4 or 5."""
+    """w = 0.1 [2, 0] + 0.3 [4, 1] + 0.6 [0.1, 0.7] = [1.46, 0.72]; steps 0.1 x 3 + 0.3 x 4 + 0.6 x
+    5 = 4.5: 4 or 5.
+    """
     ours, flowers = one_round(StackStrategy()), one_round(FedAvg())
     assert torch.allclose(ours["w"], torch.tensor([1.46, 0.72])) and torch.allclose(
         ours["w"], flowers["w"].float()

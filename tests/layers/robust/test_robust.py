@@ -1,4 +1,6 @@
-"""Median, trimmed mean, Krum, Bulyan, geometric median, norm clipping: by hand, and against numpy's and Flower's on random weights."""
+"""Median, trimmed mean, Krum, Bulyan, geometric median, norm clipping: by hand, and against numpy's
+and Flower's on random weights.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def merged(layer: Layer | None, *clients: Any, size: int = 1) -> list[float]:
     return game.w
 
 
-# -- by hand -------------------------------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------------------
 
 
 def test_median_by_hand() -> None:
@@ -51,25 +53,30 @@ def test_trimmed_mean_by_hand() -> None:
 
 
 def test_krum_by_hand() -> None:
-    """Updates 0, 1, 3, 100 and f = 1: the n - f - 2 = 1 nearest neighbour counts. Scores 1, 1, 4, 9409: 0 and 1 tie, the first one wins.
-    With f = 0 two neighbours count: 0: 1 + 9, 1: 1 + 4, 3: 4 + 9, so 1 wins."""
+    """Updates 0, 1, 3, 100 and f = 1: the n - f - 2 = 1 nearest neighbour counts. Scores 1, 1, 4,
+    9409: 0 and 1 tie, the first one wins. With f = 0 two neighbours count: 0: 1 + 9, 1: 1 + 4, 3: 4
+    + 9, so 1 wins."""
     assert merged(Krum(1), 0.0, 1.0, 3.0, 100.0) == [0.0]
     assert merged(Krum(0), 0.0, 1.0, 3.0, 100.0) == [1.0]
 
 
 def test_multi_krum_by_hand() -> None:
-    """f = 0 as above: scores 10, 5, 13, 97^2 + 99^2. The best two are 1 (3 samples) and 0 (1 sample): mean 3/4."""
+    """f = 0 as above: scores 10, 5, 13, 97^2 + 99^2. The best two are 1 (3 samples) and 0 (1
+    sample): mean 3/4.
+    """
     assert merged(
         MultiKrum(liars=0, keep=2), 0.0, targets(1.0, 1.0, 1.0), 3.0, 100.0
     ) == pytest.approx([0.75])
 
 
 def test_bulyan_by_hand() -> None:
-    """n = 7, f = 1: five are chosen by Krum, then in every coordinate the 7 - 4 = 3 nearest their median. Updates 0, 1, 2, 3, 4, 5, 1000.
-    Krum sums the n - f - 2 = 4 nearest squares: 0: 1+4+9+16 = 30, 1: 1+1+4+9 = 15, 2: 1+1+4+4 = 10, and 3: 10. The first, 2, goes.
-    Left 0 1 3 4 5 1000, three nearest: 0: 1+9+16 = 26, 1: 1+4+9 = 14, 3: 1+4+4 = 9, 4: 1+1+9 = 11, 5: 1+4+16 = 21. 3 goes.
-    Left 0 1 4 5 1000, two nearest: 17, 10, 10, 17: 1 goes. Left 0 4 5 1000, one nearest: 16, 1, 1: 4 goes. Left 0 5 1000: 25, 25: 0 goes.
-    Chosen 0 1 2 3 4, median 2, nearest three 1 2 3: mean 2."""
+    """n = 7, f = 1: five are chosen by Krum, then in every coordinate the 7 - 4 = 3 nearest their
+    median. Updates 0, 1, 2, 3, 4, 5, 1000. Krum sums the n - f - 2 = 4 nearest squares: 0: 1+4+9+16
+    = 30, 1: 1+1+4+9 = 15, 2: 1+1+4+4 = 10, and 3: 10. The first, 2, goes. Left 0 1 3 4 5 1000,
+    three nearest: 0: 1+9+16 = 26, 1: 1+4+9 = 14, 3: 1+4+4 = 9, 4: 1+1+9 = 11, 5: 1+4+16 = 21. 3
+    goes. Left 0 1 4 5 1000, two nearest: 17, 10, 10, 17: 1 goes. Left 0 4 5 1000, one nearest: 16,
+    1, 1: 4 goes. Left 0 5 1000: 25, 25: 0 goes. Chosen 0 1 2 3 4, median 2, nearest three 1 2 3:
+    mean 2."""
     assert merged(Bulyan(1), 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 1000.0) == pytest.approx([2.0])
 
 
@@ -79,8 +86,9 @@ def test_bulyan_takes_the_median_of_a_round_that_is_too_small() -> None:
 
 
 def test_geometric_median_by_hand() -> None:
-    """Three points of an equilateral triangle: its centre. Three points on a line: the middle one, like the median.
-    A triangle with an angle above 120 degrees: the corner that has it (Fermat's point)."""
+    """Three points of an equilateral triangle: its centre. Three points on a line: the middle one,
+    like the median. A triangle with an angle above 120 degrees: the corner that has it (Fermat's
+    point)."""
     top = math.sqrt(3)
     assert merged(GeometricMedian(), [0.0, 0.0], [2.0, 0.0], [1.0, top], size=2) == pytest.approx(
         [1, top / 3], abs=1e-5
@@ -102,7 +110,9 @@ def test_geometric_median_with_samples() -> None:
 
 
 def test_norm_clip_by_hand() -> None:
-    """(3, 4) has length 5 and becomes (0.6, 0.8) with bound 1; (0.3, 0.4) stays: mean (0.45, 0.6). On the clients the same."""
+    """(3, 4) has length 5 and becomes (0.6, 0.8) with bound 1; (0.3, 0.4) stays: mean (0.45, 0.6).
+    On the clients the same.
+    """
     for where in ("server", "client"):
         layer = NormClip(1.0, where)  # type: ignore[arg-type]
         assert merged(layer, [3.0, 4.0], [0.3, 0.4], size=2) == pytest.approx([0.45, 0.6])
@@ -114,8 +124,9 @@ def test_norm_clip_at_the_rounds_median() -> None:
 
 
 def test_norm_clip_in_front_of_a_median() -> None:
-    """Along two axes: (3, 0), (0, 1), (0, 2) clipped to 1: (1, 0), (0, 1), (0, 1), median (0, 1). Without clipping (0, 1) as well, but
-    for (3, 3), (0, 1), (4, 0): median (3, 1) without, (0.707, 0.707) with: coordinates 0.707 0 1 and 0.707 1 0."""
+    """Along two axes: (3, 0), (0, 1), (0, 2) clipped to 1: (1, 0), (0, 1), (0, 1), median (0, 1).
+    Without clipping (0, 1) as well, but for (3, 3), (0, 1), (4, 0): median (3, 1) without, (0.707,
+    0.707) with: coordinates 0.707 0 1 and 0.707 1 0."""
     game = Rounds(
         stack(fedavg(2), Median(), NormClip(1.0)), federation([3.0, 3.0], [0.0, 1.0], [4.0, 0.0])
     )
@@ -123,7 +134,7 @@ def test_norm_clip_in_front_of_a_median() -> None:
     assert game.w == pytest.approx([math.sqrt(0.5)] * 2)
 
 
-# -- against others ------------------------------------------------------------------------------------------------------------------
+# -- against others --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 10, 16, 33])
@@ -141,7 +152,9 @@ def test_median_against_numpy(n: int) -> None:
 
 @pytest.mark.parametrize("n", range(1, 12))
 def test_the_sorting_network_sorts(n: int) -> None:
-    """The zero-one principle: a network that sorts every sequence of zeros and ones sorts everything."""
+    """The zero-one principle: a network that sorts every sequence of zeros and ones sorts
+    everything.
+    """
     rows = [torch.tensor([(k >> i) & 1 for k in range(2**n)]) for i in range(n)]
     for i, j in comparators(n):
         rows[i], rows[j] = torch.minimum(rows[i], rows[j]), torch.maximum(rows[i], rows[j])
@@ -190,7 +203,7 @@ def test_against_flower(name: str, seed: int) -> None:
     np.testing.assert_allclose(ours, flower(rows, strategy), rtol=1e-9, atol=1e-10)
 
 
-# -- stacks that cannot work ---------------------------------------------------------------------------------------------------------
+# -- stacks that cannot work -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

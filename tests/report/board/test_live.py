@@ -145,7 +145,8 @@ def test_half_a_line_is_not_shown_until_it_is_whole(tab: Tab, address: str, root
         assert "3 of 20 rounds" in page.locator(".what").inner_text()
         file.write(text[40:])
     tab.wait(
-        "document.querySelector('.what').textContent.includes('4 of 20 rounds') && !document.querySelector('.problems')"
+        "document.querySelector('.what').textContent.includes('4 of 20 rounds') &&"
+        " !document.querySelector('.problems')"
     )
 
 
@@ -196,9 +197,8 @@ def test_what_was_deleted_while_the_connection_was_lost_leaves_the_list(
     tab.wait("streams.at(-1)?.readyState === 1")
     page.evaluate("streams.at(-1).close()")
     shutil.rmtree(root / "second")
-    page.evaluate(
-        "streams.at(-1).dispatchEvent(new Event('open'))"
-    )  # what the browser says when it is connected again
+    # what the browser says when it is connected again
+    page.evaluate("streams.at(-1).dispatchEvent(new Event('open'))")
     tab.wait("!document.querySelector('[data-run=second]')")
     assert page.get_by_role("button", name="Compare").is_disabled()
 
@@ -252,9 +252,8 @@ def test_a_comparison_goes_on_without_a_run_that_is_deleted(
     add_round(root / "live", 4)
     tab.wait("document.querySelectorAll('[data-chart=accuracy] path.series').length === 2")
     tab.close()
-    assert [
-        c for c in tab.complaints if "Failed to load" not in c
-    ] == []  # pictures of what was deleted may be asked for once more
+    # pictures of what was deleted may be asked for once more
+    assert [c for c in tab.complaints if "Failed to load" not in c] == []
 
 
 def test_a_comparison_that_is_cut_says_so(tab: Tab, address: str, root: Path) -> None:
@@ -295,7 +294,8 @@ def test_readable_on_a_phone_and_by_keyboard(browser: Any, address: str) -> None
     tab.page.get_by_role("link", name="first").focus()
     tab.page.keyboard.press("Enter")
     tab.wait(
-        "document.querySelector('h1').textContent === 'first' && document.querySelector('.compare .stage')?.clientHeight > 100"
+        "document.querySelector('h1').textContent === 'first' && document.querySelector('.compare"
+        " .stage')?.clientHeight > 100"
     )
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360
     tab.close()

@@ -1,6 +1,8 @@
-"""CIFAR-10 and CIFAR-100 in the layouts people have: the official binary and python archives, and folders of images.
+"""CIFAR-10 and CIFAR-100 in the layouts people have: the official binary and python archives, and
+folders of images.
 
-The python layout is a pickle; it is read with an unpickler that knows numpy arrays and nothing else.
+The python layout is a pickle; it is read with an unpickler that knows numpy arrays and nothing
+else.
 """
 
 from __future__ import annotations
@@ -29,19 +31,17 @@ TEN = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", 
 
 @dataclass
 class _Cifar(LabelledSource):
-    """root: the folder that holds the archive's folder, or that folder itself, or one with train/ and test/ class folders.
-    download: let torchvision fetch it into root where it is missing."""
+    """root: the folder that holds the archive's folder, or that folder itself, or one with train/
+    and test/ class folders. download: let torchvision fetch it into root where it is missing."""
 
     root: str = ""
     download: bool = False
 
     names: ClassVar[tuple[str, ...]]
-    binary: ClassVar[
-        tuple[str, tuple[str, ...], str, int]
-    ]  # folder, train files, test file, label bytes (the last one counts)
-    python: ClassVar[
-        tuple[str, tuple[str, ...], str, bytes]
-    ]  # folder, train files, test file, key of the labels
+    # folder, train files, test file, label bytes (the last one counts)
+    binary: ClassVar[tuple[str, tuple[str, ...], str, int]]
+    # folder, train files, test file, key of the labels
+    python: ClassVar[tuple[str, tuple[str, ...], str, bytes]]
     torchvision: ClassVar[str]
 
     def read(self, seed: int) -> Collection:
@@ -58,7 +58,8 @@ class _Cifar(LabelledSource):
         if self.download:
             return self._fetched(root)
         raise DataError(
-            f"{root} holds no {type(self).__name__}: neither {self.binary[0]}, {self.python[0]} nor train/ and test/ folders"
+            f"{root} holds no {type(self).__name__}: neither {self.binary[0]}, {self.python[0]} nor"
+            " train/ and test/ folders"
         )
 
     def _binary(self, place: Path) -> Collection:
@@ -70,7 +71,8 @@ class _Cifar(LabelledSource):
                 raw = np.fromfile(_there(place / name), dtype=np.uint8)
                 if not len(raw) or len(raw) % (wide + 3072):
                     raise DataError(
-                        f"{place / name} is damaged: {len(raw)} bytes are not a whole number of images"
+                        f"{place / name} is damaged: {len(raw)} bytes are not a whole number of"
+                        " images"
                     )
                 rows.append(raw.reshape(-1, wide + 3072))
             table = np.concatenate(rows)
@@ -98,7 +100,8 @@ class _Cifar(LabelledSource):
         y = torch.from_numpy(np.asarray(labels).astype(np.int64))
         if int(y.max()) >= len(self.names):
             raise DataError(
-                f"label {int(y.max())} is out of range for {len(self.names)} classes: is this really {type(self).__name__}?"
+                f"label {int(y.max())} is out of range for {len(self.names)} classes: is this"
+                f" really {type(self).__name__}?"
             )
         return Labelled(torch.from_numpy(np.ascontiguousarray(pixels).reshape(-1, 3, 32, 32)), y)
 
@@ -132,9 +135,14 @@ class _Arrays(pickle.Unpickler):
     """Plain containers and numpy arrays only: a pickle could otherwise run anything."""
 
     allowed: ClassVar[set[tuple[str, str]]] = {
-        ("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype"),
-        ("_codecs", "encode"), ("numpy.core.numeric", "_frombuffer"), ("numpy._core.numeric", "_frombuffer"),
-    }  # fmt: skip
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
+        ("_codecs", "encode"),
+        ("numpy.core.numeric", "_frombuffer"),
+        ("numpy._core.numeric", "_frombuffer"),
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.allowed:
@@ -164,7 +172,9 @@ def _unpickle(path: Path) -> dict[bytes, Any]:
 
 @dataclass
 class Cifar10(_Cifar):
-    """CIFAR-10. root: the archive's folder, its parent, or train/ and test/ class folders. download: fetch it into root."""
+    """CIFAR-10. root: the archive's folder, its parent, or train/ and test/ class folders.
+    download: fetch it into root.
+    """
 
     root: str = "cifar10"
     names: ClassVar[tuple[str, ...]] = TEN

@@ -1,4 +1,5 @@
-"""A user's own labelled images: class folders, Tiny-ImageNet, a CSV of paths and labels, MedMNIST-style .npz, HuggingFace folders.
+"""A user's own labelled images: class folders, Tiny-ImageNet, a CSV of paths and labels,
+MedMNIST-style .npz, HuggingFace folders.
 
 What cannot be read is skipped, counted and named in `Federation.facts["skipped"]`.
 """
@@ -36,9 +37,10 @@ TESTS = ("test", "val", "valid", "validation")
 
 @dataclass
 class ImageFolder(LabelledSource):
-    """root/<class>/*.jpg, or root/train/<class>/... and root/test/<class>/... (EuroSAT and the like). size: bring all to size x size.
-    gray: one channel. names: the classes in their order, where the folders here are not all of them, as at a site of its own. training: the
-    folder beside test/ that is trained on, where it is not train/."""
+    """root/<class>/*.jpg, or root/train/<class>/... and root/test/<class>/... (EuroSAT and the
+    like). size: bring all to size x size. gray: one channel. names: the classes in their order,
+    where the folders here are not all of them, as at a site of its own. training: the folder beside
+    test/ that is trained on, where it is not train/."""
 
     root: str = ""
     size: Count | None = None
@@ -63,7 +65,9 @@ class ImageFolder(LabelledSource):
 
 
 def ordered(found: list[str], names: Sequence[str], where: Path) -> list[str]:
-    """The classes in their order: those that were found, or those that were named, among which the found ones must be."""
+    """The classes in their order: those that were found, or those that were named, among which the
+    found ones must be.
+    """
     if strange := [n for n in found if names and n not in names]:
         raise DataError(
             f"{where} has the class {strange[0]!r}, which is not among the names {', '.join(names)}"
@@ -75,8 +79,8 @@ def ordered(found: list[str], names: Sequence[str], where: Path) -> list[str]:
 
 @dataclass
 class TinyImageNet(LabelledSource):
-    """The official layout: wnids.txt, train/<wnid>/images, val/images with val_annotations.txt; words.txt gives readable names.
-    size: 64 as it is, 32 for small networks."""
+    """The official layout: wnids.txt, train/<wnid>/images, val/images with val_annotations.txt;
+    words.txt gives readable names. size: 64 as it is, 32 for small networks."""
 
     root: str = "tiny-imagenet-20"
     size: Count = 64
@@ -115,8 +119,9 @@ class TinyImageNet(LabelledSource):
 
 @dataclass
 class Csv(LabelledSource):
-    """A table of files and labels. path, label: column names; paths are relative to the table. split: a column that says train or test.
-    group: a column with the writer, camera or hospital, for partition="natural" or "one_group". names: as in ImageFolder."""
+    """A table of files and labels. path, label: column names; paths are relative to the table.
+    split: a column that says train or test. group: a column with the writer, camera or hospital,
+    for partition="natural" or "one_group". names: as in ImageFolder."""
 
     file: str = ""
     path: str = "path"
@@ -157,7 +162,8 @@ class Csv(LabelledSource):
                 for column in (self.path, self.label):
                     if column not in row:
                         raise DataError(
-                            f"{table} has no column {column!r}; it has {', '.join(reader.fieldnames or ())}"
+                            f"{table} has no column {column!r}; it has"
+                            f" {', '.join(reader.fieldnames or ())}"
                         )
                     if not row[column].strip():
                         raise DataError(f"{table}, line {reader.line_num}: there is no {column}")
@@ -169,8 +175,8 @@ class Csv(LabelledSource):
 
 @dataclass
 class Npz(LabelledSource):
-    """MedMNIST's arrays: train_images, train_labels, test_images, test_labels (the validation part joins training unless use_val is off).
-    size: resize. channels: 3 repeats a gray channel."""
+    """MedMNIST's arrays: train_images, train_labels, test_images, test_labels (the validation part
+    joins training unless use_val is off). size: resize. channels: 3 repeats a gray channel."""
 
     file: str = ""
     size: Count | None = None
@@ -217,7 +223,8 @@ class Npz(LabelledSource):
             )
         if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4):
             raise DataError(
-                f"{part}_images must be uint8 of shape (N, H, W) or (N, H, W, C), not {pixels.dtype} {pixels.shape}"
+                f"{part}_images must be uint8 of shape (N, H, W) or (N, H, W, C), not"
+                f" {pixels.dtype} {pixels.shape}"
             )
         x = (
             torch.from_numpy(pixels if pixels.ndim == 4 else pixels[..., None])
@@ -239,7 +246,9 @@ class Npz(LabelledSource):
 
 @dataclass
 class HuggingFace(LabelledSource):
-    """A folder written by datasets' `save_to_disk`, or one that its `load_dataset` understands. image, label: column names."""
+    """A folder written by datasets' `save_to_disk`, or one that its `load_dataset` understands.
+    image, label: column names.
+    """
 
     root: str = ""
     image: str = "image"
@@ -253,7 +262,8 @@ class HuggingFace(LabelledSource):
             import datasets
         except ImportError:
             raise DataError(
-                'reading a HuggingFace folder needs the package datasets: pip install "fedlens[hub]"'
+                "reading a HuggingFace folder needs the package datasets: pip install"
+                ' "fedlens[hub]"'
             ) from None
         saved = any(
             (root / n).is_file() for n in ("dataset_dict.json", "dataset_info.json", "state.json")

@@ -1,9 +1,10 @@
 """Labelled images and how they become a federation: what every classification dataset shares.
 
-A dataset says how it is read (`read`); partition, held-out part, limits, augmentation and feature skew are the same everywhere.
-Images stay uint8 until a batch is drawn. `Federation.facts`: "labels" (clients x classes counts), "classes" (names), "skipped" (files that
-could not be read), "notes" (what the split had to do to leave nobody empty), "shape" (of one image) and, with feature skew, "look" (of each
-client's images).
+A dataset says how it is read (`read`); partition, held-out part, limits, augmentation and feature
+skew are the same everywhere. Images stay uint8 until a batch is drawn. `Federation.facts`: "labels"
+(clients x classes counts), "classes" (names), "skipped" (files that could not be read), "notes"
+(what the split had to do to leave nobody empty), "shape" (of one image) and, with feature skew,
+"look" (of each client's images).
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ Skew = Literal["none", "noise", "blur", "resolution"]
 
 @dataclass(frozen=True)
 class Labelled:
-    """uint8 images (N, C, H, W), their labels, and where known the group (writer, camera, hospital) each belongs to."""
+    """uint8 images (N, C, H, W), their labels, and where known the group (writer, camera, hospital)
+    each belongs to.
+    """
 
     images: Tensor
     labels: Tensor
@@ -59,12 +62,13 @@ class Collection:
 
 @dataclass
 class LabelledSource(Source):
-    """partition: who gets what; alpha for "dirichlet" and "quantity", shards for "shards", classes_per_client for "classes".
-    holdout: share of every client's data kept for its own evaluation. limit, test_limit: use only that many images, in the classes'
-    own proportions. test_share: cut off for testing where the dataset has no test part. augment: reflect padding by 4, random crop
-    and flip. noise: standard deviation of Gaussian noise on every training image, of pixels in [0, 1]. skew: every client's images are
-    noisier, blurrier or coarser than the last one's, up to `strongest` (noise sigma of 255, blur sigma in pixels, or how much they
-    shrink)."""
+    """partition: who gets what; alpha for "dirichlet" and "quantity", shards for "shards",
+    classes_per_client for "classes". holdout: share of every client's data kept for its own
+    evaluation. limit, test_limit: use only that many images, in the classes' own proportions.
+    test_share: cut off for testing where the dataset has no test part. augment: reflect padding by
+    4, random crop and flip. noise: standard deviation of Gaussian noise on every training image, of
+    pixels in [0, 1]. skew: every client's images are noisier, blurrier or coarser than the last
+    one's, up to `strongest` (noise sigma of 255, blur sigma in pixels, or how much they shrink)."""
 
     partition: Rule = "iid"
     alpha: float = 0.5
@@ -86,13 +90,15 @@ class LabelledSource(Source):
     def federation(self, clients: int, seed: int) -> Federation:
         if not 0 <= self.holdout < 1 or not 0 < self.test_share < 1:
             raise DataError(
-                f"holdout and test_share are shares between 0 and 1, not {self.holdout} and {self.test_share}"
+                f"holdout and test_share are shares between 0 and 1, not {self.holdout} and"
+                f" {self.test_share}"
             )
         if self.noise < 0:
             raise DataError(f"noise is a standard deviation, so it cannot be {self.noise}")
         if self.strongest < 0 or (self.skew != "none" and not self.strongest):
             raise DataError(
-                f"skew={self.skew} needs a positive strongest: how much of it the last client has, not {self.strongest:g}"
+                f"skew={self.skew} needs a positive strongest: how much of it the last client has,"
+                f" not {self.strongest:g}"
             )
         found = self.read(seed)
         train, test = found.train, found.test
@@ -102,15 +108,28 @@ class LabelledSource(Source):
         train = limited(train, self.limit, np.random.default_rng([seed, 2]))
         test = limited(test, self.test_limit, np.random.default_rng([seed, 3]))
         per = self.classes_per_client if self.partition == "classes" else self.shards
-        parts, notes = split(self.partition, train.labels.numpy(), clients, seed, alpha=self.alpha, per_client=per,
-                             groups=train.groups, least=self.least)  # fmt: skip
+        parts, notes = split(
+            self.partition,
+            train.labels.numpy(),
+            clients,
+            seed,
+            alpha=self.alpha,
+            per_client=per,
+            groups=train.groups,
+            least=self.least,
+        )
         counts = [
             torch.bincount(train.labels[torch.from_numpy(p)], minlength=len(found.classes)).tolist()
             for p in parts
         ]
         pairs = [self._client(train.take(p), i, clients, seed) for i, p in enumerate(parts)]
-        facts = {"labels": counts, "classes": list(found.classes), "skipped": list(found.skipped), "notes": notes,
-                 "shape": list(train.images.shape[1:])}  # fmt: skip
+        facts = {
+            "labels": counts,
+            "classes": list(found.classes),
+            "skipped": list(found.skipped),
+            "notes": notes,
+            "shape": list(train.images.shape[1:]),
+        }
         if self.skew != "none":
             facts["look"] = [f"{self.skew} {s:.3g}" for s in strengths(clients, self.strongest)]
         return Federation(
@@ -123,7 +142,9 @@ class LabelledSource(Source):
     def _client(
         self, own: Labelled, client: int, clients: int, seed: int
     ) -> tuple[Tensors, Tensors | None]:
-        """Train and held-out part. Both have the client's own look; a client with one image only keeps it for training."""
+        """Train and held-out part. Both have the client's own look; a client with one image only
+        keeps it for training.
+        """
         if self.noise:
             own = Labelled(
                 degrade(own.images, "noise", 255 * self.noise, generator(seed, client, 0xA0)),
@@ -148,7 +169,9 @@ class LabelledSource(Source):
 
 @dataclass(frozen=True)
 class CropFlip:
-    """Reflect padding, a random crop back to the same size, a random mirror: whole batches at a time."""
+    """Reflect padding, a random crop back to the same size, a random mirror: whole batches at a
+    time.
+    """
 
     pad: int = 4
 
@@ -170,7 +193,9 @@ class CropFlip:
 def stratified(
     labels: Tensor, share: float, rng: np.random.Generator
 ) -> tuple[list[int], list[int]]:
-    """Indices that stay and indices that are cut off: about `share` of every class, at least one stays in all."""
+    """Indices that stay and indices that are cut off: about `share` of every class, at least one
+    stays in all.
+    """
     stay: list[int] = []
     cut: list[int] = []
     y, carry = labels.numpy(), 0.0
@@ -196,7 +221,9 @@ def limited(part: Labelled, limit: int | None, rng: np.random.Generator) -> Labe
 
 
 def degrade(images: Tensor, kind: Skew, strength: float, rng: Generator) -> Tensor:
-    """One client's camera. noise: sigma of 255. blur: Gaussian sigma in pixels. resolution: shrunk by 1 + strength and enlarged again."""
+    """One client's camera. noise: sigma of 255. blur: Gaussian sigma in pixels. resolution: shrunk
+    by 1 + strength and enlarged again.
+    """
     if kind == "none" or strength <= 0 or not len(images):
         return images
     x = images.float()
@@ -218,13 +245,15 @@ def degrade(images: Tensor, kind: Skew, strength: float, rng: Generator) -> Tens
     return x.round().clamp(0, 255).byte()
 
 
-# -- reading files -------------------------------------------------------------------------------------------------------------------
+# -- reading files ---------------------------------------------------------------------------------
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 
 
 def find(root: str, what: str, key: str = "data.root or data.file") -> Path:
-    """A folder or file as given, or under the data folder (FEDLENS_DATA, else ../shared/data). key: what the user has to set."""
+    """A folder or file as given, or under the data folder (FEDLENS_DATA, else ../shared/data). key:
+    what the user has to set.
+    """
     if not root:
         raise DataError(f"say where the {what} is: {key}")
     given = Path(root).expanduser()
@@ -283,14 +312,16 @@ class Reader:
                 continue
             if images and image.shape != images[0].shape:
                 raise DataError(
-                    f"{path} is {_size(image)}, others are {_size(images[0])}: set size=N to bring all to one size"
+                    f"{path} is {_size(image)}, others are {_size(images[0])}: set size=N to bring"
+                    " all to one size"
                 )
             images.append(image)
             labels.append(label)
             kept.append(groups[k] if groups is not None else None)
         if not images:
             raise DataError(
-                f"no readable image ({len(self.skipped)} skipped, first: {self.skipped[0] if self.skipped else 'none found'})"
+                f"no readable image ({len(self.skipped)} skipped, first:"
+                f" {self.skipped[0] if self.skipped else 'none found'})"
             )
         return Labelled(
             torch.stack(images), torch.tensor(labels), kept if groups is not None else None

@@ -1,7 +1,9 @@
-"""Still images as tensors: (C, H, W) in [0, 255], from a file, from an array or from scikit-image. A 16-bit file is scaled to that.
+"""Still images as tensors: (C, H, W) in [0, 255], from a file, from an array or from scikit-image.
+A 16-bit file is scaled to that.
 
-`opened` and `converted` are how every image file is read, whatever it is for. A telephone stores pixels as its sensor lay and says in EXIF
-how to hold them; `converted` turns them as a viewer would, unless somebody's annotations count the stored pixels.
+`opened` and `converted` are how every image file is read, whatever it is for. A telephone stores
+pixels as its sensor lay and says in EXIF how to hold them; `converted` turns them as a viewer
+would, unless somebody's annotations count the stored pixels.
 """
 
 from __future__ import annotations
@@ -23,13 +25,28 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".npy")
 SHIPPED = (
-    "astronaut", "brick", "camera", "cat", "chelsea", "clock", "coffee", "coins", "grass", "gravel", "moon", "page", "rocket", "text",
-)  # fmt: skip
+    "astronaut",
+    "brick",
+    "camera",
+    "cat",
+    "chelsea",
+    "clock",
+    "coffee",
+    "coins",
+    "grass",
+    "gravel",
+    "moon",
+    "page",
+    "rocket",
+    "text",
+)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Picture]:
-    """PIL's image. A file that claims to be larger than any picture is a broken one, so it raises what those raise."""
+    """PIL's image. A file that claims to be larger than any picture is a broken one, so it raises
+    what those raise.
+    """
     from PIL import Image
 
     with warnings.catch_warnings():
@@ -47,7 +64,9 @@ def opened(path: Path) -> Iterator[Picture]:
 
 
 def orientation(picture: Picture) -> int:
-    """EXIF's number, 1 (as stored) to 8. EXIF is often broken, and PIL then warns or stumbles; the pixels are good all the same."""
+    """EXIF's number, 1 (as stored) to 8. EXIF is often broken, and PIL then warns or stumbles; the
+    pixels are good all the same.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -84,7 +103,9 @@ def upright_size(picture: Picture) -> tuple[int, int]:
 
 
 def converted(picture: Picture, mode: str, turn: bool = True) -> Picture:
-    """In another mode, and upright. PIL cuts levels off at 255, so 16 bits would be white; of floats nobody knows what is white."""
+    """In another mode, and upright. PIL cuts levels off at 255, so 16 bits would be white; of
+    floats nobody knows what is white.
+    """
     from PIL import Image
 
     picture = upright(picture) if turn else picture
@@ -122,7 +143,8 @@ def shipped(name: str, colour: str) -> Tensor:
         from skimage import data
     except ImportError as e:
         raise DataError(
-            "the shipped images come with scikit-image: pip install scikit-image, or give image=PATH"
+            "the shipped images come with scikit-image: pip install scikit-image, or give"
+            " image=PATH"
         ) from e
     if name not in SHIPPED:
         raise DataError(f"there is no image {name!r}: give a path, or one of {', '.join(SHIPPED)}")
@@ -132,7 +154,8 @@ def shipped(name: str, colour: str) -> Tensor:
         raise
     except Exception as e:  # scikit-image tries to download what its wheel does not hold
         raise DataError(
-            f"the image {name!r} is not in this installation of scikit-image: try camera or astronaut"
+            f"the image {name!r} is not in this installation of scikit-image: try camera or"
+            " astronaut"
         ) from e
 
 

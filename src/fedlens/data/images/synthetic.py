@@ -1,8 +1,9 @@
 """Synthetic: labelled images made on the spot, for demos, tests and benchmarks without any file.
 
-A class is a shape filled with a texture, so that neither alone tells it. Everything else is nuisance: colours of figure and ground, place,
-size, rotation, phase of the texture, a second small distracting figure, noise. A linear model gets almost nothing, a small network gets
-far with all data, and clients that see few classes drift apart: methods for skewed data can differ.
+A class is a shape filled with a texture, so that neither alone tells it. Everything else is
+nuisance: colours of figure and ground, place, size, rotation, phase of the texture, a second small
+distracting figure, noise. A linear model gets almost nothing, a small network gets far with all
+data, and clients that see few classes drift apart: methods for skewed data can differ.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ TEXTURES = ("stripes", "checks", "dots", "plain")
 
 @dataclass
 class Synthetic(LabelledSource):
-    """classes: up to 20, alternating shape and texture. images: for training; test_images: for testing. size: in pixels. noise: sigma of
-    the pixel noise, of 1. clutter: chance of a second small figure."""
+    """classes: up to 20, alternating shape and texture. images: for training; test_images: for
+    testing. size: in pixels. noise: sigma of the pixel noise, of 1. clutter: chance of a second
+    small figure."""
 
     classes: int = 10
     images: int = 4000
@@ -76,7 +78,9 @@ class Synthetic(LabelledSource):
 
 
 def _colours(n: int, rng: Generator) -> Tensor:
-    """Ground, figure, distractor: three colours, the figure lighter than the ground and at least 0.5 away so that it can be seen."""
+    """Ground, figure, distractor: three colours, the figure lighter than the ground and at least
+    0.5 away so that it can be seen.
+    """
     colours = torch.rand(3, n, 3, 1, 1, generator=rng)
     colours[0] *= 0.6
     colours[1] = 0.4 + 0.6 * colours[1]
@@ -114,7 +118,9 @@ def _figures(
 
 
 def _shapes(u: Tensor, v: Tensor) -> list[Tensor]:
-    """Signed distance-like functions, positive inside the unit figure, of about equal area; the order is that of SHAPES."""
+    """Signed distance-like functions, positive inside the unit figure, of about equal area; the
+    order is that of SHAPES.
+    """
     a, b, rho = u.abs(), v.abs(), (u * u + v * v).sqrt()
     triangle = torch.minimum(0.6 + v, 0.6 - 0.5 * v - 0.866 * a)
     cross = torch.maximum(torch.minimum(0.3 - a, 0.95 - b), torch.minimum(0.3 - b, 0.95 - a))
@@ -122,7 +128,9 @@ def _shapes(u: Tensor, v: Tensor) -> list[Tensor]:
 
 
 def _textures(u: Tensor, v: Tensor, phase: Tensor, frequency: Tensor) -> list[Tensor]:
-    """Weights in [0, 1]; the order is that of TEXTURES. The plain one has the others' mean brightness."""
+    """Weights in [0, 1]; the order is that of TEXTURES. The plain one has the others' mean
+    brightness.
+    """
     a, b = (frequency * u + phase).sin(), (frequency * v + phase).sin()
     stripes = torch.sigmoid(6 * a)
     checks = torch.sigmoid(6 * a * b * 2)

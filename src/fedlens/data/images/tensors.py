@@ -17,8 +17,8 @@ Augment = Callable[[Tensor, Generator], Tensor]
 
 @dataclass(frozen=True)
 class Tensors:
-    """Columns of equal length. `x` may be uint8 images: they become floats in [0, 1], then (x - mean) / std, when a batch is drawn.
-    `augment` sees training batches only."""
+    """Columns of equal length. `x` may be uint8 images: they become floats in [0, 1], then (x -
+    mean) / std, when a batch is drawn. `augment` sees training batches only."""
 
     columns: Batch
     augment: Augment | None = None
@@ -52,7 +52,9 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Listed:
-    """Any torch Dataset of (x, y) pairs or dicts, read item by item: for data that does not fit into memory."""
+    """Any torch Dataset of (x, y) pairs or dicts, read item by item: for data that does not fit
+    into memory.
+    """
 
     items: Dataset[Any]
 

@@ -1,7 +1,9 @@
-"""Poses as they are published: LSP and LSPET, MPII, COCO. Each becomes a list of `Person`, shared among cameras of different resolution.
+"""Poses as they are published: LSP and LSPET, MPII, COCO. Each becomes a list of `Person`, shared
+among cameras of different resolution.
 
-Boxes: MPII's is a square of 200 * scale pixels, stretched to the input's shape, as its public code does (scale * 1.25, centre 15 *
-scale lower, one-based); COCO's and LSP's is the annotated box or that of the joints, times 1.25, widened to the input's shape.
+Boxes: MPII's is a square of 200 * scale pixels, stretched to the input's shape, as its public code
+does (scale * 1.25, centre 15 * scale lower, one-based); COCO's and LSP's is the annotated box or
+that of the joints, times 1.25, widened to the input's shape.
 """
 
 from __future__ import annotations
@@ -37,9 +39,10 @@ from fedlens.data.source import DataError, Source
 
 @dataclass
 class PoseSource(Source):
-    """sizes: (height, width) native to client 0, 1, ...; repeated if there are more clients. per_client: people each holds (all, shared
-    alike, if not given). test_people: how many the server tests on. hold_out: the part of its people a client keeps for its own
-    evaluation. flip, scale, rotation: augmentation."""
+    """sizes: (height, width) native to client 0, 1, ...; repeated if there are more clients.
+    per_client: people each holds (all, shared alike, if not given). test_people: how many the
+    server tests on. hold_out: the part of its people a client keeps for its own evaluation. flip,
+    scale, rotation: augmentation."""
 
     sizes: tuple[tuple[int, int], ...] = ((64, 48), (48, 36), (32, 24))
     per_client: Count | None = None
@@ -71,7 +74,8 @@ class PoseSource(Source):
         share = self.per_client or len(train) // clients
         if not train or share < 1 or share * clients > len(train):
             raise DataError(
-                f"{clients} clients with {max(share, 1)} people each need more than the {len(train)} there are"
+                f"{clients} clients with {max(share, 1)} people each need more than the"
+                f" {len(train)} there are"
             )
         order = torch.randperm(len(train), generator=generator(seed, 0x905E)).tolist()
         augment = Augment(self.flip, self.scale, self.rotation)
@@ -97,7 +101,8 @@ class PoseSource(Source):
         aspects = [w / h for h, w in self.sizes]
         if max(aspects) > 1.05 * min(aspects):
             raise DataError(
-                "all sizes must have the same shape (3:4 in the paper): crops would otherwise show different things"
+                "all sizes must have the same shape (3:4 in the paper): crops would otherwise show"
+                " different things"
             )
         if not 0 <= self.hold_out < 1:
             raise DataError("hold_out is a part of the people, from 0 to less than 1")
@@ -131,8 +136,9 @@ def torso(joints: Array) -> float:
 
 @dataclass
 class Lspet(PoseSource):
-    """Leeds Sports Pose (Extended): `images/` and joints.csv (with a split) or joints.mat (every fifth person is then tested on).
-    folder: default $FEDLENS_DATA/lspet or ../shared/data/lspet. PCK@0.2 of the torso."""
+    """Leeds Sports Pose (Extended): `images/` and joints.csv (with a split) or joints.mat (every
+    fifth person is then tested on). folder: default $FEDLENS_DATA/lspet or ../shared/data/lspet.
+    PCK@0.2 of the torso."""
 
     folder: str = ""
 
@@ -203,9 +209,8 @@ def _lsp_mat(root: Path) -> list[Row]:
     if not (root / "joints.mat").is_file():
         raise DataError(f"neither joints.csv nor joints.mat in {root}")
     found = _mat(root / "joints.mat")["joints"]
-    joints = (
-        found if found.shape[1] == 3 else found.transpose(1, 0, 2)
-    )  # LSP itself has (3, 14, N), LSPET (14, 3, N)
+    # LSP itself has (3, 14, N), LSPET (14, 3, N)
+    joints = found if found.shape[1] == 3 else found.transpose(1, 0, 2)
     files = sorted(p.name for p in (root / "images").glob("*.jpg"))
     if len(files) != joints.shape[2]:
         raise DataError(
@@ -225,9 +230,9 @@ def _mat(path: Path) -> dict[str, Any]:
 
 @dataclass
 class Mpii(PoseSource):
-    """MPII human pose: images/ and, there or in annotations/, the usual JSON (image, center, scale, joints, joints_vis).
-    mpii_gt_val.mat has the head boxes PCKh needs; without it the head segment of the joints takes their place, and that is said. train,
-    val: file names."""
+    """MPII human pose: images/ and, there or in annotations/, the usual JSON (image, center, scale,
+    joints, joints_vis). mpii_gt_val.mat has the head boxes PCKh needs; without it the head segment
+    of the joints takes their place, and that is said. train, val: file names."""
 
     folder: str = ""
     train: str = "mpii_train.json"
@@ -252,14 +257,16 @@ class Mpii(PoseSource):
         path = _find(root, self.heads)
         if path is None:
             notes.append(
-                f"{self.heads} is not there: PCKh divides by the head segment of the joints, not by the head box"
+                f"{self.heads} is not there: PCKh divides by the head segment of the joints, not by"
+                " the head box"
             )
             return None
         found = _mat(path)
         boxes, missing = found["headboxes_src"], found["jnt_missing"]
         if boxes.shape[-1] != people:
             raise DataError(
-                f"{path.name} has {boxes.shape[-1]} head boxes for the {people} people of {self.val}"
+                f"{path.name} has {boxes.shape[-1]} head boxes for the {people} people of"
+                f" {self.val}"
             )
         return [
             (0.6 * float(np.linalg.norm(boxes[1, :, k] - boxes[0, :, k])), 1.0 - missing[:, k])
@@ -288,8 +295,8 @@ class Mpii(PoseSource):
 
 @dataclass
 class CocoPose(PoseSource):
-    """COCO keypoints: annotation files in the folder or its annotations/, images in train_images and val_images. Evaluated by OKS-AP on
-    the annotated boxes."""
+    """COCO keypoints: annotation files in the folder or its annotations/, images in train_images
+    and val_images. Evaluated by OKS-AP on the annotated boxes."""
 
     folder: str = ""
     train: str = "person_keypoints_train2017.json"

@@ -1,15 +1,18 @@
 """People: images with joints, cropped around one person at the resolution of whoever holds them.
 
-A client's camera has a native resolution. So a person is first recorded: the box around it, with a margin for augmentation, is cut out
-of the image and reduced (with antialiasing) until the box itself has the native size. Whatever comes later, rotation, scaling,
-flipping, works on those pixels and on nothing finer.
+A client's camera has a native resolution. So a person is first recorded: the box around it, with a
+margin for augmentation, is cut out of the image and reduced (with antialiasing) until the box
+itself has the native size. Whatever comes later, rotation, scaling, flipping, works on those pixels
+and on nothing finer.
 
-A batch holds x (N, 3, H, W), ImageNet-normalised; y (N, J, 3), joints as (x, y, weight) in pixels of x; warp (N, 2, 3) from pixels of x
-to pixels of the image; truth (N, J, 3), joints in the image; reference (N), the length PCK divides by; area (N); image and person (N),
-numbers. Coordinates count pixel centres from 0.
+A batch holds x (N, 3, H, W), ImageNet-normalised; y (N, J, 3), joints as (x, y, weight) in pixels
+of x; warp (N, 2, 3) from pixels of x to pixels of the image; truth (N, J, 3), joints in the image;
+reference (N), the length PCK divides by; area (N); image and person (N), numbers. Coordinates count
+pixel centres from 0.
 
-Augmentation as in public ViTPose code: flip 0.5; scale clip(N(1, 0.5), 0.5, 1.5); rotation clip(N(0, 40), +-80) degrees with
-probability 0.6. Deviation: crops align pixel centres, UDP's warp aligns corner pixels; there and back is exact either way.
+Augmentation as in public ViTPose code: flip 0.5; scale clip(N(1, 0.5), 0.5, 1.5); rotation
+clip(N(0, 40), +-80) degrees with probability 0.6. Deviation: crops align pixel centres, UDP's warp
+aligns corner pixels; there and back is exact either way.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Skeleton:
-    """flips: pairs of joints that change places in a mirror. bones: what is drawn. sigmas: of COCO's similarity."""
+    """flips: pairs of joints that change places in a mirror. bones: what is drawn. sigmas: of
+    COCO's similarity.
+    """
 
     name: str
     joints: tuple[str, ...]
@@ -56,35 +61,148 @@ class Skeleton:
 SKELETONS = {
     "mpii": Skeleton(
         "mpii",
-        ("right_ankle", "right_knee", "right_hip", "left_hip", "left_knee", "left_ankle", "pelvis", "thorax", "upper_neck", "head_top",
-         "right_wrist", "right_elbow", "right_shoulder", "left_shoulder", "left_elbow", "left_wrist"),
+        (
+            "right_ankle",
+            "right_knee",
+            "right_hip",
+            "left_hip",
+            "left_knee",
+            "left_ankle",
+            "pelvis",
+            "thorax",
+            "upper_neck",
+            "head_top",
+            "right_wrist",
+            "right_elbow",
+            "right_shoulder",
+            "left_shoulder",
+            "left_elbow",
+            "left_wrist",
+        ),
         ((0, 5), (1, 4), (2, 3), (10, 15), (11, 14), (12, 13)),
-        ((0, 1), (1, 2), (2, 6), (6, 3), (3, 4), (4, 5), (6, 7), (7, 8), (8, 9), (10, 11), (11, 12), (12, 7), (7, 13), (13, 14), (14, 15)),
+        (
+            (0, 1),
+            (1, 2),
+            (2, 6),
+            (6, 3),
+            (3, 4),
+            (4, 5),
+            (6, 7),
+            (7, 8),
+            (8, 9),
+            (10, 11),
+            (11, 12),
+            (12, 7),
+            (7, 13),
+            (13, 14),
+            (14, 15),
+        ),
     ),
     "lsp": Skeleton(
         "lsp",
-        ("right_ankle", "right_knee", "right_hip", "left_hip", "left_knee", "left_ankle", "right_wrist", "right_elbow", "right_shoulder",
-         "left_shoulder", "left_elbow", "left_wrist", "neck", "head_top"),
+        (
+            "right_ankle",
+            "right_knee",
+            "right_hip",
+            "left_hip",
+            "left_knee",
+            "left_ankle",
+            "right_wrist",
+            "right_elbow",
+            "right_shoulder",
+            "left_shoulder",
+            "left_elbow",
+            "left_wrist",
+            "neck",
+            "head_top",
+        ),
         ((0, 5), (1, 4), (2, 3), (6, 11), (7, 10), (8, 9)),
-        ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (6, 7), (7, 8), (8, 12), (12, 9), (9, 10), (10, 11), (12, 13), (8, 2), (9, 3)),
+        (
+            (0, 1),
+            (1, 2),
+            (2, 3),
+            (3, 4),
+            (4, 5),
+            (6, 7),
+            (7, 8),
+            (8, 12),
+            (12, 9),
+            (9, 10),
+            (10, 11),
+            (12, 13),
+            (8, 2),
+            (9, 3),
+        ),
     ),
     "coco": Skeleton(
         "coco",
-        ("nose", "left_eye", "right_eye", "left_ear", "right_ear", "left_shoulder", "right_shoulder", "left_elbow", "right_elbow",
-         "left_wrist", "right_wrist", "left_hip", "right_hip", "left_knee", "right_knee", "left_ankle", "right_ankle"),
+        (
+            "nose",
+            "left_eye",
+            "right_eye",
+            "left_ear",
+            "right_ear",
+            "left_shoulder",
+            "right_shoulder",
+            "left_elbow",
+            "right_elbow",
+            "left_wrist",
+            "right_wrist",
+            "left_hip",
+            "right_hip",
+            "left_knee",
+            "right_knee",
+            "left_ankle",
+            "right_ankle",
+        ),
         ((1, 2), (3, 4), (5, 6), (7, 8), (9, 10), (11, 12), (13, 14), (15, 16)),
-        ((15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8), (7, 9), (8, 10),
-         (0, 1), (0, 2), (1, 3), (2, 4)),
-        (.026, .025, .025, .035, .035, .079, .079, .072, .072, .062, .062, .107, .107, .087, .087, .089, .089),
+        (
+            (15, 13),
+            (13, 11),
+            (16, 14),
+            (14, 12),
+            (11, 12),
+            (5, 11),
+            (6, 12),
+            (5, 6),
+            (5, 7),
+            (6, 8),
+            (7, 9),
+            (8, 10),
+            (0, 1),
+            (0, 2),
+            (1, 3),
+            (2, 4),
+        ),
+        (
+            0.026,
+            0.025,
+            0.025,
+            0.035,
+            0.035,
+            0.079,
+            0.079,
+            0.072,
+            0.072,
+            0.062,
+            0.062,
+            0.107,
+            0.107,
+            0.087,
+            0.087,
+            0.089,
+            0.089,
+        ),
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class Person:
-    """image: a file, or pixels (H, W, 3) uint8. joints: (J, 3) as x, y, visible. centre and box (width, height): what is cropped. All
-    in image pixels. upright: turn the file as its EXIF says. Not for published sets: COCO's, MPII's and LSP's annotations count pixels as
-    they are stored, so a turned picture would no longer fit its joints."""
+    """image: a file, or pixels (H, W, 3) uint8. joints: (J, 3) as x, y, visible. centre and box
+    (width, height): what is cropped. All in image pixels. upright: turn the file as its EXIF says.
+    Not for published sets: COCO's, MPII's and LSP's annotations count pixels as they are stored, so
+    a turned picture would no longer fit its joints."""
 
     image: Path | Array
     joints: Array
@@ -106,8 +224,8 @@ class Augment:
 
 @dataclass(frozen=True)
 class People:
-    """size: (height, width) of x. capture: the resolution the camera has, if images are interpolated from it to `size` by `how` before
-    use."""
+    """size: (height, width) of x. capture: the resolution the camera has, if images are
+    interpolated from it to `size` by `how` before use."""
 
     people: Sequence[Person]
     skeleton: Skeleton
@@ -115,9 +233,8 @@ class People:
     augment: Augment = Augment()
     capture: Size | None = None
     how: How = "bilinear"
-    budget: int = (
-        1 << 30
-    )  # bytes of recorded pixels kept in memory; beyond that images are read again
+    # bytes of recorded pixels kept in memory; beyond that images are read again
+    budget: int = 1 << 30
     _kept: dict[int, tuple[Array, Array]] = field(default_factory=dict, repr=False, compare=False)
     _views: dict[Any, People] = field(default_factory=dict, repr=False, compare=False)
 
@@ -125,7 +242,9 @@ class People:
         return len(self.people)
 
     def at(self, size: Size, capture: Size | None = None, how: How = "bilinear") -> People:
-        """The same people seen at another resolution, or captured at one and interpolated to another."""
+        """The same people seen at another resolution, or captured at one and interpolated to
+        another.
+        """
         if (size, capture, how) == (self.size, self.capture, self.how):
             return self
         key = (size, capture, how)
@@ -173,7 +292,7 @@ class People:
             "person": torch.tensor(chosen),
         }
 
-    # -- recording ---------------------------------------------------------------------------------------------------------------
+    # -- recording ---------------------------------------------------------------------------------
 
     @property
     def _native(self) -> Size:
@@ -205,8 +324,9 @@ class People:
         return kept
 
     def _view(self, boxes: Tensor, rng: Generator | None) -> Tensor:
-        """(N, 3, 3) from pixels of the crop to pixels of the canvas: turned, scaled and mirrored about the middle when training.
-        A rotation happens in the image; where the box is stretched to the crop's shape, it is not one in the crop."""
+        """(N, 3, 3) from pixels of the crop to pixels of the canvas: turned, scaled and mirrored
+        about the middle when training. A rotation happens in the image; where the box is stretched
+        to the crop's shape, it is not one in the crop."""
         n, (h, w), (mh, mw) = len(boxes), self._native, self._margin
         a = torch.eye(2, dtype=torch.float64).expand(n, 2, 2).clone()
         if rng is not None:

@@ -14,8 +14,8 @@ from fedlens.data.pose.people import SKELETONS, Array, Person, fit, joints_box
 
 @dataclass
 class StickFigures(PoseSource):
-    """Articulated figures on textured ground, drawn from the seed: pose estimation without data on disk. Fourteen joints, as LSP.
-    people: drawn for training."""
+    """Articulated figures on textured ground, drawn from the seed: pose estimation without data on
+    disk. Fourteen joints, as LSP. people: drawn for training."""
 
     people: Count = 600
     tests: Natural = 100

@@ -1,7 +1,9 @@
-"""Clips for super-resolution: frame folders (REDS, Vid4, Vimeo-90K, any) and video files. How they are dealt out: `cut`.
+"""Clips for super-resolution: frame folders (REDS, Vid4, Vimeo-90K, any) and video files. How they
+are dealt out: `cut`.
 
-A clip that cannot be opened is refused, and nothing starts. Damage inside a video's packets is found out only when they are decoded, in
-training: the client that holds it is then lost in that round.
+A clip that cannot be opened is refused, and nothing starts. Damage inside a video's packets is
+found out only when they are decoded, in training: the client that holds it is then lost in that
+round.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ REDS4 = ("000", "011", "015", "020")
 
 @dataclass
 class Clips(Source):
-    """folder: where the training clips lie, as folders of pictures or video files. test: the same for the server's test clips, or "none";
-    test_low: their low-resolution versions, if they are given. split, regions, native: see data/cut.py. labels: a JSON file {clip name or
-    number: group}. list_file: a text file that names the clips to use, one a line. clips: how many at most. leave_out: clips kept out of
-    training; "reds4" takes the four of REDS4, "auto" does so where the folder is REDS; they are the test clips unless `test` says
-    otherwise. frames, crop, scale: window, high-resolution crop, factor. stride: between windows. repeat: crops per window and epoch.
-    held_out: share of each client's windows for its own evaluation. test_frames: how many frames of a test clip. cache_mb, cache: memory
-    for decoded frames, or a folder for them."""
+    """folder: where the training clips lie, as folders of pictures or video files. test: the same
+    for the server's test clips, or "none"; test_low: their low-resolution versions, if they are
+    given. split, regions, native: see data/cut.py. labels: a JSON file {clip name or number:
+    group}. list_file: a text file that names the clips to use, one a line. clips: how many at most.
+    leave_out: clips kept out of training; "reds4" takes the four of REDS4, "auto" does so where the
+    folder is REDS; they are the test clips unless `test` says otherwise. frames, crop, scale:
+    window, high-resolution crop, factor. stride: between windows. repeat: crops per window and
+    epoch. held_out: share of each client's windows for its own evaluation. test_frames: how many
+    frames of a test clip. cache_mb, cache: memory for decoded frames, or a folder for them."""
 
     folder: str
     test: str | None = None
@@ -89,12 +93,15 @@ class Clips(Source):
         paths = [root / line.split()[0] for line in text if line.strip()]
         if missing := [p for p in paths if not p.exists()]:
             raise DataError(
-                f"{self.list_file} names {missing[0]}, which is not there ({len(missing)} are missing)"
+                f"{self.list_file} names {missing[0]}, which is not there ({len(missing)} are"
+                " missing)"
             )
         return paths
 
     def _groups(self, numbered: Mapping[int, Path], root: Path) -> list[str]:
-        """Numbers are those of all clips that were found or listed, also where some are left out."""
+        """Numbers are those of all clips that were found or listed, also where some are left
+        out.
+        """
         paths = list(numbered.values())
         if self.labels:
             table = read_labels(located(self.labels))
@@ -155,7 +162,8 @@ def check_pairs(clips: Sequence[Frames], low: Sequence[Frames], scale: int) -> N
         want = (a.size[0] // scale, a.size[1] // scale)
         if b.size != want:
             raise DataError(
-                f"clip {a.name}: low-resolution frames have {b.size[1]}x{b.size[0]} pixels, {want[1]}x{want[0]} were expected at x{scale}"
+                f"clip {a.name}: low-resolution frames have {b.size[1]}x{b.size[0]} pixels,"
+                f" {want[1]}x{want[0]} were expected at x{scale}"
             )
 
 

@@ -1,13 +1,16 @@
 """Who holds which windows of which clips.
 
-A client's example is a window of `frames` frames of one clip, from which each epoch cuts a crop at random, flips and turns it.
+A client's example is a window of `frames` frames of one clip, from which each epoch cuts a crop at
+random, flips and turns it.
 
-split "pooled" deals windows' clips out at random (the paper's less heterogeneous case); "groups" gives each client one group: a class of a
-label file, a folder, or else a clip of its own (more heterogeneous). `regions` cuts every frame into a grid whose cells are dealt out
-separately, for when there are fewer clips than clients; with "groups" the cells of a clip stay together.
+split "pooled" deals windows' clips out at random (the paper's less heterogeneous case); "groups"
+gives each client one group: a class of a label file, a folder, or else a clip of its own (more
+heterogeneous). `regions` cuts every frame into a grid whose cells are dealt out separately, for
+when there are fewer clips than clients; with "groups" the cells of a clip stay together.
 
-`native` gives clients cameras of different resolution: client i films with 1 / native[i mod n] of the pixels along each side, and its
-crops shrink alike, so that all clients see as much of a scene. (The paper's stated future work; MultiResolution makes use of it.)
+`native` gives clients cameras of different resolution: client i films with 1 / native[i mod n] of
+the pixels along each side, and its crops shrink alike, so that all clients see as much of a scene.
+(The paper's stated future work; MultiResolution makes use of it.)
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ class Cut:
             raise DataError(f"data.held_out is {self.held_out}: it is a share below 1")
         if bad := [by for by in self.native if by < 1 or self.crop % (by * self.scale)]:
             raise DataError(
-                f"data.native is {bad[0]}: crops of {self.crop} must be divisible by it and by the scale {self.scale}"
+                f"data.native is {bad[0]}: crops of {self.crop} must be divisible by it and by the"
+                f" scale {self.scale}"
             )
         if not self.native:
             raise DataError("data.native is empty: (1,) gives every client the full resolution")
@@ -97,7 +101,8 @@ class Cut:
         if uneven := [c.name for c in clips if any(n % self.scale for n in c.size)]:
             rest = "the last rows and columns beyond a multiple of it are not used"
             facts["notes"] = [
-                f"the sides of {len(uneven)} clips ({uneven[0]}, ...) cannot be divided by the scale {self.scale}: {rest}"
+                f"the sides of {len(uneven)} clips ({uneven[0]}, ...) cannot be divided by the"
+                f" scale {self.scale}: {rest}"
             ]
         if len(smaller) > 1:
             facts["resolutions"] = [
@@ -114,13 +119,15 @@ def pieces_of(
     h, w = (n - n % scale for n in frames.size)
     if len(frames) < window:
         raise DataError(
-            f"clip {frames.name} has {len(frames)} frames, fewer than the window of {window}: set data.frames={len(frames)}"
+            f"clip {frames.name} has {len(frames)} frames, fewer than the window of {window}: set"
+            f" data.frames={len(frames)}"
         )
     ch, cw = (n // regions // scale * scale for n in (h, w))
     if ch < crop or cw < crop:
         part = "" if regions == 1 else f", {cw}x{ch} in each of its {regions}x{regions} regions"
         raise DataError(
-            f"clip {frames.name} has {w}x{h} usable pixels{part}, too few for crops of {crop}: set data.crop lower"
+            f"clip {frames.name} has {w}x{h} usable pixels{part}, too few for crops of {crop}: set"
+            " data.crop lower"
         )
     boxes = [(r * ch, c * cw, ch, cw) for r in range(regions) for c in range(regions)]
     starts = range(0, len(frames) - window + 1, stride)
@@ -131,7 +138,8 @@ def deal(units: Sequence[list[Piece]], clients: int, rng: Generator) -> list[lis
     """At random, as evenly as it goes."""
     if len(units) < clients:
         raise DataError(
-            f"{len(units)} pieces of video cannot be dealt to {clients} clients: raise data.regions or lower federation.clients"
+            f"{len(units)} pieces of video cannot be dealt to {clients} clients: raise data.regions"
+            " or lower federation.clients"
         )
     order = torch.randperm(len(units), generator=rng).tolist()
     return [[p for k in order[i::clients] for p in units[k]] for i in range(clients)]
@@ -144,7 +152,8 @@ def by_group(
     names = list(dict.fromkeys(groups))
     if len(names) < clients:
         raise DataError(
-            f"there are {len(names)} groups of clips for {clients} clients: lower federation.clients or set data.split=pooled"
+            f"there are {len(names)} groups of clips for {clients} clients: lower"
+            " federation.clients or set data.split=pooled"
         )
     owner = {g: k % clients for k, g in enumerate(names)}
     out: list[list[Piece]] = [[] for _ in range(clients)]
@@ -154,6 +163,8 @@ def by_group(
 
 
 def _within(box: Box, by: int, scale: int) -> Box:
-    """The same part of a frame that has 1 / by of the pixels along each side, on its low-resolution grid."""
+    """The same part of a frame that has 1 / by of the pixels along each side, on its low-resolution
+    grid.
+    """
     top, left, height, width = (n // by // scale * scale for n in box)
     return top, left, height, width

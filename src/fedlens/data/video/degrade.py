@@ -1,8 +1,9 @@
 """Degradation of clips: MATLAB's imresize, as all super-resolution benchmarks use it ("BI").
 
-Keys' cubic with a = -1/2, stretched by the factor when shrinking, pixel centres aligned, borders mirrored with the edge pixel repeated,
-weights normalised per output pixel. PyTorch's antialiased bicubic is the same away from the border, where it cuts the kernel off instead
-of mirroring; so: mirror, resize, cut.
+Keys' cubic with a = -1/2, stretched by the factor when shrinking, pixel centres aligned, borders
+mirrored with the edge pixel repeated, weights normalised per output pixel. PyTorch's antialiased
+bicubic is the same away from the border, where it cuts the kernel off instead of mirroring; so:
+mirror, resize, cut.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-REACH = 4  # low-resolution pixels of margin; the kernel reaches 2, and a margin of whole pixels keeps the grids aligned
+# low-resolution pixels of margin; the kernel reaches 2, and a margin of whole pixels keeps the
+# grids aligned
+REACH = 4
 
 
 def mirrored(x: Tensor, by: int) -> Tensor:
-    """`by` pixels more on every side, mirrored with the edge pixel repeated; works for pictures smaller than the margin too."""
+    """`by` pixels more on every side, mirrored with the edge pixel repeated; works for pictures
+    smaller than the margin too.
+    """
     for axis in (-2, -1):
         n = x.shape[axis]
         place = torch.arange(-by, n + by, device=x.device) % (2 * n)
@@ -31,7 +36,9 @@ def resized(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def shrink(x: Tensor, scale: int) -> Tensor:
-    """(..., C, H, W) to (..., C, H/scale, W/scale). Sides must be multiples of the scale: see `cut_to`."""
+    """(..., C, H, W) to (..., C, H/scale, W/scale). Sides must be multiples of the scale: see
+    `cut_to`.
+    """
     h, w = x.shape[-2:]
     if h % scale or w % scale:
         raise ValueError(f"{w}x{h} pixels are not divisible by the scale {scale}")
@@ -53,12 +60,16 @@ def enlarge(x: Tensor, scale: int) -> Tensor:
 
 
 def cut_to(x: Tensor, scale: int) -> Tensor:
-    """Take rows and columns off at the bottom and the right until the sides are multiples of the scale."""
+    """Take rows and columns off at the bottom and the right until the sides are multiples of the
+    scale.
+    """
     h, w = x.shape[-2:]
     return x[..., : h - h % scale, : w - w % scale]
 
 
 def degrade(clip: Tensor, scale: int) -> Tensor:
-    """The low-resolution clip of a benchmark: shrunk, rounded to 8 bits. Takes uint8 or [0, 1], gives [0, 1]."""
+    """The low-resolution clip of a benchmark: shrunk, rounded to 8 bits. Takes uint8 or [0, 1],
+    gives [0, 1].
+    """
     x = clip.float() / 255 if clip.dtype == torch.uint8 else clip
     return (shrink(cut_to(x, scale), scale).clamp(0, 1) * 255).round() / 255

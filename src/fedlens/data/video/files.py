@@ -1,4 +1,6 @@
-"""Video files, by PyAV; and what lies at a path or below a folder, be it a video file or a folder of pictures."""
+"""Video files, by PyAV; and what lies at a path or below a folder, be it a video file or a folder
+of pictures.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,10 @@ SPARE = 2  # frames in a row that may have no picture
 HD = 720  # from this height on, players take colours of which the file says nothing for BT.709
 UNTOLD = 2  # ffmpeg's number for colours of which the file says nothing
 LATE = 0.5  # seconds that a file without a count of frames may end before its header says
-FORKED: list[
-    Any
-] = []  # open files of a parent process: closing them would wait for threads that a fork leaves behind
-os.register_at_fork(
-    after_in_child=gc.freeze
-)  # nor may the child collect those that the parent had already dropped
+# open files of a parent process: closing them would wait for threads that a fork leaves behind
+FORKED: list[Any] = []
+# nor may the child collect those that the parent had already dropped
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 def load_av() -> Any:
@@ -48,12 +48,13 @@ def load_av() -> Any:
 
 
 class FileFrames(Frames):
-    """A video file, by PyAV. Which frames there are is read from the packets, without decoding; reading on where the last read ended
-    costs no seek, reading back in a file without an index (.avi, .mpg, .ts) decodes from its start. The open file belongs to a process: a
-    copy that is sent elsewhere opens its own. Frames of a telephone held upright are turned as a player would. Damage inside a packet
-    shows only when it is decoded: `read` then raises, or gives what the decoder guesses.
-    side: frames are shrunk to this short side as they are decoded. threads: AUTO lets the decoder have several, NONE keeps it in the
-    caller's."""
+    """A video file, by PyAV. Which frames there are is read from the packets, without decoding;
+    reading on where the last read ended costs no seek, reading back in a file without an index
+    (.avi, .mpg, .ts) decodes from its start. The open file belongs to a process: a copy that is
+    sent elsewhere opens its own. Frames of a telephone held upright are turned as a player would.
+    Damage inside a packet shows only when it is decoded: `read` then raises, or gives what the
+    decoder guesses. side: frames are shrunk to this short side as they are decoded. threads: AUTO
+    lets the decoder have several, NONE keeps it in the caller's."""
 
     block = 16
 
@@ -69,17 +70,18 @@ class FileFrames(Frames):
                 stream = container.streams.video[0]
                 promised, seconds = stream.frames, (container.duration or 0) / 1e6
                 self.turns = quarter_turns(av, path) if "mov" in container.format.name else 0
+                # as it comes from the decoder
                 self.whole = reduced(
                     (stream.codec_context.height, stream.codec_context.width), side
-                )  # as it comes from the decoder
+                )
                 self.size = self.whole[::-1] if self.turns % 2 else self.whole
                 self.rate = Fraction(stream.average_rate) if stream.average_rate else None
                 aspect = stream.sample_aspect_ratio or Fraction(1)
                 self.aspect, self.base = 1 / aspect if self.turns % 2 else aspect, stream.time_base
-                self.counted = (
-                    container.format.name == "avi"
-                )  # its time stamps say nothing about the order of frames
-                # Programme and transport streams have no index: a seek lands anywhere, and times after it may not be those of the listing.
+                # its time stamps say nothing about the order of frames
+                self.counted = container.format.name == "avi"
+                # Programme and transport streams have no index: a seek lands anywhere, and times
+                # after it may not be those of the listing.
                 self.indexed = (
                     not self.counted
                     and not container.format.flags & av.format.Flags.ts_discont.value
@@ -91,19 +93,22 @@ class FileFrames(Frames):
             ) from e
         if not times or any(t is None for t in times):
             raise DataError(f"{path} has no frames with a time stamp")
-        # AVI counts ticks of its clock, not frames: H.264 that was copied into one has several a frame, a pause has ticks without frames.
-        # What ffmpeg takes for its average rate changes from one version to the next, so the clock decides.
+        # AVI counts ticks of its clock, not frames: H.264 that was copied into one has several a
+        # frame, a pause has ticks without frames. What ffmpeg takes for its average rate changes
+        # from one version to the next, so the clock decides.
         ticks = median_gap(times) if self.counted else 1
         if self.counted:
             self.rate = 1 / (self.base * ticks)
         reached = max(times) + ticks if self.counted else len(times)
         if promised and reached < promised - ticks:
             raise DataError(
-                f"{path} is truncated: its header promises {promised // ticks} frames, {len(times)} are there"
+                f"{path} is truncated: its header promises {promised // ticks} frames, {len(times)}"
+                " are there"
             )
         if not promised and lasted < seconds - LATE:
             raise DataError(
-                f"{path} is truncated: its header promises {seconds:.1f} seconds, {lasted:.1f} are there"
+                f"{path} is truncated: its header promises {seconds:.1f} seconds, {lasted:.1f} are"
+                " there"
             )
         self.times: list[int] = sorted(times)
 
@@ -119,9 +124,8 @@ class FileFrames(Frames):
         self._check(low, high)
         out = np.empty((high - low, *self.size, 3), np.uint8)
         av, got = load_av(), 0
-        shape = (
-            av.video.reformatter.VideoReformatter()
-        )  # one for all: a frame's own would be set up anew for every frame
+        # one for all: a frame's own would be set up anew for every frame
+        shape = av.video.reformatter.VideoReformatter()
         try:
             for frame in self._from(low, high - low):
                 height, width = self.whole
@@ -137,13 +141,15 @@ class FileFrames(Frames):
                 got += 1
         except av.FFmpegError as e:
             raise DataError(
-                f"{self.path} cannot be decoded after frame {low + got} ({e.strerror or e}); it may be truncated"
+                f"{self.path} cannot be decoded after frame {low + got} ({e.strerror or e}); it may"
+                " be truncated"
             ) from e
         if got == high - low:
             return torch.from_numpy(out).permute(0, 3, 1, 2)
         if len(self) - low - got > SPARE:
             raise DataError(
-                f"{self.path} ends after frame {low + got}, though {len(self)} are listed: it is truncated"
+                f"{self.path} ends after frame {low + got}, though {len(self)} are listed: it is"
+                " truncated"
             )
         # Packed MPEG-4 ends with placeholders that hold no picture: the last frame stays on.
         out[got:] = out[got - 1] if got else self.read(low - 1, low)[0].permute(1, 2, 0).numpy()
@@ -205,9 +211,9 @@ class _Lost(Exception):
 
 
 class _Reel:
-    """An open file from some place on: gives the frames whose turn it is, by their times.
-    times: of all frames, in order; their numbers if the times of the file say nothing (`counted`). place: number of the frame that comes
-    next; unless it is 0 at first, there was a seek."""
+    """An open file from some place on: gives the frames whose turn it is, by their times. times: of
+    all frames, in order; their numbers if the times of the file say nothing (`counted`). place:
+    number of the frame that comes next; unless it is 0 at first, there was a seek."""
 
     def __init__(
         self,
@@ -252,21 +258,25 @@ class _Reel:
         return True
 
     def _held(self, number: int) -> Any:
-        """A packet may hold no picture of its own (a frame "as before", or one that is never shown): the last frame stays on."""
+        """A packet may hold no picture of its own (a frame "as before", or one that is never
+        shown): the last frame stays on.
+        """
         if self.last is None and self.sought:
             raise _Lost
         shown = self.last or self.ahead
         assert shown is not None
         if abs(number - bisect_right(self.times, shown[0]) + 1) > SPARE:
             raise DataError(
-                f"{self.path} has no picture for frame {number}, though {len(self.times)} frames are listed: it is damaged"
+                f"{self.path} has no picture for frame {number}, though {len(self.times)} frames"
+                " are listed: it is damaged"
             )
         return shown[1]
 
 
 def stamps(container: Any, stream: Any) -> tuple[list[Any], float]:
-    """When each frame is shown, and how many seconds there are in all streams. Packets are let go at once: together they are the file.
-    Matroska counts seconds from zero, the others from where the film begins."""
+    """When each frame is shown, and how many seconds there are in all streams. Packets are let go
+    at once: together they are the file. Matroska counts seconds from zero, the others from where
+    the film begins."""
     times, end = [], 0.0
     for packet in container.demux():
         if packet.pts is not None:
@@ -284,7 +294,9 @@ def median_gap(times: Sequence[int]) -> int:
 
 
 def colours(frame: Any) -> str | None:
-    """What the numbers of a frame mean, where it does not say so itself: ffmpeg would take BT.601 at any size."""
+    """What the numbers of a frame mean, where it does not say so itself: ffmpeg would take BT.601
+    at any size.
+    """
     return (
         "ITU709"
         if frame.colorspace == UNTOLD and frame.height >= HD and not frame.format.is_rgb
@@ -293,7 +305,9 @@ def colours(frame: Any) -> str | None:
 
 
 def quarter_turns(av: Any, path: Path) -> int:
-    """How often a player turns the frames to the left. That is told with the frames, so one is decoded."""
+    """How often a player turns the frames to the left. That is told with the frames, so one is
+    decoded.
+    """
     with av.open(str(path), metadata_errors="ignore") as container:
         first = next(container.decode(container.streams.video[0]), None)
         return round(first.rotation / 90) % 4 if first is not None else 0
@@ -324,7 +338,9 @@ def open_frames(path: Path) -> Frames:
 
 
 def find_clips(root: Path) -> list[Path]:
-    """Every video file, and every folder that holds pictures itself, below a folder; in natural order."""
+    """Every video file, and every folder that holds pictures itself, below a folder; in natural
+    order.
+    """
     if not root.is_dir():
         raise DataError(f"there is no folder {root}")
     found: list[Path] = []

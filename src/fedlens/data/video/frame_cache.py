@@ -1,4 +1,6 @@
-"""What was decoded is kept: up to a number of bytes in memory, or on disk as raw frames from which a crop reads only its own rows."""
+"""What was decoded is kept: up to a number of bytes in memory, or on disk as raw frames from which
+a crop reads only its own rows.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ from fedlens.data.video.frames import Box, Frames, pictures_in
 
 
 class Cache:
-    """Decoded blocks of many clips: the least recently used go first when `budget` bytes are full. With a `folder`, every clip is
-    decoded once and for all into a raw file there, of which a crop reads only its own rows; what lies there of a clip that was rewritten
-    since is not used again, nor deleted. A copy in another process starts empty."""
+    """Decoded blocks of many clips: the least recently used go first when `budget` bytes are full.
+    With a `folder`, every clip is decoded once and for all into a raw file there, of which a crop
+    reads only its own rows; what lies there of a clip that was rewritten since is not used again,
+    nor deleted. A copy in another process starts empty."""
 
     def __init__(self, budget: int = 1 << 30, folder: Path | None = None) -> None:
         self.budget, self.folder = budget, folder
@@ -41,7 +44,9 @@ class Cache:
         return block
 
     def raw(self, key: str, frames: Frames) -> Any:
-        """The clip as a memory-mapped (n, H, W, 3); written first if it is not there. Writing ends with a rename, so it is there whole."""
+        """The clip as a memory-mapped (n, H, W, 3); written first if it is not there. Writing ends
+        with a rename, so it is there whole.
+        """
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{key}.npy"
@@ -62,8 +67,8 @@ class Cache:
 
 
 def key_of(path: Path, side: int | None = None) -> str:
-    """What a clip is called in a cache: by its place, its short side, and the bytes and the time of writing of its files, so that one that
-    was rewritten is decoded anew."""
+    """What a clip is called in a cache: by its place, its short side, and the bytes and the time of
+    writing of its files, so that one that was rewritten is decoded anew."""
     files = [(f.name, f.stat()) for f in (pictures_in(path) if path.is_dir() else [path])]
     told = (
         f"{path.resolve()} {side} {[(name, now.st_size, now.st_mtime_ns) for name, now in files]}"

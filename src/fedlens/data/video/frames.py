@@ -1,6 +1,8 @@
-"""Frames, wherever they lie: an array, a folder of pictures, or a file (see `video`). Read in stretches, so that memory stays bounded.
+"""Frames, wherever they lie: an array, a folder of pictures, or a file (see `video`). Read in
+stretches, so that memory stays bounded.
 
-`Frames.read(low, high)` gives uint8 (n, 3, H, W). Grey pictures become RGB and an alpha channel is dropped.
+`Frames.read(low, high)` gives uint8 (n, 3, H, W). Grey pictures become RGB and an alpha channel is
+dropped.
 """
 
 from __future__ import annotations
@@ -70,8 +72,9 @@ class ArrayFrames(Frames):
 
 
 class FolderFrames(Frames):
-    """One picture per frame, in natural order of their names. All must have one size, which their headers tell. size: as it was found when
-    the folder was opened before; it is then not looked through again."""
+    """One picture per frame, in natural order of their names. All must have one size, which their
+    headers tell. size: as it was found when the folder was opened before; it is then not looked
+    through again."""
 
     def __init__(self, folder: Path, size: tuple[int, int] | None = None) -> None:
         self.folder, self.name = folder, folder.name
@@ -98,7 +101,8 @@ class FolderFrames(Frames):
         if size != self.size:
             (h, w), (a, b) = self.size, size
             raise DataError(
-                f"{self.folder} has frames of different sizes: {file.name} has {b}x{a} pixels, but the clip began with {w}x{h}"
+                f"{self.folder} has frames of different sizes: {file.name} has {b}x{a} pixels, but"
+                f" the clip began with {w}x{h}"
             )
 
 

@@ -1,10 +1,12 @@
-"""Which videos there are: class folders, lists, the official splits of UCF-101, HMDB-51 and Kinetics.
+"""Which videos there are: class folders, lists, the official splits of UCF-101, HMDB-51 and
+Kinetics.
 
-Layouts. folders: root/<class>/*, or root/train/<class> and root/test/<class>. table: a CSV (path, class or label, and where there are:
-split, source) or a JSON list of the same; paths are relative to the table or to root, and `name` with a 1-based `label` (the lists of
-FedVSSL) will do. ucf101: trainlist0N.txt, testlist0N.txt and classInd.txt in `listing`. hmdb51: <class>_test_splitN.txt in `listing`, 1
-is train, 2 is test. kinetics: a CSV label,youtube_id,time_start,time_end,split; the file is <class>/<id>_<start>_<end>.mp4, six digits
-each.
+Layouts. folders: root/<class>/*, or root/train/<class> and root/test/<class>. table: a CSV (path,
+class or label, and where there are: split, source) or a JSON list of the same; paths are relative
+to the table or to root, and `name` with a 1-based `label` (the lists of FedVSSL) will do. ucf101:
+trainlist0N.txt, testlist0N.txt and classInd.txt in `listing`. hmdb51: <class>_test_splitN.txt in
+`listing`, 1 is train, 2 is test. kinetics: a CSV label,youtube_id,time_start,time_end,split; the
+file is <class>/<id>_<start>_<end>.mp4, six digits each.
 """
 
 from __future__ import annotations
@@ -49,9 +51,12 @@ def in_folders(root: Path) -> list[Entry]:
             Entry(p, c.name, "", source_of(p)) for c in class_folders(root) for p in videos_in(c)
         ]
     return [
-        Entry(p, c.name, part, source_of(p)) for part, where in parts.items() if where.is_dir() for c in class_folders(where)
+        Entry(p, c.name, part, source_of(p))
+        for part, where in parts.items()
+        if where.is_dir()
+        for c in class_folders(where)
         for p in videos_in(c)
-    ]  # fmt: skip
+    ]
 
 
 def videos_in(folder: Path) -> list[Path]:
@@ -66,7 +71,9 @@ def videos_in(folder: Path) -> list[Path]:
 
 
 def source_of(path: Path) -> str:
-    """The film a clip was cut from, by the habits of UCF-101 (v_Name_g01_c02) and HMDB-51 (Film_class_f_cm_np1_ba_med_3); else itself."""
+    """The film a clip was cut from, by the habits of UCF-101 (v_Name_g01_c02) and HMDB-51
+    (Film_class_f_cm_np1_ba_med_3); else itself.
+    """
     if found := re.match(r"(v_.+_g\d+)_c\d+$", path.stem):
         return found[1]
     if found := re.match(r"(.+?)_[a-z_]+_[fhlu]_(?:cm|nm)_np\d+_[a-z]+_[a-z]+_\d+$", path.stem):
@@ -146,7 +153,8 @@ def from_hmdb51(lists: Path, root: Path, number: int) -> list[Entry]:
     files = sorted(lists.glob(f"*_test_split{number}.txt"))
     if not files:
         raise DataError(
-            f"there is no <class>_test_split{number}.txt in {lists}: they hold HMDB-51's official split"
+            f"there is no <class>_test_split{number}.txt in {lists}: they hold HMDB-51's official"
+            " split"
         )
     out = []
     for file in files:
@@ -197,17 +205,21 @@ def class_names(entries: Sequence[Entry], listed: Sequence[str]) -> list[str]:
         return sorted(found, key=lambda s: (0, int(s), "") if s.isdigit() else (1, 0, s))
     if odd := sorted(found - set(listed)):
         raise DataError(
-            f"class {odd[0]!r} is in the data but not in the class list ({len(odd)} such): the class lists do not match"
+            f"class {odd[0]!r} is in the data but not in the class list ({len(odd)} such): the"
+            " class lists do not match"
         )
     if odd := [c for c in listed if c not in found]:
         raise DataError(
-            f"class {odd[0]!r} is in the class list but has no video ({len(odd)} such): the class lists do not match"
+            f"class {odd[0]!r} is in the class list but has no video ({len(odd)} such): the class"
+            " lists do not match"
         )
     return list(listed)
 
 
 def by_part(entries: Sequence[Entry], test_share: float, seed: int) -> dict[str, list[Entry]]:
-    """Train and test as the list says. Where it does not, films are drawn until the share is full: none is on both sides."""
+    """Train and test as the list says. Where it does not, films are drawn until the share is full:
+    none is on both sides.
+    """
     if any(e.part for e in entries) or not test_share:
         return {p: [e for e in entries if (e.part or "train") == p] for p in ("train", "test")}
     films = sorted({(e.label, e.source) for e in entries})

@@ -21,9 +21,10 @@ ACTIONS = ("right", "left", "down", "up", "circle", "circle back", "grow", "shri
 
 @dataclass
 class MovingShapes(Source):
-    """A shape on a textured ground does one of eight things: it moves right, left, down, up, in a circle one way or the other, grows or
-    shrinks. Colour, form, place, speed and ground say nothing about it. videos, tests: how many. length: frames of each. side: pixels.
-    partition, classes_per_client, holdout: as in `Videos`."""
+    """A shape on a textured ground does one of eight things: it moves right, left, down, up, in a
+    circle one way or the other, grows or shrinks. Colour, form, place, speed and ground say nothing
+    about it. videos, tests: how many. length: frames of each. side: pixels. partition,
+    classes_per_client, holdout: as in `Videos`."""
 
     videos: Count = 160
     tests: Count = 64

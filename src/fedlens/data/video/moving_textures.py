@@ -20,8 +20,9 @@ from fedlens.data.video.windows import WholeClips
 
 @dataclass
 class MovingTextures(Source):
-    """Made-up scenes: gratings, checks and hard-edged shapes on noise, seen by a moving camera. A group is a family of scenes: its own
-    spectrum, colours and speed. groups: how many families. clips: scenes in all, each of `length` frames. The rest as in `Clips`."""
+    """Made-up scenes: gratings, checks and hard-edged shapes on noise, seen by a moving camera. A
+    group is a family of scenes: its own spectrum, colours and speed. groups: how many families.
+    clips: scenes in all, each of `length` frames. The rest as in `Clips`."""
 
     split: Literal["pooled", "groups"] = "pooled"
     scale: int = 4

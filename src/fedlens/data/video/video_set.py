@@ -1,10 +1,11 @@
 """Labelled videos as clients own them, and how they are divided.
 
-A `VideoSet` is what a client owns: frames by number, a label, the film it was cut from. What a task makes of it (a clip and its class, a
-shuffled triple) is the task's business: see `Task.admit`. Labels are for evaluation and for splits; pretext tasks never see them.
+A `VideoSet` is what a client owns: frames by number, a label, the film it was cut from. What a task
+makes of it (a clip and its class, a shuffled triple) is the task's business: see `Task.admit`.
+Labels are for evaluation and for splits; pretext tasks never see them.
 
-The public non-IID split of FedVSSL lets windows of eight classes slide by one, so that a video lies with up to four clients; the paper says
-that shards are disjoint, and these are.
+The public non-IID split of FedVSSL lets windows of eight classes slide by one, so that a video lies
+with up to four clients; the paper says that shards are disjoint, and these are.
 """
 
 from __future__ import annotations
@@ -60,9 +61,17 @@ class Search:
 
 
 def divide(
-    train: VideoSet, test: VideoSet | None, classes: Sequence[str], clients: int, seed: int, *, rule: str, per_client: int, holdout: float,
+    train: VideoSet,
+    test: VideoSet | None,
+    classes: Sequence[str],
+    clients: int,
+    seed: int,
+    *,
+    rule: str,
+    per_client: int,
+    holdout: float,
     skipped: Sequence[str] = (),
-) -> Federation:  # fmt: skip
+) -> Federation:
     known = {"iid": "iid", "classes": "classes", "sources": "natural"}
     if rule not in known:
         raise DataError(f"data.partition is iid, classes or sources, not {rule!r}")
@@ -108,5 +117,6 @@ def divide(
 def check(holdout: float, test_share: float) -> None:
     if not 0 <= holdout < 1 or not 0 <= test_share < 1:
         raise DataError(
-            f"data.holdout and data.test_share are shares from 0 to below 1, not {holdout} and {test_share}"
+            f"data.holdout and data.test_share are shares from 0 to below 1, not {holdout} and"
+            f" {test_share}"
         )

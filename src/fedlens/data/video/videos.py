@@ -1,8 +1,10 @@
-"""Labelled videos on disk, of which a few are open at a time. Which there are: `video_lists`. Who holds them: `video_set`.
+"""Labelled videos on disk, of which a few are open at a time. Which there are: `video_lists`. Who
+holds them: `video_set`.
 
-What cannot be opened, or has no frame that can be decoded, is skipped, counted and named in the facts ("skipped"). A file whose first frame
-is sound and whose packets are all there may still be damaged inside: only decoding all of it would tell, so it is found out in training,
-where it is a warning (`skip` in tasks/video_ssl.py) and no fact.
+What cannot be opened, or has no frame that can be decoded, is skipped, counted and named in the
+facts ("skipped"). A file whose first frame is sound and whose packets are all there may still be
+damaged inside: only decoding all of it would tell, so it is found out in training, where it is a
+warning (`skip` in tasks/video_ssl.py) and no fact.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ OPEN = 8  # files that stay open in a process: a client's next block is often of
 
 
 class Opened:
-    """The files that are open in this process, a few at a time: thousands of videos are one source, but not thousands of descriptors."""
+    """The files that are open in this process, a few at a time: thousands of videos are one source,
+    but not thousands of descriptors.
+    """
 
     def __init__(self, side: int | None) -> None:
         self.side = side
@@ -51,7 +55,8 @@ class Opened:
         if path in self.files:
             self.files.move_to_end(path)
             return self.files[path]
-        # The workers share the cores already: a decoder with threads of its own would only be in their way.
+        # The workers share the cores already: a decoder with threads of its own would only be in
+        # their way.
         found = (
             FolderFrames(path, size)
             if path.is_dir()
@@ -90,7 +95,9 @@ class VideoFile(Frames):
 def scan(
     entries: Sequence[Entry], names: Sequence[str], cache: Cache, opened: Opened, skipped: list[str]
 ) -> VideoSet:
-    """Look into every file once. What cannot be read goes to `skipped` with the reason, and the rest goes on."""
+    """Look into every file once. What cannot be read goes to `skipped` with the reason, and the
+    rest goes on.
+    """
     place = {c: k for k, c in enumerate(names)}
     kept: list[tuple[Frames, Entry]] = []
     for entry in entries:
@@ -110,12 +117,14 @@ def scan(
 
 @dataclass
 class Videos(Source):
-    """root: where the videos lie. listing: a CSV or JSON table, or the folder of UCF-101's or HMDB-51's split files; labels.csv in root is
-    found by itself. layout: see data/video_lists.py. split: number of the official split. classes: a text file with the class names, one a
-    line. partition: "iid", "classes" (classes_per_client each) or "sources" (the clips of a film stay together). side: frames are kept with
-    this short side. test_share: cut off for testing where nothing says what is for testing, whole films at a time. holdout: share of every
-    client's videos for its own evaluation. limit: use only so many training videos. cache_mb, cache: memory for decoded frames in every
-    process, or a folder for them."""
+    """root: where the videos lie. listing: a CSV or JSON table, or the folder of UCF-101's or
+    HMDB-51's split files; labels.csv in root is found by itself. layout: see data/video_lists.py.
+    split: number of the official split. classes: a text file with the class names, one a line.
+    partition: "iid", "classes" (classes_per_client each) or "sources" (the clips of a film stay
+    together). side: frames are kept with this short side. test_share: cut off for testing where
+    nothing says what is for testing, whole films at a time. holdout: share of every client's videos
+    for its own evaluation. limit: use only so many training videos. cache_mb, cache: memory for
+    decoded frames in every process, or a folder for them."""
 
     root: str = ""
     listing: str = ""
@@ -150,10 +159,20 @@ class Videos(Source):
         train, test = (scan(parts[p], names, cache, opened, skipped) for p in ("train", "test"))
         if not len(train):
             raise DataError(
-                f"no readable video in {root} ({len(skipped)} skipped{', first: ' + skipped[0] if skipped else ''})"
+                f"no readable video in {root} ({len(skipped)}"
+                f" skipped{', first: ' + skipped[0] if skipped else ''})"
             )
-        return divide(train, test, names, clients, seed, rule=self.partition, per_client=self.classes_per_client, holdout=self.holdout,
-                      skipped=skipped)  # fmt: skip
+        return divide(
+            train,
+            test,
+            names,
+            clients,
+            seed,
+            rule=self.partition,
+            per_client=self.classes_per_client,
+            holdout=self.holdout,
+            skipped=skipped,
+        )
 
     def entries(self, root: Path) -> list[Entry]:
         """The list, as it stands: whether the files can be read is another matter."""

@@ -1,6 +1,8 @@
-"""Examples for super-resolution, cut from clips: crops of a few frames for clients, whole clips for the server's test.
+"""Examples for super-resolution, cut from clips: crops of a few frames for clients, whole clips for
+the server's test.
 
-The low resolution is made as in the benchmarks (`degrade`), exactly as if the whole frame had been shrunk: the crop is read with a margin.
+The low resolution is made as in the benchmarks (`degrade`), exactly as if the whole frame had been
+shrunk: the crop is read with a margin.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Windows:
-    """What a client owns. With a generator: random crops, flips and quarter turns. Without: the middle of the box, as it is."""
+    """What a client owns. With a generator: random crops, flips and quarter turns. Without: the
+    middle of the box, as it is.
+    """
 
     clips: Sequence[Frames]
     pieces: Sequence[Piece]
@@ -62,7 +66,9 @@ class Windows:
 
 
 def cut_pair(clip: Frames, start: int, count: int, box: Box, scale: int) -> tuple[Tensor, Tensor]:
-    """Low and high resolution of a box whose corners lie on the low-resolution grid; equal to cropping the whole degraded frame."""
+    """Low and high resolution of a box whose corners lie on the low-resolution grid; equal to
+    cropping the whole degraded frame.
+    """
     top, left, height, width = box
     full = [n - n % scale for n in clip.size]
     margin = REACH * scale
@@ -81,9 +87,10 @@ def cut_pair(clip: Frames, start: int, count: int, box: Box, scale: int) -> tupl
         slice(up // scale, up // scale + height // scale),
         slice(before // scale, before // scale + width // scale),
     )
-    return small[..., rows, columns].contiguous(), wide[
-        ..., up : up + height, before : before + width
-    ].contiguous()
+    return (
+        small[..., rows, columns].contiguous(),
+        wide[..., up : up + height, before : before + width].contiguous(),
+    )
 
 
 def turned(x: Tensor, y: Tensor, how: int) -> tuple[Tensor, Tensor]:
@@ -99,7 +106,9 @@ def turned(x: Tensor, y: Tensor, how: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class WholeClips:
-    """What the server tests on: one clip at a time, whole. `low` are given low-resolution clips; otherwise they are made."""
+    """What the server tests on: one clip at a time, whole. `low` are given low-resolution clips;
+    otherwise they are made.
+    """
 
     clips: Sequence[Frames]
     scale: int

@@ -1,4 +1,6 @@
-"""Frames become a video file, with sound, times, pixel shape and colours as they were; or a folder of pictures."""
+"""Frames become a video file, with sound, times, pixel shape and colours as they were; or a folder
+of pictures.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ Write = Callable[[Tensor], None]  # takes uint8 (n, 3, H, W)
 
 @contextmanager
 def writer(target: Path, like: Frames, size: tuple[int, int], quality: int = 16) -> Iterator[Write]:
-    """A video file (H.264, with the sound of `like` if that is a file) where the target has a video suffix, else a folder of PNGs. A file
-    appears under its name only when it is complete."""
+    """A video file (H.264, with the sound of `like` if that is a file) where the target has a video
+    suffix, else a folder of PNGs. A file appears under its name only when it is complete."""
     suffix = target.suffix.lower()
     if suffix in PICTURES and len(like) == 1:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +40,8 @@ def writer(target: Path, like: Frames, size: tuple[int, int], quality: int = 16)
         or (suffix not in VIDEOS and target.exists() and not target.is_dir())
     ):
         raise DataError(
-            f"{len(like)} frames cannot become {target}: give a folder, or a name that ends in {', '.join(WRITTEN)}"
+            f"{len(like)} frames cannot become {target}: give a folder, or a name that ends in"
+            f" {', '.join(WRITTEN)}"
         )
     if suffix not in VIDEOS:
         yield _folder_writer(target, like)
@@ -70,7 +73,9 @@ def _folder_writer(folder: Path, like: Frames) -> Write:
 
 
 def _distinct(files: list[Path]) -> list[str]:
-    """Names without suffix; where that would make a.png and a.jpg one, with it: a and a.jpg. Should that be taken too, all keep theirs."""
+    """Names without suffix; where that would make a.png and a.jpg one, with it: a and a.jpg. Should
+    that be taken too, all keep theirs.
+    """
     stems = Counter(f.stem for f in files)
     names = [f.name if stems[f.stem] > 1 and f.suffix != ".png" else f.stem for f in files]
     return names if len({*names}) == len(names) else [f.name for f in files]
@@ -83,7 +88,9 @@ def _save_picture(frame: Tensor, path: Path) -> None:
 
 
 def _even(film: FileFrames) -> bool:
-    """Whether a constant rate shows every frame within half a frame of its time. The times of an AVI say nothing."""
+    """Whether a constant rate shows every frame within half a frame of its time. The times of an
+    AVI say nothing.
+    """
     if film.counted or not film.rate:
         return True
     ticks = float(1 / (film.rate * film.base))
@@ -100,7 +107,8 @@ def _file_writer(path: Path, like: Frames, size: tuple[int, int], quality: int) 
     avi = path.suffix.lower() == ".avi"  # has a rate, but no times
     if avi and film and not _even(film):
         raise DataError(
-            f"the frames of {film.path} come at an uneven pace, which an .avi cannot keep: end the name in .mkv or .mp4"
+            f"the frames of {film.path} come at an uneven pace, which an .avi cannot keep: end the"
+            " name in .mkv or .mp4"
         )
     with av.open(str(path), "w") as out:
         stream = out.add_stream("libx264", rate=like.rate or Fraction(25))
@@ -150,7 +158,9 @@ def _file_writer(path: Path, like: Frames, size: tuple[int, int], quality: int) 
 
 
 def _try_sound(path: Path, kind: str) -> None:
-    """Some pairs of sound and file fail only when the file is closed, which is after all the work: so one packet goes first, alone."""
+    """Some pairs of sound and file fail only when the file is closed, which is after all the work:
+    so one packet goes first, alone.
+    """
     av = load_av()
     with av.open(str(path), metadata_errors="ignore") as source:
         track = source.streams.audio[0]
@@ -162,7 +172,8 @@ def _try_sound(path: Path, kind: str) -> None:
                     out.mux(packet)
         except (ValueError, av.FFmpegError) as e:
             raise DataError(
-                f"{track.codec_context.name} sound of {path} cannot go into this kind of file: end the name in .mkv"
+                f"{track.codec_context.name} sound of {path} cannot go into this kind of file: end"
+                " the name in .mkv"
             ) from e
 
 

@@ -1,8 +1,11 @@
-"""The ClientApp: carries a message from Flower to the site's worker and the reply back. `write_app` ships this file to the sites as it is.
+"""The ClientApp: carries a message from Flower to the site's worker and the reply back. `write_app`
+ships this file to the sites as it is.
 
-Flower starts a new process for every message. Importing torch and reading the site's data each time would cost more than most rounds do,
-so this file imports neither torch nor FedLens: it hands the message to the site's resident worker (`fedlens join` keeps one, reachable
-through the Unix socket `worker` of the node config). Where there is none, as in anybody's plain SuperNode, it does the work itself.
+Flower starts a new process for every message. Importing torch and reading the site's data each time
+would cost more than most rounds do, so this file imports neither torch nor FedLens: it hands the
+message to the site's resident worker (`fedlens join` keeps one, reachable through the Unix socket
+`worker` of the node config). Where there is none, as in anybody's plain SuperNode, it does the work
+itself.
 """
 
 from __future__ import annotations
@@ -76,7 +79,9 @@ def over(
 
 
 def send(line: socket.socket, header: dict[str, Any], pieces: list[bytes]) -> None:
-    """A frame: the header's length, the header with the sizes of the pieces, the pieces. Empties `pieces`."""
+    """A frame: the header's length, the header with the sizes of the pieces, the pieces. Empties
+    `pieces`.
+    """
     text = json.dumps({**header, "sizes": [len(p) for p in pieces]}).encode()
     line.sendall(len(text).to_bytes(8, "little") + text)
     while pieces:

@@ -1,14 +1,17 @@
-"""Flower: real clients on real machines. This file and `flower_client` are the only ones that import flwr.
+"""Flower: real clients on real machines. This file and `flower_client` are the only ones that
+import flwr.
 
-The same `run` works inside a ServerApp, through `Flower`, an engine around Flower's Grid; the same `answer` works inside a ClientApp
-(`client_app`, see `site`). Nothing else is new; what this file is about is that real sites come late, vanish, restart and disagree.
+The same `run` works inside a ServerApp, through `Flower`, an engine around Flower's Grid; the same
+`answer` works inside a ClientApp (`client_app`, see `site`). Nothing else is new; what this file is
+about is that real sites come late, vanish, restart and disagree.
 
-On the wire: a message travels in its own byte form, cut into pieces that are the arrays of one ArrayRecord ("message"); a ConfigRecord
-("fedlens") beside it carries what the transport needs: versions, the hash of the recipe, the job, the round last heard. One
-Message is one RecordDict and back. Pieces, because Flower joins the chunks of an array twice while it receives it.
+On the wire: a message travels in its own byte form, cut into pieces that are the arrays of one
+ArrayRecord ("message"); a ConfigRecord ("fedlens") beside it carries what the transport needs:
+versions, the hash of the recipe, the job, the round last heard. One Message is one RecordDict and
+back. Pieces, because Flower joins the chunks of an array twice while it receives it.
 
-Who is who: Flower's node ids are random. A site says which client it is (`client=3` in its node config) when it is greeted with a
-"query" message, and is asked with "train" messages from then on.
+Who is who: Flower's node ids are random. A site says which client it is (`client=3` in its node
+config) when it is greeted with a "query" message, and is asked with "train" messages from then on.
 """
 
 from __future__ import annotations
@@ -63,7 +66,9 @@ def server_app(main: Callable[[Grid, Mapping[str, Any]], None]) -> ServerApp:
 
 
 def client_app(make_site: MakeSite) -> ClientApp:
-    """The ClientApp of a site for an app with code of its own. `make_site` is called for every message: each one is a new process."""
+    """The ClientApp of a site for an app with code of its own. `make_site` is called for every
+    message: each one is a new process.
+    """
     app = ClientApp()
 
     def ask(envelope: Envelope, context: Context) -> Envelope:
@@ -76,7 +81,7 @@ def client_app(make_site: MakeSite) -> ClientApp:
     return app
 
 
-# -- at the server -----------------------------------------------------------------------------------------------------------------
+# -- at the server ---------------------------------------------------------------------------------
 
 AGAIN = 30.0  # seconds after which a site that was refused may have been put right
 
@@ -92,12 +97,14 @@ class _Asked:
 class Flower:
     """An engine around a Flower Grid.
 
-    clients: how many sites the recipe speaks of; their ids are 0 ... clients - 1, here or not. recipe: its hash. job: a name that stays the
-    same when the run is resumed. timeout: seconds a round may take. patience: seconds to wait for sites, at the beginning until all are
-    there and later until at least `least` are. late: replies up to so many rounds behind are still waited for. forgive: let a site that
-    lost its memory begin anew. poll: seconds between two looks, at least: a look costs the SuperLink a request per open message, so they
-    become fewer the longer a round takes and the more sites there are. classes: what labels mean (default: what they mean to the first
-    site).
+    clients: how many sites the recipe speaks of; their ids are 0 ... clients - 1, here or not.
+    recipe: its hash. job: a name that stays the same when the run is resumed. timeout: seconds a
+    round may take. patience: seconds to wait for sites, at the beginning until all are there and
+    later until at least `least` are. late: replies up to so many rounds behind are still waited
+    for. forgive: let a site that lost its memory begin anew. poll: seconds between two looks, at
+    least: a look costs the SuperLink a request per open message, so they become fewer the longer a
+    round takes and the more sites there are. classes: what labels mean (default: what they mean to
+    the first site).
     """
 
     grid: Grid
@@ -114,13 +121,11 @@ class Flower:
     classes: str = ""
     log: Log = print
     nodes: dict[int, int] = field(default_factory=dict)  # client -> node
-    refused: dict[int, tuple[str, float]] = field(
-        default_factory=dict
-    )  # node -> why it was not let in, and when
+    # node -> why it was not let in, and when
+    refused: dict[int, tuple[str, float]] = field(default_factory=dict)
     _greetings: dict[str, int] = field(default_factory=dict)  # message id -> node
-    _open: dict[str, _Asked] = field(
-        default_factory=dict
-    )  # by message id, of this exchange and earlier ones
+    # by message id, of this exchange and earlier ones
+    _open: dict[str, _Asked] = field(default_factory=dict)
     _online: set[int] = field(default_factory=set)
     _looked: float = 0.0
     _begun: bool = False
@@ -133,9 +138,8 @@ class Flower:
     ) -> Iterator[Message | Lost | Nodes]:
         self._assemble()
         began = time.monotonic()
-        door = Worker(
-            self.algorithm, Federation([]), Memory()
-        )  # checks and folds what comes in, as every engine does
+        # checks and folds what comes in, as every engine does
+        door = Worker(self.algorithm, Federation([]), Memory())
         door.begin(message, self.algorithm.needs == "sums" and not self.late)
         place = {id: p for p, id in enumerate(sorted(ids))}
         earlier = set(self._open)
@@ -165,9 +169,8 @@ class Flower:
         self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
     ) -> Iterator[Lost]:
         busy = {asked.client: asked.round for asked in self._open.values()}
-        payload = flower_client.records({}, pack(message))[
-            "message"
-        ]  # one record for all: Flower stores equal content once
+        # one record for all: Flower stores equal content once
+        payload = flower_client.records({}, pack(message))["message"]
         ttl = self.timeout * (1 + self.late) if self.timeout else None
         for id in ids:
             if id in busy:
@@ -194,7 +197,9 @@ class Flower:
         return {"version": fedlens.__version__, "recipe": self.recipe, "job": self.job}
 
     def _arrivals(self, wanted: Collection[str]) -> Iterator[tuple[str, Message | Lost]]:
-        """One reply at a time: pulled, turned into a message, handed on and forgotten before the next."""
+        """One reply at a time: pulled, turned into a message, handed on and forgotten before the
+        next.
+        """
         for m in [m for m in self._open if m in wanted]:
             for envelope in self.grid.pull_messages([m]):
                 asked = self._open.pop(m)
@@ -213,10 +218,12 @@ class Flower:
             return Lost(client, f"answered as client {reply.sender}", refused=True)
         return reply
 
-    # -- who is there ----------------------------------------------------------------------------------------------------------------
+    # -- who is there ------------------------------------------------------------------------------
 
     def _assemble(self) -> None:
-        """Before the first round wait for everybody, later for at least a few: a round without anyone is no round."""
+        """Before the first round wait for everybody, later for at least a few: a round without
+        anyone is no round.
+        """
         self._look(now=True)
         wanted = self.least if self._begun else self.clients
         until = time.monotonic() + self.patience
@@ -271,13 +278,22 @@ class Flower:
         if (
             type(client) is not int or type(told.get("examples")) is not int
         ):  # somebody else's program: any type may come
-            return "does not say in numbers which client it is and how many examples it has: is it a FedLens site of the same version?"
+            return (
+                "does not say in numbers which client it is and how many examples it has: is it a"
+                " FedLens site of the same version?"
+            )
         if not 0 <= client < self.clients:
-            return f"calls itself client {client}, but there are {self.clients} (0 to {self.clients - 1})"
+            return (
+                f"calls itself client {client}, but there are {self.clients} (0 to"
+                f" {self.clients - 1})"
+            )
         if self.nodes.get(client, node) != node and self.nodes[client] in self._online:
             return f"calls itself client {client}, which is somebody else already"
         if classes != (self.classes or classes):
-            return f"client {client} has the classes {classes}, not {self.classes}: let everybody's [data] list all of them as names"
+            return (
+                f"client {client} has the classes {classes}, not {self.classes}: let everybody's"
+                " [data] list all of them as names"
+            )
         return None
 
     def snapshot(self) -> Mapping[int, Path]:
@@ -312,18 +328,20 @@ def make(*_: Any, **__: Any) -> Flower:
     )
 
 
-# -- an app -----------------------------------------------------------------------------------------------------------------------
+# -- an app ----------------------------------------------------------------------------------------
 
 
 def write_app(
     folder: Path, server: str, site: str, config: Mapping[str, bool | int | float | str]
 ) -> None:
-    """A Flower app as `flwr run` wants it. server: "module:main" (see `server_app`); site: "module:make_site". Both must be installed
-    where they run: weights and packages do not fit into what Flower ships."""
+    """A Flower app as `flwr run` wants it. server: "module:main" (see `server_app`); site:
+    "module:make_site". Both must be installed where they run: weights and packages do not fit into
+    what Flower ships."""
     folder.mkdir(parents=True, exist_ok=True)
     module, _, name = server.partition(":")
     (folder / "server.py").write_text(
-        f"from {module} import {name}\n\nfrom fedlens.engines.flower.engine import server_app\n\napp = server_app({name})\n"
+        f"from {module} import {name}\n\nfrom fedlens.engines.flower.engine import"
+        f" server_app\n\napp = server_app({name})\n"
     )
     (folder / "client.py").write_text(Path(flower_client.__file__).read_text())
     lines = [

@@ -1,12 +1,16 @@
-"""A client at its own place: answers messages from memory on disk. Knows nothing of Flower, only of headers and bytes.
+"""A client at its own place: answers messages from memory on disk. Knows nothing of Flower, only of
+headers and bytes.
 
-Memory: a site's processes come and go, so client memory lives in files, one folder per job. Beside it lies a stamp: the round the
-site last answered (last), and the round the server had heard before that (basis). The site can go on if the server now says it
-heard `last` (the reply arrived) or `basis` (it got lost). Anything else means that one of the two has forgotten something: an emptied
-folder, an old backup, a server that went back further than one round. An algorithm that keeps nothing at its clients does not mind;
-for any other the site declines with one sentence, unless the server runs with `forgive`.
+Memory: a site's processes come and go, so client memory lives in files, one folder per job. Beside
+it lies a stamp: the round the site last answered (last), and the round the server had heard before
+that (basis). The site can go on if the server now says it heard `last` (the reply arrived) or
+`basis` (it got lost). Anything else means that one of the two has forgotten something: an emptied
+folder, an old backup, a server that went back further than one round. An algorithm that keeps
+nothing at its clients does not mind; for any other the site declines with one sentence, unless the
+server runs with `forgive`.
 
-`python -m fedlens.engines.flower.site SOCKET` is the resident worker of a site: torch is imported and data is read once, not once a message.
+`python -m fedlens.engines.flower.site SOCKET` is the resident worker of a site: torch is imported
+and data is read once, not once a message.
 """
 
 from __future__ import annotations
@@ -42,9 +46,10 @@ class SiteError(ValueError):
 
 @dataclass(frozen=True)
 class Site:
-    """One client at its own place. `federation` need hold nothing but this client's part (see `alone`). recipe: the hash of what the
-    site agreed to do. folder: where its memory lives. classes: what its labels mean, which must be the same everywhere.
-    remarks: what of its data could not be used, for its own operator."""
+    """One client at its own place. `federation` need hold nothing but this client's part (see
+    `alone`). recipe: the hash of what the site agreed to do. folder: where its memory lives.
+    classes: what its labels mean, which must be the same everywhere. remarks: what of its data
+    could not be used, for its own operator."""
 
     id: int
     algorithm: Algorithm
@@ -87,18 +92,21 @@ def unpack(pieces: list[bytes]) -> Message:
 def handle(
     header: Facts, pieces: list[bytes], make_site: MakeSite | None = None
 ) -> tuple[dict[str, Any], list[bytes]]:
-    """One message in, one reply out. Whatever goes wrong at a site becomes one sentence in its reply; the round goes on with the others."""
+    """One message in, one reply out. Whatever goes wrong at a site becomes one sentence in its
+    reply; the round goes on with the others.
+    """
     try:
         told = header["facts"]
         if told["version"] != fedlens.__version__:
             raise SiteError(
-                f"the server runs FedLens {told['version']}, this site {fedlens.__version__}: install the same version at both"
+                f"the server runs FedLens {told['version']}, this site {fedlens.__version__}:"
+                " install the same version at both"
             )
         site = (make_site or _named(str(header["run"]["site"])))(header["node"], header["run"])
         if told["recipe"] != site.recipe:
             raise SiteError(
-                f"the server's recipe ({told['recipe'][:12] or 'none'}) is not the one this site agreed to ({site.recipe[:12] or 'none'}): "
-                "all of it but [data] must be equal"
+                f"the server's recipe ({told['recipe'][:12] or 'none'}) is not the one this site"
+                f" agreed to ({site.recipe[:12] or 'none'}): all of it but [data] must be equal"
             )
         if header["kind"] == "query":
             return {
@@ -122,7 +130,9 @@ def handle(
 def respond(
     site: Site, message: Message, job: str, heard: int, *, forgive: bool = False
 ) -> Message:
-    """`answer`, from memory on disk. Leaves a stamp by which the next call knows whether it remembers what the server thinks it does."""
+    """`answer`, from memory on disk. Leaves a stamp by which the next call knows whether it
+    remembers what the server thinks it does.
+    """
     folder = site.folder / job
     stamp = folder / f"{site.id}.json"
     evaluating = bool(message.scalars.get("evaluate"))
@@ -155,8 +165,8 @@ def respond(
 def _amnesia(heard: int, last: int, folder: Path) -> str:
     knows = "nothing of this job" if last == NEVER else f"round {last} as its last"
     return (
-        f"the server heard this site in round {heard}, but the site remembers {knows}: bring its folder {folder} back, "
-        "or run with --forgive to let it begin anew"
+        f"the server heard this site in round {heard}, but the site remembers {knows}: bring its"
+        f" folder {folder} back, or run with --forgive to let it begin anew"
     )
 
 
@@ -166,11 +176,13 @@ def _named(reference: str) -> MakeSite:
     return found
 
 
-# -- the resident worker -----------------------------------------------------------------------------------------------------------
+# -- the resident worker ---------------------------------------------------------------------------
 
 
 def serve(path: Path) -> None:
-    """Answer one frame per connection, for ever. The site that was built last is kept: its data and its network stay loaded."""
+    """Answer one frame per connection, for ever. The site that was built last is kept: its data and
+    its network stay loaded.
+    """
     from fedlens.engines.flower.client_app import receive, send
 
     path.unlink(missing_ok=True)

@@ -3,12 +3,14 @@
     strategy = StackStrategy(LossAware(tau=0.05), rounds=10)
     strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=10)
 
-Such a ClientApp trains as it likes and replies as Flower's own strategies want it: one ArrayRecord with the local weights, one MetricRecord
-with "num-examples" and, for layers that look at losses, "train_loss". So only layers that merge what comes back can be used; a layer that
-changes how clients train is refused when the strategy is built, because nobody would run its other half.
+Such a ClientApp trains as it likes and replies as Flower's own strategies want it: one ArrayRecord
+with the local weights, one MetricRecord with "num-examples" and, for layers that look at losses,
+"train_loss". So only layers that merge what comes back can be used; a layer that changes how
+clients train is refused when the strategy is built, because nobody would run its other half.
 
-Sampling and evaluation are those of Flower's FedAvg. Replies are sorted by "client" (or "partition-id") among their metrics, else by node,
-before they are summed: Flower's own order is the order of arrival, and so are its last bits.
+Sampling and evaluation are those of Flower's FedAvg. Replies are sorted by "client" (or
+"partition-id") among their metrics, else by node, before they are summed: Flower's own order is the
+order of arrival, and so are its last bits.
 """
 
 from __future__ import annotations
@@ -50,8 +52,9 @@ class Elsewhere(FedAvg):
 
 
 class StackStrategy(FlowerFedAvg):  # type: ignore[misc]
-    """layers: what merges the replies, as in `stack(FedAvg(...), *layers)`. rounds: for layers that change over a run. server_lr: as in
-    FedAvg. Everything else goes to Flower's FedAvg (fraction_train, min_train_nodes, ...)."""
+    """layers: what merges the replies, as in `stack(FedAvg(...), *layers)`. rounds: for layers that
+    change over a run. server_lr: as in FedAvg. Everything else goes to Flower's FedAvg
+    (fraction_train, min_train_nodes, ...)."""
 
     def __init__(
         self, *layers: Layer, rounds: int = 1, server_lr: float = 1.0, seed: int = 0, **options: Any
@@ -112,9 +115,10 @@ class StackStrategy(FlowerFedAvg):  # type: ignore[misc]
     @staticmethod
     def _place(envelope: Envelope) -> tuple[int, int]:
         metrics: Any = next(iter(envelope.content.metric_records.values()))
-        return int(
-            next((metrics[k] for k in ORDER if k in metrics), 0)
-        ), envelope.metadata.src_node_id
+        return (
+            int(next((metrics[k] for k in ORDER if k in metrics), 0)),
+            envelope.metadata.src_node_id,
+        )
 
 
 def _complain(lost: Lost) -> None:

@@ -1,8 +1,10 @@
-"""Bulyan (El Mhamdi et al., 2018): pick n - 2f updates by repeated Krum, then average, in every coordinate, those nearest the median.
+"""Bulyan (El Mhamdi et al., 2018): pick n - 2f updates by repeated Krum, then average, in every
+coordinate, those nearest the median.
 
-theta = n - 2f updates are chosen one by one, each by Krum among what is left. In every coordinate the mean of the theta - 2f values nearest
-the chosen ones' median is the result. The guarantee needs n >= 4f + 3; a round that lost too many replies falls back to the
-coordinate-wise median, which holds against any minority.
+theta = n - 2f updates are chosen one by one, each by Krum among what is left. In every coordinate
+the mean of the theta - 2f values nearest the chosen ones' median is the result. The guarantee needs
+n >= 4f + 3; a round that lost too many replies falls back to the coordinate-wise median, which
+holds against any minority.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from fedlens.layers.robust.merge import Robust, squared_distances
 
 @dataclass
 class Bulyan(Robust):
-    """liars: how many clients may lie (f); a round needs 4 * liars + 3 replies, one with fewer takes the median."""
+    """liars: how many clients may lie (f); a round needs 4 * liars + 3 replies, one with fewer
+    takes the median.
+    """
 
     liars: int = 1
 

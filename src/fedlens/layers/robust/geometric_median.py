@@ -1,7 +1,9 @@
-"""Geometric median (RFA; Pillutla et al., 2022): the point with the smallest sum of weighted distances to all updates.
+"""Geometric median (RFA; Pillutla et al., 2022): the point with the smallest sum of weighted
+distances to all updates.
 
-Smoothed Weiszfeld iteration: z <- sum w_i u_i / max(nu, |z - u_i|) over the sum of these factors, starting from the weighted mean.
-The paper runs a few iterations with nu = 1e-6; here until the step is below `tolerance` of the updates' spread.
+Smoothed Weiszfeld iteration: z <- sum w_i u_i / max(nu, |z - u_i|) over the sum of these factors,
+starting from the weighted mean. The paper runs a few iterations with nu = 1e-6; here until the step
+is below `tolerance` of the updates' spread.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from fedlens.layers.robust.merge import Robust, flatten
 
 @dataclass
 class GeometricMedian(Robust):
-    """weights: "uniform", or "examples" as in the paper (a liar can then claim many). iterations, tolerance, nu: of Weiszfeld's
-    iteration."""
+    """weights: "uniform", or "examples" as in the paper (a liar can then claim many). iterations,
+    tolerance, nu: of Weiszfeld's iteration."""
 
     weights: Literal["uniform", "examples"] = "uniform"
     iterations: Count = 100

@@ -1,7 +1,8 @@
 """Krum and Multi-Krum (Blanchard et al., 2017): trust the update whose neighbours are nearest.
 
-score(i) = sum of the squared distances to its n - f - 2 nearest neighbours. Krum takes the update with the smallest score, Multi-Krum the
-weighted mean of the m smallest. Krum's guarantee needs n >= 2f + 3; with fewer the number of neighbours is at least one, as in Flower.
+score(i) = sum of the squared distances to its n - f - 2 nearest neighbours. Krum takes the update
+with the smallest score, Multi-Krum the weighted mean of the m smallest. Krum's guarantee needs n >=
+2f + 3; with fewer the number of neighbours is at least one, as in Flower.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from fedlens.layers.robust.merge import Robust, squared_distances, weighted_mean
 
 @dataclass
 class Krum(Robust):
-    """liars: how many clients may lie (f). keep: how many updates are averaged; 1 is Krum, more is Multi-Krum."""
+    """liars: how many clients may lie (f). keep: how many updates are averaged; 1 is Krum, more is
+    Multi-Krum.
+    """
 
     liars: int = 1
     keep: int = 1

@@ -11,9 +11,9 @@ from torch import Tensor
 from fedlens.core.tree import Tree
 from fedlens.layers.robust.merge import Robust
 
-CHUNK = (
-    1 << 15
-)  # elements sorted at a time: every row is used many times, so all of them stay in the second-level cache
+# elements sorted at a time: every row is used many times, so all of them stay in the second-level
+# cache
+CHUNK = 1 << 15
 
 RowMerge = Callable[[list[Tensor]], Tensor]
 
@@ -31,7 +31,9 @@ def median(trees: Sequence[Tree]) -> Tree:
 
 
 def by_rows(trees: Sequence[Tree], merge: RowMerge) -> Tree:
-    """One coordinate-wise rule over whole trees, chunk by chunk, so that a sorting network over whole vectors stays in the cache."""
+    """One coordinate-wise rule over whole trees, chunk by chunk, so that a sorting network over
+    whole vectors stays in the cache.
+    """
     out: Tree = {}
     for name, first in trees[0].items():
         kind = first.dtype if first.is_floating_point() else torch.float64

@@ -1,6 +1,7 @@
 """What the robust aggregators share: they look at every single update and make one of them.
 
-They decide who counts, so they need single replies and cannot stand behind secure aggregation; a stack can hold one of them.
+They decide who counts, so they need single replies and cannot stand behind secure aggregation; a
+stack can hold one of them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from fedlens.core.tree import Tree
 
 
 class Robust(Layer):
-    """Abstract: how many updates become one. `weights` are what FedAvg would use; most rules ignore them, because a liar can state any."""
+    """Abstract: how many updates become one. `weights` are what FedAvg would use; most rules ignore
+    them, because a liar can state any.
+    """
 
     stage: ClassVar[Stage] = "merge"
     own_needs: ClassVar[Needs] = "replies"

@@ -1,8 +1,10 @@
-"""Norm clipping (Sun et al., 2019): no update may be longer than a bound, so that nobody can shout the others down.
+"""Norm clipping (Sun et al., 2019): no update may be longer than a bound, so that nobody can shout
+the others down.
 
-u_i <- u_i min(1, C / |u_i|), over trained parameters; buffers (BatchNorm statistics) pass as they are. On the server it also holds against
-liars and needs single replies; on the clients it needs only sums and works behind secure aggregation, but trusts them.
-The other robust rules may stand inside it: they then see the clipped updates.
+u_i <- u_i min(1, C / |u_i|), over trained parameters; buffers (BatchNorm statistics) pass as they
+are. On the server it also holds against liars and needs single replies; on the clients it needs
+only sums and works behind secure aggregation, but trusts them. The other robust rules may stand
+inside it: they then see the clipped updates.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class NormClip(Layer):
     def __post_init__(self) -> None:
         if self.bound < 0 or (self.where == "client" and self.bound == 0):
             raise StackError(
-                "NormClip on the clients needs a positive bound: only the server can see the others' lengths"
+                "NormClip on the clients needs a positive bound: only the server can see the"
+                " others' lengths"
             )
 
     @property

@@ -1,4 +1,6 @@
-"""Trimmed mean (Yin et al., 2018): in every coordinate, drop the largest and the smallest share of the clients, average the rest."""
+"""Trimmed mean (Yin et al., 2018): in every coordinate, drop the largest and the smallest share of
+the clients, average the rest.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class TrimmedMean(Robust):
     def __post_init__(self) -> None:
         if not 0 <= self.share < 0.5:
             raise StackError(
-                f"TrimmedMean drops a share of at least 0 and below 0.5 at each end, not {self.share}"
+                "TrimmedMean drops a share of at least 0 and below 0.5 at each end, not"
+                f" {self.share}"
             )
 
     def merge(self, deltas: Sequence[Tree], weights: Sequence[float]) -> Tree:

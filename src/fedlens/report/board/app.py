@@ -1,8 +1,9 @@
 """A small read-only server over run folders.
 
-It answers GET and nothing else, reads nothing outside its directory (links included), keeps no state but a cache, and takes what a
-running job is writing as it finds it. Pages hear of changes by server-sent events: the server looks at times and sizes of files five
-times a second, which needs no cooperation from the job and works on every file system.
+It answers GET and nothing else, reads nothing outside its directory (links included), keeps no
+state but a cache, and takes what a running job is writing as it finds it. Pages hear of changes by
+server-sent events: the server looks at times and sizes of files five times a second, which needs no
+cooperation from the job and works on every file system.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ ABSENT = "There is no such run."
 MOST = 24  # runs that one page compares
 STATIC = {"page.css": "text/css", **dict.fromkeys((*report.SCRIPTS, "board.js"), "text/javascript")}
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
-    "frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:;"
+    " connect-src 'self'; frame-ancestors 'none'"
 )
 
 
@@ -54,8 +55,9 @@ class Board:
         self._cards: dict[str, tuple[Any, dict[str, Any]]] = {}
 
     def cards(self) -> dict[str, dict[str, Any]]:
-        """The list. Only folders that changed are read again; a running one always, because time alone can make it a stopped one,
-        and a broken one, because the reason may lie outside its files."""
+        """The list. Only folders that changed are read again; a running one always, because time
+        alone can make it a stopped one, and a broken one, because the reason may lie outside its
+        files."""
         found = folders.find_runs(self.root)
         seen = {}
         for name, path in found.items():
@@ -91,7 +93,9 @@ class Board:
         }
 
     def views(self, names: Sequence[str]) -> dict[str, Any]:
-        """Those that are there, and the names of those that are not: a deleted run must not end a comparison of the others."""
+        """Those that are there, and the names of those that are not: a deleted run must not end a
+        comparison of the others.
+        """
         there = self.there(names)
         return {
             "views": [self.view(name) for name in there],
@@ -109,7 +113,9 @@ class Board:
 
 
 def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Starlette:
-    """The application. `hosts` are the names a browser may use for it: another page must not reach it under a name of its own."""
+    """The application. `hosts` are the names a browser may use for it: another page must not reach
+    it under a name of its own.
+    """
     board = Board(root)
 
     async def page(request: Request) -> Response:
@@ -204,7 +210,9 @@ def _card(path: Path, name: str) -> dict[str, Any]:
 
 
 async def _stream(request: Request, look: Callable[[], Any]) -> AsyncIterator[str]:
-    """Whatever `look` finds changed, as an event; a comment now and then, so that a dead connection is noticed."""
+    """Whatever `look` finds changed, as an event; a comment now and then, so that a dead connection
+    is noticed.
+    """
     spoke = time.monotonic()
     yield ": hello\n\n"
     while not await request.is_disconnected():
