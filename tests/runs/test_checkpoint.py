@@ -10,12 +10,15 @@ import torch
 from toy import same_bits
 
 from fedlens import Message, Progress
-from fedlens.runs.checkpoint import Checkpoint, CheckpointError, naming, write
 from fedlens.core.memory import Memory, Record, read_record
+from fedlens.runs.checkpoint import Checkpoint, CheckpointError, naming, write
 
 
 def state(value: float) -> Message:
-    return Message({"model": {"w": torch.full((4,), value), "n": torch.tensor(3)}}, {"round": value, "mix": 0.25})
+    return Message(
+        {"model": {"w": torch.full((4,), value), "n": torch.tensor(3)}},
+        {"round": value, "mix": 0.25},
+    )
 
 
 def memory_of(folder: Path, client: int, value: float) -> Path:
@@ -46,10 +49,16 @@ def test_what_was_saved_comes_back(two: Path) -> None:
 
 def test_only_clients_that_changed_are_written(two: Path) -> None:
     names = sorted(p.name for p in two.glob("client-*"))
-    assert names == ["client-0-000001.safetensors", "client-1-000001.safetensors", "client-1-000002.safetensors"]
+    assert names == [
+        "client-0-000001.safetensors",
+        "client-1-000001.safetensors",
+        "client-1-000002.safetensors",
+    ]
 
 
-def test_a_later_change_of_the_live_memory_leaves_the_checkpoint_alone(tmp_path: Path, two: Path) -> None:
+def test_a_later_change_of_the_live_memory_leaves_the_checkpoint_alone(
+    tmp_path: Path, two: Path
+) -> None:
     memory_of(tmp_path / "memory", 1, 77.0)
     found = Checkpoint(two).load()
     assert found and found[0].done == 2
@@ -62,8 +71,13 @@ def test_two_are_kept_and_the_rest_goes(tmp_path: Path, two: Path) -> None:
     (two / "state-000007.safetensors.part").write_bytes(b"half")
     keeper.save(Progress(state(3), 3, {}), {0: memory_of(tmp_path / "memory", 0, 5.0)})
     assert sorted(p.name for p in two.iterdir()) == [
-        "client-0-000001.safetensors", "client-0-000003.safetensors", "client-1-000002.safetensors",
-        "manifest-000002.json", "manifest-000003.json", "state-000002.safetensors", "state-000003.safetensors",
+        "client-0-000001.safetensors",
+        "client-0-000003.safetensors",
+        "client-1-000002.safetensors",
+        "manifest-000002.json",
+        "manifest-000003.json",
+        "state-000002.safetensors",
+        "state-000003.safetensors",
     ]
 
 
@@ -72,14 +86,22 @@ def newest_files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "gone", "longer"])
-def test_any_damage_to_the_newest_is_noticed_and_the_one_before_is_used(two: Path, damage: str) -> None:
+def test_any_damage_to_the_newest_is_noticed_and_the_one_before_is_used(
+    two: Path, damage: str
+) -> None:
     """Every file of the newest checkpoint, and for flips every 7th byte of it."""
     whole = {p: p.read_bytes() for p in two.iterdir()}
     for path in newest_files(two):
         data = whole[path]
         for at in range(0, len(data), 7) if damage == "flip" else [len(data) // 2]:
             flipped = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
-            changed = {"flip": flipped, "cut": data[:at], "empty": b"", "longer": data + b"\0", "gone": None}[damage]
+            changed = {
+                "flip": flipped,
+                "cut": data[:at],
+                "empty": b"",
+                "longer": data + b"\0",
+                "gone": None,
+            }[damage]
             for p, content in whole.items():
                 p.write_bytes(content)
             if changed is None:
@@ -95,7 +117,9 @@ def test_any_damage_to_the_newest_is_noticed_and_the_one_before_is_used(two: Pat
                 continue
             assert found[0].done == 1 and same_bits(found[0].state, state(1))
             assert float(read_record(found[1][1]).kept["control"]["w"][0]) == 1.0
-            assert (path.suffix == ".json" and damage == "gone") or "manifest-000002.json is damaged" in told[0]
+            assert (
+                path.suffix == ".json" and damage == "gone"
+            ) or "manifest-000002.json is damaged" in told[0]
 
 
 def test_without_a_whole_one_there_is_a_sentence(two: Path) -> None:
@@ -141,6 +165,10 @@ def test_write_leaves_the_old_file_when_it_cannot_finish(tmp_path: Path) -> None
 
 
 def test_a_write_that_fails_names_its_file() -> None:
-    with pytest.raises(OSError) as failed, naming(Path("run/metrics.jsonl")), Path("/dev/full").open("w") as f:
+    with (
+        pytest.raises(OSError) as failed,
+        naming(Path("run/metrics.jsonl")),
+        Path("/dev/full").open("w") as f,
+    ):
         f.write("a line")
     assert failed.value.filename == "run/metrics.jsonl"

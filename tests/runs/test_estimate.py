@@ -7,8 +7,8 @@ from toy import Toy
 
 from fedlens import stack
 from fedlens.algorithms import FedAvg
-from fedlens.runs.estimate import shortened
 from fedlens.layers import FedProx
+from fedlens.runs.estimate import shortened
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,9 @@ from fedlens.layers import FedProx
         ({"steps": 3, "epochs": 7}, (1, 3), 1),  # where steps are given, epochs say nothing
     ],
 )
-def test_local_work_is_shortened_and_put_back(keys: dict[str, int], inside: tuple[int, int | None], times: float) -> None:
+def test_local_work_is_shortened_and_put_back(
+    keys: dict[str, int], inside: tuple[int, int | None], times: float
+) -> None:
     algorithm = stack(FedAvg(Toy(), **keys), FedProx())  # type: ignore[arg-type]
     base = algorithm.base
     assert isinstance(base, FedAvg)

@@ -18,16 +18,16 @@ from toy_job import RECIPE, write_recipe
 
 import fedlens
 from fedlens import Lost, Message, Round, run, stack
-from fedlens.runs import job, records
 from fedlens.algorithms import FedAvg
 from fedlens.config.recipe import ConfigError
-from fedlens.data.source import Source
-from fedlens.data.images.tensors import Tensors
-from fedlens.engines.simulator import Simulator
-from fedlens.runs.job import Interrupted, Outcome, Watch
-from fedlens.layers import Scaffold
 from fedlens.core.picture import Picture
+from fedlens.data.images.tensors import Tensors
+from fedlens.data.source import Source
+from fedlens.engines.simulator import Simulator
+from fedlens.layers import Scaffold
+from fedlens.runs import job, records
 from fedlens.runs.folder import claim, free_folder, newest_folder
+from fedlens.runs.job import Interrupted, Outcome, Watch
 
 
 @pytest.fixture
@@ -50,7 +50,9 @@ def test_a_job_is_the_same_as_its_parts(recipe: Path, tmp_path: Path) -> None:
     assert all(torch.equal(saved[n], t) for n, t in state.trees["model"].items())
 
 
-def test_pictures_come_while_the_run_is_under_way_and_change_no_bits(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_come_while_the_run_is_under_way_and_change_no_bits(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four rounds, evaluated in each: pictures after the first three and at the end, although they
     use up random numbers; and a task whose pictures fail while the run is under way is asked once
     more, at the end."""
@@ -79,7 +81,9 @@ def test_pictures_come_while_the_run_is_under_way_and_change_no_bits(recipe: Pat
     assert len(drawn) == 6
 
 
-def test_short_runs_are_not_held_up_by_pictures(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_runs_are_not_held_up_by_pictures(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn: list[int] = []
     monkeypatch.setattr(Toy, "pictures", lambda self, result, federation: drawn.append(1) or [])
     go(recipe, tmp_path / "run", evaluate_every=1)
@@ -92,23 +96,53 @@ def test_the_folder_holds_what_the_contract_says(recipe: Path, tmp_path: Path) -
     lines = [json.loads(x) for x in (out / "metrics.jsonl").read_text().splitlines()]
     assert [x["round"] for x in lines] == [0, 1, 2, 3] and lines == list(outcome.rounds)
     assert [bool(x["metrics"]) for x in lines] == [False, True, False, True]
-    assert list(lines[1]["metrics"]) == ["accuracy", "client_accuracy", "client_accuracy_spread", "client_accuracy_worst"]
+    assert list(lines[1]["metrics"]) == [
+        "accuracy",
+        "client_accuracy",
+        "client_accuracy_spread",
+        "client_accuracy_worst",
+    ]
     # BatchNorm: 2 weights, 2 buffers
     model, control = 16 * 8 + 16 + 16 * 4 + 3 * 16 + 3, 16 * 8 + 16 + 2 * 16 + 3 * 16 + 3
     size = 4 * (model + control) + 8  # and one 64-bit counter
     for x in lines:
-        assert (x["asked"], x["heard"], x["refused"], x["lost"], x["unevaluated"]) == (3, 3, 0, [], [])
+        assert (x["asked"], x["heard"], x["refused"], x["lost"], x["unevaluated"]) == (
+            3,
+            3,
+            0,
+            [],
+            [],
+        )
         assert x["bytes_down"] == x["bytes_up"] == 3 * size
-        assert len(x["clients"]) == 3 and sum(c["weight"] for c in x["clients"].values()) == pytest.approx(1)
+        assert len(x["clients"]) == 3 and sum(
+            c["weight"] for c in x["clients"].values()
+        ) == pytest.approx(1)
         total = sum(c["examples"] for c in x["clients"].values())
-        assert all(c["weight"] == pytest.approx(c["examples"] / total) for c in x["clients"].values())
-        assert x["loss"] == pytest.approx(sum(c["loss"] * c["examples"] for c in x["clients"].values()) / total)
+        assert all(
+            c["weight"] == pytest.approx(c["examples"] / total) for c in x["clients"].values()
+        )
+        assert x["loss"] == pytest.approx(
+            sum(c["loss"] * c["examples"] for c in x["clients"].values()) / total
+        )
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["metrics"] == lines[-1]["metrics"] and summary["rounds"] == 4 and not summary["interrupted"]
-    assert summary["bytes_up"] == 4 * 3 * size and summary["seed"] == 0 and summary["device"] == "cpu"
-    assert summary["peak_memory"] > 50e6 and summary["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert (
+        summary["metrics"] == lines[-1]["metrics"]
+        and summary["rounds"] == 4
+        and not summary["interrupted"]
+    )
+    assert (
+        summary["bytes_up"] == 4 * 3 * size and summary["seed"] == 0 and summary["device"] == "cpu"
+    )
+    assert (
+        summary["peak_memory"] > 50e6
+        and summary["versions"]["torch"] == torch.__version__.split("+")[0]
+    )
     held = json.loads((out / "federation.json").read_text())
-    assert held["examples"] == [20, 23, 26, 29, 32, 35] and held["held_out"] == [10] * 6 and held["test"] == 100
+    assert (
+        held["examples"] == [20, 23, 26, 29, 32, 35]
+        and held["held_out"] == [10] * 6
+        and held["test"] == 100
+    )
     assert [sum(row) for row in held["facts"]["labels"]] == held["examples"]
     assert not (out / "memory").exists() and not (out / ".part").exists()
 
@@ -120,7 +154,9 @@ def test_tensorboard_reads_the_events(recipe: Path, tmp_path: Path) -> None:
     go(recipe, tmp_path / "run", rounds=6, resume=True)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     assert [e.step for e in events.Scalars("accuracy")] == [0, 1, 2, 3, 4, 5]
-    assert [e.value for e in events.Scalars("loss")[:4]] == pytest.approx([r["loss"] for r in outcome.rounds])
+    assert [e.value for e in events.Scalars("loss")[:4]] == pytest.approx(
+        [r["loss"] for r in outcome.rounds]
+    )
 
 
 def test_weights_are_what_the_mean_used() -> None:
@@ -140,7 +176,19 @@ def test_weights_are_what_the_mean_used() -> None:
 
 def test_who_got_lost_and_why_is_written_down() -> None:
     lost = [Lost(3, "took longer than 5 s"), Lost(4, "tree 'delta' holds NaN or Inf", refused=True)]
-    line = records.describe(Round(7, 1.5, {1: {"loss": 2.0, "examples": 5.0}}, 3, lost, 10, 20, {"psnr": float("inf")}, Message()))
+    line = records.describe(
+        Round(
+            7,
+            1.5,
+            {1: {"loss": 2.0, "examples": 5.0}},
+            3,
+            lost,
+            10,
+            20,
+            {"psnr": float("inf")},
+            Message(),
+        )
+    )
     assert (line["round"], line["asked"], line["heard"], line["refused"]) == (7, 3, 1, 1)
     assert line["lost"][0] == {"client": 3, "reason": "took longer than 5 s", "refused": False}
     assert line["metrics"] == {"psnr": None} and json.loads(json.dumps(line)) == line
@@ -159,13 +207,24 @@ class StopAfter(Watch):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("every", [0, 3])
-def test_ctrl_c_saves_and_a_resumed_run_ends_in_the_same_bits(recipe: Path, tmp_path: Path, workers: int, every: int) -> None:
+def test_ctrl_c_saves_and_a_resumed_run_ends_in_the_same_bits(
+    recipe: Path, tmp_path: Path, workers: int, every: int
+) -> None:
     whole = go(recipe, tmp_path / "whole", rounds=5)
     with pytest.raises(Interrupted, match="stopped after round 2 of 5") as e:
-        go(recipe, tmp_path / "cut", rounds=5, workers=workers, checkpoint_every=every, watch=StopAfter(2))
+        go(
+            recipe,
+            tmp_path / "cut",
+            rounds=5,
+            workers=workers,
+            checkpoint_every=every,
+            watch=StopAfter(2),
+        )
     assert e.value.again == f"fedlens run {tmp_path / 'cut'} --resume"
     assert json.loads((tmp_path / "cut" / "summary.json").read_text())["interrupted"] is True
-    resumed = go(recipe, tmp_path / "cut", rounds=5, workers=workers, checkpoint_every=every, resume=True)
+    resumed = go(
+        recipe, tmp_path / "cut", rounds=5, workers=workers, checkpoint_every=every, resume=True
+    )
     assert same_bits(whole.state, resumed.state)
 
     def timeless(rounds: Any) -> list[dict[str, Any]]:
@@ -175,7 +234,9 @@ def test_ctrl_c_saves_and_a_resumed_run_ends_in_the_same_bits(recipe: Path, tmp_
     assert resumed.summary["interrupted"] is False
 
 
-def test_a_finished_run_can_be_resumed_to_nothing_and_extended(recipe: Path, tmp_path: Path) -> None:
+def test_a_finished_run_can_be_resumed_to_nothing_and_extended(
+    recipe: Path, tmp_path: Path
+) -> None:
     first = go(recipe, tmp_path / "run")
     (tmp_path / "run" / "model.safetensors").unlink()
     again = go(recipe, tmp_path / "run", resume=True)
@@ -187,16 +248,23 @@ def test_a_finished_run_can_be_resumed_to_nothing_and_extended(recipe: Path, tmp
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"schedule": "cosine"}, "was planned for 4 rounds and FedAvg's schedule=cosine depends on that"),
+        (
+            {"schedule": "cosine"},
+            "was planned for 4 rounds and FedAvg's schedule=cosine depends on that",
+        ),
         ({"algorithm": "lossaware"}, "LossAware's decay=linear depends on that"),
     ],
 )
-def test_a_run_paced_by_its_number_of_rounds_is_not_extended(recipe: Path, tmp_path: Path, keys: dict[str, str], why: str) -> None:
+def test_a_run_paced_by_its_number_of_rounds_is_not_extended(
+    recipe: Path, tmp_path: Path, keys: dict[str, str], why: str
+) -> None:
     first = go(recipe, tmp_path / "run", **keys)
     before = (tmp_path / "run" / "config.toml").read_bytes()
     with pytest.raises(ConfigError, match=why):
         go(recipe, tmp_path / "run", **keys, rounds=6, resume=True)
-    assert (tmp_path / "run" / "config.toml").read_bytes() == before and (tmp_path / "run" / "summary.json").exists()
+    assert (tmp_path / "run" / "config.toml").read_bytes() == before and (
+        tmp_path / "run" / "summary.json"
+    ).exists()
     assert same_bits(first.state, go(recipe, tmp_path / "run", **keys, resume=True).state)
     free = {**keys, "LossAware.decay": "paper"} if "algorithm" in keys else {"schedule": "step"}
     go(recipe, tmp_path / "other", **free)
@@ -205,7 +273,10 @@ def test_a_run_paced_by_its_number_of_rounds_is_not_extended(recipe: Path, tmp_p
 
 def test_fewer_rounds_than_were_done_are_refused(recipe: Path, tmp_path: Path) -> None:
     go(recipe, tmp_path / "run")
-    with pytest.raises(ConfigError, match="has 4 rounds behind it, more than rounds=3: there is nothing to go on with"):
+    with pytest.raises(
+        ConfigError,
+        match="has 4 rounds behind it, more than rounds=3: there is nothing to go on with",
+    ):
         go(recipe, tmp_path / "run", rounds=3, resume=True)
 
 
@@ -234,21 +305,29 @@ def test_a_cut_line_in_metrics_is_dropped(recipe: Path, tmp_path: Path) -> None:
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
-def test_a_run_that_ended_is_not_emptied_for_want_of_a_checkpoint(recipe: Path, tmp_path: Path) -> None:
+def test_a_run_that_ended_is_not_emptied_for_want_of_a_checkpoint(
+    recipe: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     go(recipe, out, checkpoint_every=0)
     written = (out / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match="holds a run but no checkpoint to go on from: --fresh starts over"):
+    with pytest.raises(
+        ConfigError, match="holds a run but no checkpoint to go on from: --fresh starts over"
+    ):
         go(recipe, out, rounds=5, resume=True)
     assert (out / "metrics.jsonl").read_bytes() == written and (out / "summary.json").exists()
 
 
-def test_a_killed_run_without_a_checkpoint_says_that_it_starts_over(recipe: Path, tmp_path: Path) -> None:
+def test_a_killed_run_without_a_checkpoint_says_that_it_starts_over(
+    recipe: Path, tmp_path: Path
+) -> None:
     out, watch = tmp_path / "run", Told()
     go(recipe, out, checkpoint_every=0)
     (out / "summary.json").unlink()  # a kill leaves none
     assert len(go(recipe, out, resume=True, watch=watch).rounds) == 4
-    assert watch.told == ["there is no checkpoint yet, so the run starts over: 4 rounds will be run again"]
+    assert watch.told == [
+        "there is no checkpoint yet, so the run starts over: 4 rounds will be run again"
+    ]
 
 
 class Told(Watch):
@@ -264,15 +343,23 @@ def test_refusals(recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no run in .* to resume"):
         go(recipe, run_folder, resume=True)
     go(recipe, run_folder)
-    with pytest.raises(ConfigError, match="already holds a run: --resume goes on with it, --fresh starts over"):
+    with pytest.raises(
+        ConfigError, match="already holds a run: --resume goes on with it, --fresh starts over"
+    ):
         go(recipe, run_folder)
-    with pytest.raises(ConfigError, match=r"other settings \(algorithm.FedAvg.lr was 0.1, now it is 0.2\)"):
+    with pytest.raises(
+        ConfigError, match=r"other settings \(algorithm.FedAvg.lr was 0.1, now it is 0.2\)"
+    ):
         go(recipe, run_folder, resume=True, lr=0.2)
-    with pytest.raises(ConfigError, match=r"there is no engine 'simulater': did you mean simulator\?"):
+    with pytest.raises(
+        ConfigError, match=r"there is no engine 'simulater': did you mean simulator\?"
+    ):
         go(recipe, tmp_path / "b", engine="simulater")
     with pytest.raises(ConfigError, match="is a file, not a folder"):
         go(recipe, recipe)
-    with pytest.raises(ConfigError, match=r"does not fit Slow as it is set up here: .*shapes cannot be multiplied"):
+    with pytest.raises(
+        ConfigError, match=r"does not fit Slow as it is set up here: .*shapes cannot be multiplied"
+    ):
         go(recipe, tmp_path / "c", **{"data.name": f"{__name__}:Wide"})
 
 
@@ -280,7 +367,9 @@ class Wide(Source):
     """Rows that are too long for the toy network."""
 
     def federation(self, clients: int, seed: int) -> fedlens.Federation:
-        return fedlens.Federation([Tensors({"x": torch.zeros(4, 9), "y": torch.zeros(4).long()})] * clients)
+        return fedlens.Federation(
+            [Tensors({"x": torch.zeros(4, 9), "y": torch.zeros(4).long()})] * clients
+        )
 
 
 def test_fresh_removes_the_old_run_and_nothing_else(recipe: Path, tmp_path: Path) -> None:

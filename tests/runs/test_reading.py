@@ -24,7 +24,9 @@ def test_a_whole_run_has_no_problems(tmp_path: Path) -> None:
 
 
 def test_a_corrupt_line_costs_that_line(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(line(0) + '{"round": 1, "lo\x00ss"\n' + "[1, 2]\n" + line(2))
+    (tmp_path / "metrics.jsonl").write_text(
+        line(0) + '{"round": 1, "lo\x00ss"\n' + "[1, 2]\n" + line(2)
+    )
     run = folders.read(tmp_path)
     assert [r["round"] for r in run.rounds] == [0, 2]
     assert "2 unreadable lines skipped (line 2, 3)" in " ".join(run.problems)
@@ -37,7 +39,9 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
     assert any("incomplete" in text for text in run.problems)
 
 
-@pytest.mark.parametrize("text", ['{"round": Infinity}', '{"round": NaN}', '{"round": "x"}', "[1]", "3", "null"])
+@pytest.mark.parametrize(
+    "text", ['{"round": Infinity}', '{"round": NaN}', '{"round": "x"}', "[1]", "3", "null"]
+)
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_a_line_that_names_no_round_is_never_an_exception(text: str, end: str) -> None:
     problems: list[str] = []
@@ -99,8 +103,16 @@ def test_an_index_cannot_name_files_outside(tmp_path: Path) -> None:
     (tmp_path / "secret.png").write_bytes(b"secret")
     (pictures / "link.png").symlink_to(tmp_path / "secret.png")
     (pictures / "script.svg").write_text("<svg/>")
-    files = ["../../secret.png", str(tmp_path / "secret.png"), "link.png", "script.svg", "../config.toml"]
-    (pictures / "index.json").write_text(json.dumps([{"caption": "c", "kind": "image", "files": files}]))
+    files = [
+        "../../secret.png",
+        str(tmp_path / "secret.png"),
+        "link.png",
+        "script.svg",
+        "../config.toml",
+    ]
+    (pictures / "index.json").write_text(
+        json.dumps([{"caption": "c", "kind": "image", "files": files}])
+    )
     read = folders.read(run)
     assert read.pictures == [] and "5 of 5 files" in read.problems[0]
 
@@ -119,27 +131,52 @@ def test_runs_are_found_below_and_links_out_are_not_followed(tmp_path: Path) -> 
 HUGE, DEEP = "1" + "0" * 400, "[" * 100_000
 
 
-@pytest.mark.parametrize("text", [f'{{"round": {HUGE}}}', DEEP, f'{{"round": 1, "metrics": {"[" * 400}{"]" * 400}}}'])
+@pytest.mark.parametrize(
+    "text", [f'{{"round": {HUGE}}}', DEEP, f'{{"round": 1, "metrics": {"[" * 400}{"]" * 400}}}']
+)
 def test_a_line_too_large_or_too_deep_costs_that_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(line(0) + text + "\n" + line(2))
     run = folders.read(tmp_path)
-    assert [r["round"] for r in run.rounds] == [0, 2] and "1 unreadable line skipped" in " ".join(run.problems)
+    assert [r["round"] for r in run.rounds] == [0, 2] and "1 unreadable line skipped" in " ".join(
+        run.problems
+    )
     assert folders.done(folders.glance(tmp_path).rounds) == 3
 
 
 @pytest.mark.parametrize(
     "file, text, reason",
     [
-        ("summary.json", f'{{"metrics": {{"accuracy": {HUGE}}}}}', "summary.json is not valid JSON (a number in it is too large)."),
+        (
+            "summary.json",
+            f'{{"metrics": {{"accuracy": {HUGE}}}}}',
+            "summary.json is not valid JSON (a number in it is too large).",
+        ),
         ("summary.json", DEEP, "summary.json is not valid JSON (it is nested too deeply)."),
         ("federation.json", DEEP, "federation.json is not valid JSON (it is nested too deeply)."),
         ("config.toml", f"x = {DEEP}", "config.toml is not valid TOML (it is nested too deeply)."),
-        ("config.toml", f"x.{'x.' * 300}x = 1", "config.toml is not valid TOML (it is nested too deeply)."),
-        ("config.toml", f"x = 0x1{'0' * 5000}", "config.toml is not valid TOML (a number in it is too large)."),
+        (
+            "config.toml",
+            f"x.{'x.' * 300}x = 1",
+            "config.toml is not valid TOML (it is nested too deeply).",
+        ),
+        (
+            "config.toml",
+            f"x = 0x1{'0' * 5000}",
+            "config.toml is not valid TOML (a number in it is too large).",
+        ),
     ],
-    ids=["huge summary", "deep summary", "deep federation", "deep config", "deep tables", "huge config"],
+    ids=[
+        "huge summary",
+        "deep summary",
+        "deep federation",
+        "deep config",
+        "deep tables",
+        "huge config",
+    ],
 )
-def test_a_file_too_large_or_too_deep_is_a_sentence(tmp_path: Path, file: str, text: str, reason: str) -> None:
+def test_a_file_too_large_or_too_deep_is_a_sentence(
+    tmp_path: Path, file: str, text: str, reason: str
+) -> None:
     run = write_run(tmp_path / "run", rounds=2, pictures=False)
     (run / file).write_text(text)
     read = folders.read(run)
@@ -147,15 +184,25 @@ def test_a_file_too_large_or_too_deep_is_a_sentence(tmp_path: Path, file: str, t
     folders.final_metrics(folders.glance(run))
 
 
-@pytest.mark.parametrize("name", ["a\0.png", "x" * 300 + ".png", "\udcff.png", "loop.png"], ids=["NUL", "long", "not UTF-8", "loop"])
+@pytest.mark.parametrize(
+    "name",
+    ["a\0.png", "x" * 300 + ".png", "\udcff.png", "loop.png"],
+    ids=["NUL", "long", "not UTF-8", "loop"],
+)
 def test_a_picture_that_cannot_be_named_is_left_out(tmp_path: Path, name: str) -> None:
     run = write_run(tmp_path / "run", rounds=1)
     (run / "pictures" / "loop.png").symlink_to("loop.png")
-    (run / "pictures" / "index.json").write_text(json.dumps([{"caption": "c", "files": [name, "00-00.png"]}]))
+    (run / "pictures" / "index.json").write_text(
+        json.dumps([{"caption": "c", "files": [name, "00-00.png"]}])
+    )
     read = folders.read(run)
-    assert [len(p["paths"]) for p in read.pictures] == [1] and "1 of 2 files are missing or not allowed" in read.problems[-1]
+    assert [len(p["paths"]) for p in read.pictures] == [
+        1
+    ] and "1 of 2 files are missing or not allowed" in read.problems[-1]
 
 
 def test_names_that_are_not_utf8_can_be_shown_and_told_apart() -> None:
-    names = folders.distinct([Path(os.fsdecode(b"bad\xff")), Path(os.fsdecode(b"bad\xfe")), Path("größe")])
+    names = folders.distinct(
+        [Path(os.fsdecode(b"bad\xff")), Path(os.fsdecode(b"bad\xfe")), Path("größe")]
+    )
     assert len(set(names)) == 3 and names[2] == "größe" and all(name.encode() for name in names)

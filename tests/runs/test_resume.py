@@ -22,8 +22,8 @@ from toy_job import write_recipe
 
 import fedlens
 from fedlens import Message
-from fedlens.runs.checkpoint import Checkpoint
 from fedlens.core.memory import Record
+from fedlens.runs.checkpoint import Checkpoint
 
 TESTS = Path(__file__).parent
 
@@ -95,13 +95,23 @@ def test_death_before_every_change_of_the_file_system(tmp_path: Path, step: int)
 def test_death_at_random_moments_with_workers(tmp_path: Path) -> None:
     """One run, killed again and again wherever it is, workers and all."""
     recipe = write_recipe(tmp_path)
-    job: dict[str, Any] = {"rounds": 6, "cohort": 4, "workers": 2, "pause": 0.004, "checkpoint_every": 2}
+    job: dict[str, Any] = {
+        "rounds": 6,
+        "cohort": 4,
+        "workers": 2,
+        "pause": 0.004,
+        "checkpoint_every": 2,
+    }
     began = time.monotonic()
     whole = fedlens.experiment(recipe, out=tmp_path / "whole", **job).state
     length, rng, kills = time.monotonic() - began, random.Random(5), 0
     out = tmp_path / "cut"
     while True:
-        child = in_child(lambda: fedlens.experiment(recipe, out=out, resume=(out / "config.toml").exists(), **job))
+        child = in_child(
+            lambda: fedlens.experiment(
+                recipe, out=out, resume=(out / "config.toml").exists(), **job
+            )
+        )
         if kills < 5:
             time.sleep(rng.uniform(0, length))
             os.kill(child, signal.SIGKILL)
@@ -123,7 +133,9 @@ def test_death_before_the_first_checkpoint_leaves_no_memories_behind(tmp_path: P
     shutil.copy(tmp_path / "whole" / "config.toml", out)
     control = {n: torch.ones_like(t) for n, t in whole.trees["control"].items()}
     for client in range(6):
-        (out / "memory" / f"{client}.safetensors").write_bytes(Record({"control": control}, round=1).to_message().to_bytes())
+        (out / "memory" / f"{client}.safetensors").write_bytes(
+            Record({"control": control}, round=1).to_message().to_bytes()
+        )
     assert same_bits(fedlens.experiment(recipe, out=out, resume=True, **job).state, whole)
 
 
@@ -151,7 +163,12 @@ def test_the_command_itself_killed_many_times(tmp_path: Path) -> None:
             "cohort=4",
         ]
         args += ["--resume"] if (out / "config.toml").exists() else []
-        return subprocess.Popen(args, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        return subprocess.Popen(
+            args,
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
 
     began = time.monotonic()
     with start(tmp_path / "whole") as process:

@@ -69,7 +69,10 @@ class Checkpoint:
             "clients": {str(id): name for id, name in sorted(self.clients.items())},
             "sha256": {name: self.sums[name] for name in files},
         }
-        write(self.folder / f"manifest-{stamp}.json", json.dumps({**body, "seal": _seal(body)}, indent=1).encode())
+        write(
+            self.folder / f"manifest-{stamp}.json",
+            json.dumps({**body, "seal": _seal(body)}, indent=1).encode(),
+        )
         self.done = progress.done
         self._tidy()
 
@@ -82,17 +85,25 @@ class Checkpoint:
             try:
                 whole = self._read(path)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-                self.log(f"checkpoint {path.name} is damaged ({_why(e)})" + ("; the one before is used" if path != found[-1] else ""))
+                self.log(
+                    f"checkpoint {path.name} is damaged ({_why(e)})"
+                    + ("; the one before is used" if path != found[-1] else "")
+                )
                 continue
             for damaged in found[:k]:
                 damaged.unlink()
             return whole
         if found:
-            raise CheckpointError(f"no checkpoint in {self.folder} is whole any more: start over with --fresh")
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} is whole any more: start over with --fresh"
+            )
         # One state is what a kill before the first manifest leaves; a second is written only beside
         # a manifest.
         if len(list(self.folder.glob("state-*.safetensors"))) > 1:
-            raise CheckpointError(f"the manifests in {self.folder} are gone, and states are of no use without: start over with --fresh")
+            raise CheckpointError(
+                f"the manifests in {self.folder} are gone, and states are of no use without: start"
+                " over with --fresh"
+            )
         return None
 
     def _add(self, name: str, data: bytes | bytearray) -> str:
@@ -130,12 +141,16 @@ class Checkpoint:
         state = Message.from_bytes(bytearray((self.folder / body["state"]).read_bytes()))
         self.clients = {int(id): name for id, name in body["clients"].items()}
         self.sums, self.done = dict(body["sha256"]), int(body["done"])
-        progress = Progress(state, self.done, {int(i): int(r) for i, r in json.loads(body["heard"])})
+        progress = Progress(
+            state, self.done, {int(i): int(r) for i, r in json.loads(body["heard"])}
+        )
         return progress, {id: self.folder / name for id, name in self.clients.items()}
 
     def _manifests(self) -> list[Path]:
         """Newest first."""
-        return sorted(self.folder.glob("manifest-*.json"), key=lambda p: (len(p.name), p.name), reverse=True)
+        return sorted(
+            self.folder.glob("manifest-*.json"), key=lambda p: (len(p.name), p.name), reverse=True
+        )
 
     def _tidy(self) -> None:
         """Files that neither of the kept manifests names go. A manifest goes before its files, so
@@ -144,7 +159,9 @@ class Checkpoint:
         manifests = self._manifests()
         for old in manifests[KEPT:]:
             old.unlink()
-        named = {p.name for p in manifests[:KEPT]} | {name for p in manifests[:KEPT] for name in _named(p)}
+        named = {p.name for p in manifests[:KEPT]} | {
+            name for p in manifests[:KEPT] for name in _named(p)
+        }
         for path in self.folder.iterdir():
             if path.name not in named and path.is_file():
                 path.unlink()
@@ -194,4 +211,8 @@ def _why(error: Exception) -> str:
         return f"{Path(str(error.filename)).name}: {error.strerror}"
     if isinstance(error, BadMessage):
         return f"the state is {error}"
-    return str(error) if not isinstance(error, (KeyError, AttributeError, TypeError)) else "the manifest is not complete"
+    return (
+        str(error)
+        if not isinstance(error, (KeyError, AttributeError, TypeError))
+        else "the manifest is not complete"
+    )

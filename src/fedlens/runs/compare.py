@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.config import recipe as recipes
-from fedlens.runs import job
-from fedlens.report import html as report
-from fedlens.runs.checkpoint import write
+from fedlens.config.overrides import UnknownKey, split
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.federation import Federation
-from fedlens.config.overrides import UnknownKey, split
+from fedlens.report import html as report
+from fedlens.runs import job
+from fedlens.runs.checkpoint import write
 from fedlens.runs.folder import FREE, clear, holds_run, read_records
 
 
@@ -35,14 +35,20 @@ class Cell:
 
 
 def cells(
-    recipe: str | Path, algorithms: Sequence[str], seeds: Sequence[int], overrides: Sequence[str] | Mapping[str, Any], folder: Path,
+    recipe: str | Path,
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    overrides: Sequence[str] | Mapping[str, Any],
+    folder: Path,
     chosen: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Cell]:
     """All of them, checked: seed by seed, so that a comparison stopped half-way compares something.
     An override has to fit one algorithm at least and leaves alone the others."""
     pairs = split(overrides)
     if given := [value for key, value in pairs if key in ("seed", "federation.seed")]:
-        raise ConfigError(f"compare takes its seeds together: --seeds {given[0]} instead of seed={given[0]}")
+        raise ConfigError(
+            f"compare takes its seeds together: --seeds {given[0]} instead of seed={given[0]}"
+        )
     # they decide which other keys there are
     classes = {key: value for key, value in pairs if key.lower() in ("task.name", "data.name")}
     unused: dict[str, UnknownKey] = {}
@@ -73,13 +79,16 @@ def cells(
 
 
 def is_finished(cell: Cell) -> bool:
-    """Refuses a folder that was made with other settings: its numbers do not belong in this table."""
+    """Refuses a folder made with other settings: its numbers do not belong in this table."""
     if not holds_run(cell.folder) or not (cell.folder / "config.toml").is_file():
         return False
     before = tomllib.loads((cell.folder / "config.toml").read_text())
     free = [k for k in FREE if k != "federation.rounds"]
     if change := cell.config.difference(before, free):
-        raise ConfigError(f"{cell.folder} was run with other settings ({change}): give another --out, or start over with --fresh")
+        raise ConfigError(
+            f"{cell.folder} was run with other settings ({change}): give another --out, or start"
+            " over with --fresh"
+        )
     summary = read_summary(cell.folder)
     return bool(summary) and not summary.get("interrupted")
 
@@ -93,7 +102,12 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def compare(
-    todo: Sequence[Cell], folder: Path, *, engine: str = "simulator", fresh: bool = False, watch: Callable[[Cell], job.Watch],
+    todo: Sequence[Cell],
+    folder: Path,
+    *,
+    engine: str = "simulator",
+    fresh: bool = False,
+    watch: Callable[[Cell], job.Watch],
     target: float | None = None,
 ) -> dict[str, Any]:
     """Run what is not finished, then write table.json, table.md, compare.png and report.html; the
@@ -108,7 +122,13 @@ def compare(
     return table
 
 
-def finish(todo: Sequence[Cell], *, engine: str = "simulator", fresh: bool = False, watch: Callable[[Cell], job.Watch]) -> None:
+def finish(
+    todo: Sequence[Cell],
+    *,
+    engine: str = "simulator",
+    fresh: bool = False,
+    watch: Callable[[Cell], job.Watch],
+) -> None:
     """Run what is not finished."""
     if fresh:
         for cell in todo:
@@ -118,12 +138,16 @@ def finish(todo: Sequence[Cell], *, engine: str = "simulator", fresh: bool = Fal
     for cell in todo:
         if finished[id(cell)]:
             continue
-        key = json.dumps([cell.config.tables()["data"], cell.config.settings.clients, cell.seed], default=str)
+        key = json.dumps(
+            [cell.config.tables()["data"], cell.config.settings.clients, cell.seed], default=str
+        )
         if shared is None or shared[0] != key:
             shared = key, job.load_federation(cell.config)
         resume = holds_run(cell.folder) and (cell.folder / "config.toml").is_file()
         setup = job.prepare(cell.config, shared[1])
-        job.start(cell.config, cell.folder, engine=engine, resume=resume, watch=watch(cell), setup=setup)
+        job.start(
+            cell.config, cell.folder, engine=engine, resume=resume, watch=watch(cell), setup=setup
+        )
 
 
 def summarise(done: Sequence[Cell], target: float | None = None) -> dict[str, Any]:
@@ -146,11 +170,21 @@ def summarise(done: Sequence[Cell], target: float | None = None) -> dict[str, An
         }
         if target is not None and order:
             hits = [reached(r, order[0], target) for r in records]
-            rows[name] |= {"rounds_to_target": spread([h[0] for h in hits]), "bytes_to_target": spread([h[1] for h in hits])}
-    return {"recipe": done[0].config.name, "seeds": sorted({c.seed for c in done}), "algorithms": rows, "target": target}
+            rows[name] |= {
+                "rounds_to_target": spread([h[0] for h in hits]),
+                "bytes_to_target": spread([h[1] for h in hits]),
+            }
+    return {
+        "recipe": done[0].config.name,
+        "seeds": sorted({c.seed for c in done}),
+        "algorithms": rows,
+        "target": target,
+    }
 
 
-def reached(records: Sequence[Mapping[str, Any]], metric: str, target: float) -> tuple[float | None, float | None]:
+def reached(
+    records: Sequence[Mapping[str, Any]], metric: str, target: float
+) -> tuple[float | None, float | None]:
     """The round that first showed the target, and all bytes that had moved by then; neither where
     it never did.
     """
@@ -186,7 +220,11 @@ def curves(runs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     for name, per_run in found.items():
         at = sorted(set.intersection(*(set(p) for p in per_run)))
         points = [spread([p[t] for p in per_run]) for t in at]
-        out[name] = {"rounds": at, "mean": [p["mean"] for p in points], "spread": [p["spread"] for p in points]}
+        out[name] = {
+            "rounds": at,
+            "mean": [p["mean"] for p in points],
+            "spread": [p["spread"] for p in points],
+        }
     return out
 
 
@@ -199,9 +237,20 @@ def columns(table: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
     worst = {f"{known[0]}_worst_class", f"client_{known[0]}_worst"} if known else set()
     metrics = known[:2] + [k for k in known[2:] if k in worst]
     metrics += [k for k in known[2:3] if len(metrics) < 3]
-    reach = [("rounds_to_target", f"rounds to {table.get('target') or 0:g}", False), ("bytes_to_target", "MB to it", False)]
-    fixed = [("training_loss", "training loss", False), ("seconds", "seconds", False), ("bytes_up", "MB up", False)]
-    return [(k, k, not k.endswith("loss")) for k in metrics] + (reach if table.get("target") is not None else []) + fixed
+    reach = [
+        ("rounds_to_target", f"rounds to {table.get('target') or 0:g}", False),
+        ("bytes_to_target", "MB to it", False),
+    ]
+    fixed = [
+        ("training_loss", "training loss", False),
+        ("seconds", "seconds", False),
+        ("bytes_up", "MB up", False),
+    ]
+    return (
+        [(k, k, not k.endswith("loss")) for k in metrics]
+        + (reach if table.get("target") is not None else [])
+        + fixed
+    )
 
 
 def value_of(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -213,8 +262,16 @@ def text_of(row: Mapping[str, Any], key: str) -> str:
     found = value_of(row, key)
     if found["mean"] is None:
         return "–"
-    mean, around, known = found["mean"], found["spread"], sum(v is not None for v in found["values"])
-    some = f" ({known} of {len(found['values'])})" if key.endswith("_to_target") and known < len(found["values"]) else ""
+    mean, around, known = (
+        found["mean"],
+        found["spread"],
+        sum(v is not None for v in found["values"]),
+    )
+    some = (
+        f" ({known} of {len(found['values'])})"
+        if key.endswith("_to_target") and known < len(found["values"])
+        else ""
+    )
     if key in ("bytes_up", "bytes_to_target"):
         return f"{mean / 1e6:.1f}{some}"
     digits = 1 if key in ("seconds", "rounds_to_target") else 4 if abs(mean) < 10 else 2
@@ -222,7 +279,11 @@ def text_of(row: Mapping[str, Any], key: str) -> str:
 
 
 def best(table: Mapping[str, Any], key: str, larger: bool) -> set[str]:
-    known = {name: m for name, row in table["algorithms"].items() if (m := value_of(row, key)["mean"]) is not None}
+    known = {
+        name: m
+        for name, row in table["algorithms"].items()
+        if (m := value_of(row, key)["mean"]) is not None
+    }
     if len(known) < 2 or key in (
         "seconds",
         "bytes_up",
@@ -239,13 +300,20 @@ def markdown(table: Mapping[str, Any]) -> str:
     seeds = table["seeds"]
     lines = [
         f"{table['recipe']}, "
-        + (f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"),
+        + (
+            f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}"
+            if len(seeds) > 1
+            else f"seed {seeds[0]}"
+        ),
         "",
         "| algorithm | " + " | ".join(head for _, head, _ in shown) + " |",
         "|---|" + "---:|" * len(shown),
     ]
     for name, row in table["algorithms"].items():
-        marked = [f"**{text_of(row, k)}**" if name in best(table, k, larger) else text_of(row, k) for k, _, larger in shown]
+        marked = [
+            f"**{text_of(row, k)}**" if name in best(table, k, larger) else text_of(row, k)
+            for k, _, larger in shown
+        ]
         lines.append(f"| {name} | " + " | ".join(marked) + " |")
     return "\n".join([*lines, *(["", *notes] if (notes := choices(table)) else [])]) + "\n"
 
@@ -253,7 +321,11 @@ def markdown(table: Mapping[str, Any]) -> str:
 def choices(table: Mapping[str, Any]) -> list[str]:
     """What tuning chose, a line for each algorithm."""
     named = {name: row["chosen"] for name, row in table["algorithms"].items() if row.get("chosen")}
-    return [f"{name}, tuned on a seed that does not count: " + ", ".join(f"{k}={v:.4g}" for k, v in c.items()) for name, c in named.items()]
+    return [
+        f"{name}, tuned on a seed that does not count: "
+        + ", ".join(f"{k}={v:.4g}" for k, v in c.items())
+        for name, c in named.items()
+    ]
 
 
 def draw(table: Mapping[str, Any], path: Path) -> None:
@@ -266,17 +338,39 @@ def draw(table: Mapping[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     rows = table["algorithms"]
-    headline = next((k for k, _, _ in columns(table) if any(k in row["metrics"] for row in rows.values())), None)
-    shown = [k for k in (headline, "training_loss") if k and any(k in row["curves"] for row in rows.values())]
-    figure, axes = plt.subplots(1, max(1, len(shown)), figsize=(5.2 * max(1, len(shown)), 3.6), layout="constrained", squeeze=False)
+    headline = next(
+        (k for k, _, _ in columns(table) if any(k in row["metrics"] for row in rows.values())), None
+    )
+    shown = [
+        k
+        for k in (headline, "training_loss")
+        if k and any(k in row["curves"] for row in rows.values())
+    ]
+    figure, axes = plt.subplots(
+        1,
+        max(1, len(shown)),
+        figsize=(5.2 * max(1, len(shown)), 3.6),
+        layout="constrained",
+        squeeze=False,
+    )
     for ax, key in zip(axes[0], shown, strict=False):
         for k, (name, row) in enumerate(rows.items()):
             c = row["curves"].get(key)
             if not c or not c["rounds"]:
                 continue
-            ax.plot(c["rounds"], c["mean"], color=f"C{k % 10}", label=name, marker="o" if len(c["rounds"]) < 15 else None, markersize=3)
+            ax.plot(
+                c["rounds"],
+                c["mean"],
+                color=f"C{k % 10}",
+                label=name,
+                marker="o" if len(c["rounds"]) < 15 else None,
+                markersize=3,
+            )
             if all(s is not None for s in c["spread"]):
-                low, high = ([m + sign * s for m, s in zip(c["mean"], c["spread"], strict=True)] for sign in (-1, 1))
+                low, high = (
+                    [m + sign * s for m, s in zip(c["mean"], c["spread"], strict=True)]
+                    for sign in (-1, 1)
+                )
                 ax.fill_between(c["rounds"], low, high, color=f"C{k % 10}", alpha=0.15, linewidth=0)
         ax.set(xlabel="round", title=key.replace("_", " "))
         ax.spines[["top", "right"]].set_visible(False)

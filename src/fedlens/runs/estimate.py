@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fedlens.core.algorithm import Algorithm
 from fedlens.algorithms.fedavg import FedAvg
+from fedlens.core.algorithm import Algorithm
 from fedlens.core.client import Batch, Data
-from fedlens.engines.worker import threads
 from fedlens.core.federation import Federation
-from fedlens.runs.job import Setup
 from fedlens.core.memory import Memory
 from fedlens.core.message import Message
-from fedlens.runs.records import memory_in_use
 from fedlens.core.rounds import answer
+from fedlens.engines.worker import threads
+from fedlens.runs.job import Setup
+from fedlens.runs.records import memory_in_use
 
 FEW = 4  # batches that the client works on
 SLOW = 2.0  # seconds: what takes longer is not done on more to know it better
@@ -64,14 +64,20 @@ def estimate(setup: Setup) -> Estimate:
     workers = max(1, min(os.cpu_count() or 1 if s.workers is None else s.workers, len(federation)))
     with threads(s.threads):
         before = memory_in_use()
-        state = algorithm.init().note(round=0, rounds=s.rounds, seed=s.seed, population=len(federation))
+        state = algorithm.init().note(
+            round=0, rounds=s.rounds, seed=s.seed, population=len(federation)
+        )
         message = algorithm.broadcast(state).note(**state.scalars, cohort=cohort, rehearsal=1)
         seconds, reply = time_client(setup, message)
         growth = max(0, memory_in_use() - before)
         evaluation = time_evaluation(setup, message)
     evaluations = (s.rounds + s.evaluate_every - 1) // s.evaluate_every if s.evaluate_every else 0
     held_out = sum(len(d) for d in federation.held_out if d is not None) if s.personal else 0
-    share = held_out / len(federation.test) if held_out and federation.test is not None and len(federation.test) else 0.0
+    share = (
+        held_out / len(federation.test)
+        if held_out and federation.test is not None and len(federation.test)
+        else 0.0
+    )
     work = cohort * seconds / min(workers, cohort)
     return Estimate(
         seconds=s.rounds * work + evaluations * evaluation * (1 + share / workers),
@@ -101,7 +107,9 @@ def time_client(setup: Setup, message: Message) -> tuple[float, Message]:
         if warm < SLOW:
             few = min(len(holdings[typical]), FEW * batch)
             small = {typical: Beginning(holdings[typical], few)}
-        seconds, reply = _timed(setup, message, Federation(small, setup.federation.held_out), typical)
+        seconds, reply = _timed(
+            setup, message, Federation(small, setup.federation.held_out), typical
+        )
     # A fixed number of local steps takes as long on little data as on much.
     return seconds * times * (1 if getattr(base, "steps", None) else mean / max(1, few)), reply
 
@@ -121,7 +129,9 @@ def shortened(algorithm: Algorithm) -> Iterator[float]:
         base.epochs, base.steps = epochs, steps
 
 
-def _timed(setup: Setup, message: Message, federation: Federation, id: int) -> tuple[float, Message]:
+def _timed(
+    setup: Setup, message: Message, federation: Federation, id: int
+) -> tuple[float, Message]:
     began = time.perf_counter()
     reply = answer(setup.algorithm, message, id, federation, Memory())
     return time.perf_counter() - began, reply

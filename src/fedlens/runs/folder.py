@@ -5,7 +5,7 @@ The run folder is the contract between all tools:
     config.toml          everything resolved; `fedlens run FOLDER --resume` needs nothing else
     federation.json      who holds what
     metrics.jsonl        one object a round, numbered from 0
-    summary.json         final metrics, seconds, peak memory, bytes, versions, seed, device; written last
+    summary.json         metrics, seconds, peak memory, bytes, versions, seed; written last
     model.safetensors    or whatever the task saves
     pictures/            what the task has to show
     checkpoint/          see checkpoint.py
@@ -26,18 +26,33 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.algorithm import Algorithm
 from fedlens.runs.checkpoint import write
-from fedlens.config.recipe import Config, ConfigError
 from fedlens.runs.reading import parse_rounds
 
 OWN = (
-    "config.toml", "federation.json", "metrics.jsonl", "summary.json", "model.safetensors", "restored.png", "report.html",
-    "pictures", "checkpoint", "tensorboard", "memory", "analysis", "flower.json", ".part",
+    "config.toml",
+    "federation.json",
+    "metrics.jsonl",
+    "summary.json",
+    "model.safetensors",
+    "restored.png",
+    "report.html",
+    "pictures",
+    "checkpoint",
+    "tensorboard",
+    "memory",
+    "analysis",
+    "flower.json",
+    ".part",
 )
 # What may change when a run goes on: none of these alters what a round computes (the number of
 # rounds: unless `may_go_on` objects).
-FREE = tuple(f"federation.{k}" for k in ("rounds", "workers", "timeout", "checkpoint_every", "evaluate_every", "personal"))
+FREE = tuple(
+    f"federation.{k}"
+    for k in ("rounds", "workers", "timeout", "checkpoint_every", "evaluate_every", "personal")
+)
 
 
 def holds_run(folder: Path) -> bool:
@@ -99,7 +114,10 @@ def same_run(config: Config, folder: Path) -> int:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise ConfigError(f"{folder / 'config.toml'} is damaged: {e}") from e
     if change := config.difference(before, FREE):
-        raise ConfigError(f"{folder} was run with other settings ({change}): resume it as it was, or start over with --fresh")
+        raise ConfigError(
+            f"{folder} was run with other settings ({change}): resume it as it was, or start over"
+            " with --fresh"
+        )
     return int(before.get("federation", {}).get("rounds", config.settings.rounds))
 
 
@@ -108,10 +126,18 @@ def may_go_on(algorithm: Algorithm, folder: Path, done: int, planned: int, round
     already.
     """
     if rounds < done:
-        raise ConfigError(f"{folder} has {done} rounds behind it, more than rounds={rounds}: there is nothing to go on with")
-    paced = next((f"{type(p).__name__}'s {why}" for p in algorithm.parts() if (why := p.paced_by)), None)
+        raise ConfigError(
+            f"{folder} has {done} rounds behind it, more than rounds={rounds}: there is nothing to"
+            " go on with"
+        )
+    paced = next(
+        (f"{type(p).__name__}'s {why}" for p in algorithm.parts() if (why := p.paced_by)), None
+    )
     if paced and done and rounds != planned:
-        raise ConfigError(f"{folder} was planned for {planned} rounds and {paced} depends on that: resume it as it was, or use --fresh")
+        raise ConfigError(
+            f"{folder} was planned for {planned} rounds and {paced} depends on that: resume it as"
+            " it was, or use --fresh"
+        )
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -21,25 +21,35 @@ from typing import Any
 
 import torch
 
-from fedlens.config import recipe as recipes
-from fedlens.core.algorithm import Algorithm
 from fedlens.algorithms.fedavg import FedAvg
-from fedlens.runs.checkpoint import Checkpoint, naming, write
-from fedlens.core.client import Data, generator, seeded
+from fedlens.config import recipe as recipes
+from fedlens.config.convert import nearest
+from fedlens.config.parts import parameters
 from fedlens.config.recipe import Config, ConfigError, Settings
-from fedlens.engines.worker import threads
+from fedlens.core.algorithm import Algorithm
+from fedlens.core.client import Data, generator, seeded
 from fedlens.core.federation import Federation
 from fedlens.core.memory import NEVER, read_record
 from fedlens.core.message import Message
-from fedlens.config.parts import parameters
 from fedlens.core.picture import save_pictures
-from fedlens.runs.records import Curves, Peak, describe, describe_federation, versions
 from fedlens.core.rounds import Engine, Progress, Round, run
-from fedlens.runs.folder import claim, clear, free_folder, holds_run, may_go_on, put_in_place, read_records, same_run, trim
-from fedlens.runs.stopping import stoppable, undisturbed
 from fedlens.core.task import LearningTask, Task
 from fedlens.core.tree import Tree
-from fedlens.config.convert import nearest
+from fedlens.engines.worker import threads
+from fedlens.runs.checkpoint import Checkpoint, naming, write
+from fedlens.runs.folder import (
+    claim,
+    clear,
+    free_folder,
+    holds_run,
+    may_go_on,
+    put_in_place,
+    read_records,
+    same_run,
+    trim,
+)
+from fedlens.runs.records import Curves, Peak, describe, describe_federation, versions
+from fedlens.runs.stopping import stoppable, undisturbed
 
 ENGINES = ("simulator", "ray", "flower")
 # pictures of a run under way may take this share of its time, and none in its first seconds
@@ -102,13 +112,24 @@ class Interrupted(Exception):
     """The user stopped the job; what was done is saved."""
 
     def __init__(self, folder: Path, done: int, rounds: int) -> None:
-        super().__init__(f"stopped after round {done} of {rounds}" if done else "stopped before the first round was complete")
+        super().__init__(
+            f"stopped after round {done} of {rounds}"
+            if done
+            else "stopped before the first round was complete"
+        )
         self.folder, self.again = folder, f"fedlens run {shlex.quote(str(folder))} --resume"
 
 
 def experiment(
-    recipe: str | Path, *, algorithm: str | None = None, out: str | Path | None = None, engine: str = "simulator",
-    resume: bool = False, fresh: bool = False, watch: Watch | None = None, **overrides: Any,
+    recipe: str | Path,
+    *,
+    algorithm: str | None = None,
+    out: str | Path | None = None,
+    engine: str = "simulator",
+    resume: bool = False,
+    fresh: bool = False,
+    watch: Watch | None = None,
+    **overrides: Any,
 ) -> Outcome:
     """A recipe from Python: `experiment("demo", rounds=3, algorithm="fedprox")`. Dotted overrides
     go in as `**{"data.alpha": 0.1}`.
@@ -131,7 +152,10 @@ def prepare(config: Config, federation: Federation | None = None) -> Setup:
     if not len(federation):
         raise ConfigError(f"{config.data.name} found no clients")
     if settings.cohort is not None and settings.cohort > len(federation):
-        raise ConfigError(f"federation.cohort is {settings.cohort}, but {config.data.name} has only {len(federation)} clients")
+        raise ConfigError(
+            f"federation.cohort is {settings.cohort}, but {config.data.name} has only"
+            f" {len(federation)} clients"
+        )
     federation = _with_remark(config, federation) if settings.personal else federation
     return Setup(config, settings, task, federation, algorithm.given(federation.facts))
 
@@ -143,8 +167,13 @@ def _with_remark(config: Config, federation: Federation) -> Federation:
     if any(h is not None and len(h) for h in federation.held_out):
         return federation
     advice = ": data.holdout=0.1 keeps a tenth" if "holdout" in parameters(config.data.cls) else ""
-    note = f"federation.personal has no effect, because no client of {config.data.name} keeps anything for its own evaluation{advice}"
-    return replace(federation, facts={**federation.facts, "notes": [note, *federation.facts.get("notes", ())]})
+    note = (
+        f"federation.personal has no effect, because no client of {config.data.name} keeps anything"
+        f" for its own evaluation{advice}"
+    )
+    return replace(
+        federation, facts={**federation.facts, "notes": [note, *federation.facts.get("notes", ())]}
+    )
 
 
 def rehearse(setup: Setup) -> None:
@@ -157,7 +186,10 @@ def rehearse(setup: Setup) -> None:
     if first is None:  # it is elsewhere
         return
     if not isinstance(first, Data):
-        raise ConfigError(f"{setup.config.task.name} learns from batches of examples, and {setup.config.data.name} has none to give")
+        raise ConfigError(
+            f"{setup.config.task.name} learns from batches of examples, and"
+            f" {setup.config.data.name} has none to give"
+        )
     data = next((h for h in setup.federation.holdings if len(h)), None)
     if data is None:
         raise ConfigError(f"{setup.config.data.name}: no client has any data")
@@ -167,7 +199,10 @@ def rehearse(setup: Setup) -> None:
             setup.task.loss(setup.task.forward(setup.task.model().eval(), batch), batch)
         except (RuntimeError, IndexError, KeyError, ValueError) as e:
             why = str(e).strip().splitlines()[0]
-            raise ConfigError(f"{setup.config.data.name} does not fit {setup.config.task.name} as it is set up here: {why}") from e
+            raise ConfigError(
+                f"{setup.config.data.name} does not fit {setup.config.task.name} as it is set up"
+                f" here: {why}"
+            ) from e
 
 
 MakeEngine = Callable[[Setup, Path, Any], Engine]
@@ -184,21 +219,37 @@ def make_engine(name: str | MakeEngine, setup: Setup, folder: Path, log: Any) ->
         from fedlens.engines.simulator import Simulator
 
         return Simulator(
-            setup.algorithm, setup.federation, workers=s.workers, threads=s.threads, timeout=s.timeout, folder=folder / "memory", log=log
+            setup.algorithm,
+            setup.federation,
+            workers=s.workers,
+            threads=s.threads,
+            timeout=s.timeout,
+            folder=folder / "memory",
+            log=log,
         )
     if name not in ENGINES:
         raise ConfigError(f"there is no engine {name!r}{nearest(name, ENGINES)}")
     try:
         module = importlib.import_module(f"fedlens.engines.{name}")
     except ImportError as e:
-        raise ConfigError(f'the engine {name} cannot be loaded ({e}): pip install "fedlens[{name}]"') from e
-    engine: Engine = module.make(setup.algorithm, setup.federation, settings=s, folder=folder / "memory", log=log)
+        raise ConfigError(
+            f'the engine {name} cannot be loaded ({e}): pip install "fedlens[{name}]"'
+        ) from e
+    engine: Engine = module.make(
+        setup.algorithm, setup.federation, settings=s, folder=folder / "memory", log=log
+    )
     return engine
 
 
 def start(
-    config: Config, folder: Path, *, engine: str | MakeEngine = "simulator", resume: bool = False, fresh: bool = False,
-    watch: Watch | None = None, setup: Setup | None = None,
+    config: Config,
+    folder: Path,
+    *,
+    engine: str | MakeEngine = "simulator",
+    resume: bool = False,
+    fresh: bool = False,
+    watch: Watch | None = None,
+    setup: Setup | None = None,
 ) -> Outcome:
     """Run a config into a folder, from the beginning or from its newest checkpoint. `setup`: where
     it is not simply what the config says, because the clients' data is elsewhere or already loaded.
@@ -211,7 +262,8 @@ def start(
             planned = same_run(config, folder)
         elif holds_run(folder):
             raise ConfigError(
-                f"{folder} already holds a run: --resume goes on with it, --fresh starts over, --out DIR puts the new one elsewhere"
+                f"{folder} already holds a run: --resume goes on with it, --fresh starts over,"
+                " --out DIR puts the new one elsewhere"
             )
         setup = setup or prepare(config)
         if not resume:
@@ -221,28 +273,52 @@ def start(
         if found:
             may_go_on(setup.algorithm, folder, found[0].done, planned, setup.settings.rounds)
         write(folder / "config.toml", config.to_toml().encode())
-        write(folder / "federation.json", json.dumps(describe_federation(setup.federation), indent=1).encode())
+        write(
+            folder / "federation.json",
+            json.dumps(describe_federation(setup.federation), indent=1).encode(),
+        )
         return _Job(setup, folder, engine, watch, checkpoint).run(found)
 
 
-def go_on(checkpoint: Checkpoint, folder: Path, watch: Watch) -> tuple[Progress, dict[int, Path]] | None:
+def go_on(
+    checkpoint: Checkpoint, folder: Path, watch: Watch
+) -> tuple[Progress, dict[int, Path]] | None:
     """Where a run goes on. What came to its end is never run again from the beginning; what was
     killed may have to be, and says so.
     """
     if (found := checkpoint.load()) is not None:
         return found
     if (folder / "summary.json").exists():
-        raise ConfigError(f"{folder} holds a run but no checkpoint to go on from: --fresh starts over, --out DIR puts a new one elsewhere")
+        raise ConfigError(
+            f"{folder} holds a run but no checkpoint to go on from: --fresh starts over, --out DIR"
+            " puts a new one elsewhere"
+        )
     if behind := len(read_records(folder / "metrics.jsonl")):
-        watch.log(f"there is no checkpoint yet, so the run starts over: {behind} round{'s' if behind > 1 else ''} will be run again")
+        watch.log(
+            f"there is no checkpoint yet, so the run starts over: {behind}"
+            f" round{'s' if behind > 1 else ''} will be run again"
+        )
     return None
 
 
 class _Job:
     """One run under way: keeps the files of the folder in step with the rounds."""
 
-    def __init__(self, setup: Setup, folder: Path, engine: str | MakeEngine, watch: Watch, checkpoint: Checkpoint) -> None:
-        self.setup, self.folder, self.make_engine, self.watch, self.checkpoint = setup, folder, engine, watch, checkpoint
+    def __init__(
+        self,
+        setup: Setup,
+        folder: Path,
+        engine: str | MakeEngine,
+        watch: Watch,
+        checkpoint: Checkpoint,
+    ) -> None:
+        self.setup, self.folder, self.make_engine, self.watch, self.checkpoint = (
+            setup,
+            folder,
+            engine,
+            watch,
+            checkpoint,
+        )
         self.records: list[dict[str, Any]] = []
         self.peak = Peak()
         self.looking = 0.0  # seconds spent on pictures so far
@@ -250,7 +326,12 @@ class _Job:
     def run(self, found: tuple[Progress, dict[int, Path]] | None) -> Outcome:
         s = self.setup.settings
         (self.folder / "summary.json").unlink(missing_ok=True)
-        with threads(s.threads), contextlib.closing(make_engine(self.make_engine, self.setup, self.folder, self.watch.log)) as self.engine:
+        with (
+            threads(s.threads),
+            contextlib.closing(
+                make_engine(self.make_engine, self.setup, self.folder, self.watch.log)
+            ) as self.engine,
+        ):
             progress, memories = found or (Progress(self.setup.algorithm.init()), {})
             # Also where there is no checkpoint: a run that was killed before its first one left
             # memories of rounds that will be run again.
@@ -277,8 +358,17 @@ class _Job:
         if progress.state.scalars.get("stop"):
             return
         run(
-            self.setup.algorithm, self.engine, s.rounds, cohort=s.cohort, seed=s.seed, late=s.late, progress=progress,
-            test=self.setup.federation.test, evaluate_every=s.evaluate_every, personal=s.personal, after_round=self._after_round,
+            self.setup.algorithm,
+            self.engine,
+            s.rounds,
+            cohort=s.cohort,
+            seed=s.seed,
+            late=s.late,
+            progress=progress,
+            test=self.setup.federation.test,
+            evaluate_every=s.evaluate_every,
+            personal=s.personal,
+            after_round=self._after_round,
         )
 
     def _after_round(self, here: Progress, finished: Round) -> None:
@@ -322,14 +412,19 @@ class _Job:
             return
         state = state.note(seed=setup.settings.seed, population=len(setup.federation))
         own = setup.algorithm.pictures(state, setup.federation, self._remembered)
-        if pictures := [*setup.task.pictures(setup.algorithm.result(state), setup.federation), *own]:
+        if pictures := [
+            *setup.task.pictures(setup.algorithm.result(state), setup.federation),
+            *own,
+        ]:
             save_pictures(pictures, self.folder / "pictures")
 
     def _remembered(self, client: int) -> Mapping[str, Tree]:
         """A simulated client's memory, as far as a checkpoint has it."""
         if client not in self.checkpoint.clients:
             return {}
-        return read_record(self.checkpoint.folder / self.checkpoint.clients[client]).settle(self.safe.heard.get(client, NEVER))
+        return read_record(self.checkpoint.folder / self.checkpoint.clients[client]).settle(
+            self.safe.heard.get(client, NEVER)
+        )
 
     def _show_progress(self, number: int) -> None:
         """Pictures as they improve, for whoever looks at the board. They cost little of the run's

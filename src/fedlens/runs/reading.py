@@ -48,7 +48,9 @@ class RunFolder:
     def title(self) -> dict[str, Any]:
         """What was run, in few words, from the resolved recipe."""
         stack = self.config.get("algorithm")
-        names = [str(table(part).get("name", "?")) for part in stack] if isinstance(stack, list) else []
+        names = (
+            [str(table(part).get("name", "?")) for part in stack] if isinstance(stack, list) else []
+        )
         parts = {key: table(self.config.get(key)) for key in ("task", "data", "federation")}
         return {
             "task": parts["task"].get("name"),
@@ -77,9 +79,13 @@ def read(path: Path) -> RunFolder:
     status = _progress(path, rounds, table(summary), config)
     if status == "stopped":
         problems.insert(
-            0, f"The run ended before it was complete: {len(rounds)} rounds are recorded and there is no up-to-date summary.json."
+            0,
+            f"The run ended before it was complete: {len(rounds)} rounds are recorded and there is"
+            " no up-to-date summary.json.",
         )
-    return RunFolder(path, status, config, text, rounds, table(summary), table(federation), pictures, problems)
+    return RunFolder(
+        path, status, config, text, rounds, table(summary), table(federation), pictures, problems
+    )
 
 
 def glance(path: Path) -> RunFolder:
@@ -111,10 +117,16 @@ def parse_rounds(text: str, problems: list[str]) -> list[dict[str, Any]]:
     if (entry := _entry(last)) is not None:
         rounds[int(entry["round"])] = entry
     elif last.strip():
-        problems.append("The last line of metrics.jsonl is incomplete: the run was writing it, or died while doing so.")
+        problems.append(
+            "The last line of metrics.jsonl is incomplete: the run was writing it, or died while"
+            " doing so."
+        )
     if broken:
         which = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
-        problems.append(f"metrics.jsonl: {len(broken)} unreadable line{'s' if len(broken) > 1 else ''} skipped (line {which}).")
+        problems.append(
+            f"metrics.jsonl: {len(broken)} unreadable line{'s' if len(broken) > 1 else ''} skipped"
+            f" (line {which})."
+        )
     return [rounds[k] for k in sorted(rounds)]
 
 
@@ -123,7 +135,11 @@ def _entry(line: str) -> dict[str, Any] | None:
         entry = decode(line)
     except ValueError:
         return None
-    whole = isinstance(entry, dict) and isinstance(entry.get("round"), int | float) and math.isfinite(entry["round"])
+    whole = (
+        isinstance(entry, dict)
+        and isinstance(entry.get("round"), int | float)
+        and math.isfinite(entry["round"])
+    )
     return entry if whole else None
 
 
@@ -137,7 +153,12 @@ def decode(text: str, parse: Callable[[str], Any] = json.loads) -> Any:
     for _ in range(DEPTH):
         if any(isinstance(x, int) and abs(x) > LARGEST for x in level):
             raise ValueError("a number in it is too large")
-        level = [x for v in level if isinstance(v, dict | list) for x in (v.values() if isinstance(v, dict) else v)]
+        level = [
+            x
+            for v in level
+            if isinstance(v, dict | list)
+            for x in (v.values() if isinstance(v, dict) else v)
+        ]
         if not level:
             return value
     raise ValueError("it is nested too deeply")
@@ -158,7 +179,8 @@ def read_pictures(path: Path, problems: list[str]) -> list[dict[str, Any]]:
         paths = [p for name in files if (p := _image(inside, name)) is not None]
         if len(paths) < len(files):
             problems.append(
-                f"Picture “{entry.get('caption', '')}”: {len(files) - len(paths)} of {len(files)} files are missing or not allowed."
+                f"Picture “{entry.get('caption', '')}”: {len(files) - len(paths)} of {len(files)}"
+                " files are missing or not allowed."
             )
         if paths:
             entries.append({**entry, "paths": paths})
@@ -225,7 +247,11 @@ def find_runs(root: Path, depth: int = 3) -> dict[str, Path]:
         here = False
         try:
             with os.scandir(folder) as entries:
-                children = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir(follow_symlinks=False))
+                children = sorted(
+                    e.name
+                    for e in entries
+                    if not e.name.startswith(".") and e.is_dir(follow_symlinks=False)
+                )
         except OSError:
             children = []
         for child in children if level < depth else []:
@@ -280,19 +306,32 @@ def _kind(path: Path) -> Literal["empty", "not a run"] | None:
         return "not a run"
 
 
-def _progress(path: Path, rounds: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], config: Mapping[str, Any]) -> Status:
+def _progress(
+    path: Path,
+    rounds: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+    config: Mapping[str, Any],
+) -> Status:
     """Finished: a summary that is no older than the last round. Running: something was written a
     moment ago.
     """
-    (metrics_at, _), (summary_at, _), (config_at, _) = (_stamp(path / name) for name in ("metrics.jsonl", "summary.json", "config.toml"))
+    (metrics_at, _), (summary_at, _), (config_at, _) = (
+        _stamp(path / name) for name in ("metrics.jsonl", "summary.json", "config.toml")
+    )
     if summary and summary_at + 2_000_000_000 >= metrics_at:
         planned, reached = table(config.get("federation")).get("rounds"), summary.get("rounds")
-        stopped = bool(summary.get("interrupted")) or (not rounds and bool(planned) and reached == 0)
+        stopped = bool(summary.get("interrupted")) or (
+            not rounds and bool(planned) and reached == 0
+        )
         return "stopped" if stopped else "finished"
     if _locked(path / ".lock"):
         return "running"
     slowest = max((r["seconds"] for r in rounds[-20:] if number(r.get("seconds"))), default=0.0)
-    return "running" if time.time() - max(metrics_at, config_at) / 1e9 < max(QUIET, 5 * slowest) else "stopped"
+    return (
+        "running"
+        if time.time() - max(metrics_at, config_at) / 1e9 < max(QUIET, 5 * slowest)
+        else "stopped"
+    )
 
 
 def _locked(path: Path) -> bool:

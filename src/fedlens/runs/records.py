@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlens.runs.checkpoint import naming
 from fedlens.core.federation import Federation
 from fedlens.core.replies import Lost
 from fedlens.core.rounds import Round
+from fedlens.runs.checkpoint import naming
 
 
 def describe(r: Round) -> dict[str, Any]:
@@ -35,7 +35,11 @@ def describe(r: Round) -> dict[str, Any]:
         "lost": [_missing(x) for x in r.lost],
         "unevaluated": [_missing(x) for x in r.unevaluated],
         "clients": {str(i): facts for i, facts in _client_facts(r).items()},
-        "state": {k: v for k, v in r.state.scalars.items() if k not in ("round", "rounds", "seed", "population") and math.isfinite(v)},
+        "state": {
+            k: v
+            for k, v in r.state.scalars.items()
+            if k not in ("round", "rounds", "seed", "population") and math.isfinite(v)
+        },
     }
 
 
@@ -48,7 +52,9 @@ def _client_facts(r: Round) -> dict[int, dict[str, float]]:
     weights = shares(r)
     facts = {}
     for id, s in r.scalars.items():
-        facts[id] = {k: s[k] for k in ("loss", "examples", "made", "generated", "generating") if k in s}
+        facts[id] = {
+            k: s[k] for k in ("loss", "examples", "made", "generated", "generating") if k in s
+        }
         if id in weights:
             facts[id]["weight"] = weights[id]
     return facts
@@ -63,11 +69,18 @@ def shares(r: Round) -> dict[int, float]:
         for key, value in s.items():
             if key.startswith("weight:"):
                 named.setdefault(key.removeprefix("weight:"), {})[id] = value
-    normal = {name: {i: w / total for i, w in ws.items()} for name, ws in named.items() if (total := sum(ws.values())) > 0}
+    normal = {
+        name: {i: w / total for i, w in ws.items()}
+        for name, ws in named.items()
+        if (total := sum(ws.values())) > 0
+    }
     if len(normal) == 2 and "loss" in normal and "mix" in r.state.scalars:
         mix = r.state.scalars["mix"]
         other = next(n for n in normal if n != "loss")
-        return {i: (1 - mix) * normal[other].get(i, 0.0) + mix * normal["loss"].get(i, 0.0) for i in r.scalars}
+        return {
+            i: (1 - mix) * normal[other].get(i, 0.0) + mix * normal["loss"].get(i, 0.0)
+            for i in r.scalars
+        }
     return next(iter(normal.values()), {})
 
 
@@ -86,7 +99,11 @@ def describe_federation(federation: Federation) -> dict[str, Any]:
     return {
         "clients": len(federation),
         "examples": [size(h) for h in federation.holdings],
-        "held_out": [size(federation.held_out_of(i)) for i in range(len(federation))] if federation.held_out else [],
+        "held_out": (
+            [size(federation.held_out_of(i)) for i in range(len(federation))]
+            if federation.held_out
+            else []
+        ),
         "test": size(federation.test),
         "facts": facts,
     }
@@ -118,12 +135,25 @@ class Curves:
         self.writer = RecordWriter(self.file)
         self._write(Event(wall_time=now, file_version="brain.Event:2"))
         if done:
-            self._write(Event(wall_time=now, step=done, session_log=SessionLog(status=SessionLog.START)))
+            self._write(
+                Event(wall_time=now, step=done, session_log=SessionLog(status=SessionLog.START))
+            )
 
     def add(self, record: Mapping[str, Any]) -> None:
-        values = {"loss": record["loss"], "seconds": record["seconds"], "heard": record["heard"], **record["metrics"]}
-        entries = [self.summary.Value(tag=k, simple_value=v) for k, v in values.items() if v is not None]
-        self._write(self.event(wall_time=time.time(), step=record["round"], summary=self.summary(value=entries)))
+        values = {
+            "loss": record["loss"],
+            "seconds": record["seconds"],
+            "heard": record["heard"],
+            **record["metrics"],
+        }
+        entries = [
+            self.summary.Value(tag=k, simple_value=v) for k, v in values.items() if v is not None
+        ]
+        self._write(
+            self.event(
+                wall_time=time.time(), step=record["round"], summary=self.summary(value=entries)
+            )
+        )
 
     def _write(self, event: Any) -> None:
         with naming(Path(self.file.name)):

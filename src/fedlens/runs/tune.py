@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedlens.config.overrides import split
+from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.algorithm import Layer
 from fedlens.runs.compare import Cell, cells, read_summary
-from fedlens.config.recipe import Config, ConfigError
-from fedlens.config.overrides import split
 
 SEED = 0
 TRIALS = 6
@@ -48,7 +48,9 @@ def tune(
 
     def attempt(chosen: Mapping[str, float]) -> None:
         if len(done) < trials:
-            cell = cells(recipe, [name], [SEED], {**given, **chosen}, folder / "tune" / f"trial-{len(done)}")[0]
+            cell = cells(
+                recipe, [name], [SEED], {**given, **chosen}, folder / "tune" / f"trial-{len(done)}"
+            )[0]
             finish(cell)
             done.append(Trial(dict(chosen), headline(cell.folder)))
 
@@ -60,7 +62,13 @@ def tune(
         attempt({**best, own[0]: value})  # type: ignore[index]
     at = best[key]
     outward = at / rate if at != rate else 3**0.25  # an edge of the first three: look beyond it
-    for factor in (3**0.5, 3**-0.5, outward, 1 / outward, *(3 ** (k / 8) for k in range(1, trials))):
+    for factor in (
+        3**0.5,
+        3**-0.5,
+        outward,
+        1 / outward,
+        *(3 ** (k / 8) for k in range(1, trials)),
+    ):
         attempt({**winner(done).chosen, key: at * factor})
     return {**({own[0]: own[1][0]} if own else {}), **winner(done).chosen}
 
@@ -74,10 +82,15 @@ def parameters(config: Config) -> tuple[tuple[str, float], tuple[str, tuple[floa
     if not isinstance(rate, (int, float)):
         raise ConfigError(f"{first.name} has no learning rate to tune")
     for part in reversed(config.algorithm):
-        options: Mapping[str, tuple[float, ...]] = part.cls.tuned if issubclass(part.cls, Layer) else {}
+        options: Mapping[str, tuple[float, ...]] = (
+            part.cls.tuned if issubclass(part.cls, Layer) else {}
+        )
         for name, values in options.items():
             now = part.resolved()[name]
-            return (f"{first.name}.lr", float(rate)), (f"{part.name}.{name}", (now, *(v for v in values if v != now)))
+            return (f"{first.name}.lr", float(rate)), (
+                f"{part.name}.{name}",
+                (now, *(v for v in values if v != now)),
+            )
     return (f"{first.name}.lr", float(rate)), None
 
 
