@@ -112,7 +112,7 @@ def means(parameters: int, repeats: int) -> dict[str, Any]:
         LossAware().around(Mean()),
         LossAware(by="replies").around(Mean()),
     )
-    state = Message().note(round=0)
+    state = Message().with_header(round=0)
     close, arrays = make_replies(20, parameters, [1 + 0.15 * i / 19 for i in range(20)])
     target = [torch.empty_like(a) for a in arrays]
 

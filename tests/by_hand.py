@@ -71,10 +71,8 @@ class Rounds:
 
     def play(self, *asked: int) -> Message:
         ids = sorted(asked) or list(self.engine.ids())
-        state = self.state.note(round=self.number, **self.known)
-        message = self.algorithm.broadcast(state).note(
-            round=self.number, cohort=len(ids), **self.known
-        )
+        state = self.state.with_header(round=self.number, **self.known)
+        message = self.algorithm.broadcast(state).with_header(state.header, cohort=len(ids))
         self.replies, lost = gather(self.engine.exchange(message, ids, self.heard), ids)
         assert not lost, lost
         self.heard.update(dict.fromkeys(ids, self.number))

@@ -12,7 +12,7 @@ import torch
 from fedlens import Federation, Message, run
 from fedlens.deblur import FedDeblur
 from fedlens.deblur.blur import gaussian, motion
-from fedlens.deblur.observation import Observation
+from fedlens.deblur.observation import Observation, SceneFacts
 from fedlens.deblur.task import Deblurring
 from fedlens.engines.loopback import Loopback
 
@@ -44,12 +44,12 @@ def small_federation(
                 )
             }
         )
-    facts = {
-        "scenes": {"scene": (channels, height, width)},
-        "clients": clients,
-        "observe": "partial" if partial else "complete",
-        "noise": 1.0,
-    }
+    facts = SceneFacts(
+        scenes={"scene": (channels, height, width)},
+        clients=clients,
+        observe="partial" if partial else "complete",
+        noise=1.0,
+    )
     return Federation(holdings, test={"scene": torch.from_numpy(sharp).float()}, facts=facts)
 
 

@@ -174,9 +174,9 @@ def setup_of(row: str, split: str, seed: int, where: argparse.Namespace) -> Setu
             overrides,
         )
         layer: Any = prepare(given, setup.federation).algorithm
-        counts = dict(enumerate(setup.federation.facts["labels"][0]))
+        counts = dict(enumerate(setup.federation.facts.labels[0]))
         made, fresh = store(str(where.work / "made")).images(
-            layer.generator, counts, setup.federation.facts["shape"], seed, 10**6
+            layer.generator, counts, setup.federation.facts.shape, seed, 10**6
         )
         print(f"{fresh} images made for {row}", flush=True)
         labels = torch.cat([torch.full((len(t),), k) for k, t in made.items()])

@@ -27,10 +27,10 @@ import torch
 
 from fedlens.algorithms import FedAvg
 from fedlens.core.algorithm import Algorithm, Layer, stack
+from fedlens.core.answer import answer
 from fedlens.core.memory import Memory
 from fedlens.core.message import Message
 from fedlens.core.replies import gather
-from fedlens.core.rounds import answer
 from fedlens.data.video.moving_textures import MovingTextures
 from fedlens.layers import FedProx, FedSR, HighFrequency, LossAware, Median, Scaffold
 from fedlens.tasks.super_resolution import SuperResolution

@@ -164,7 +164,7 @@ def pretrain(row: Row, federation: Federation, seed: int) -> tuple[Any, dict[str
             told["distances"].append({k: round(v, 5) for k, v in spread.items()})
 
     admitted = task.admit(federation)
-    told["excluded"] = admitted.facts["excluded"]
+    told["excluded"] = admitted.facts.details["excluded"]
     rounds, cohort = (
         (SETTING[row.epochs], 1) if row.epochs else (SETTING["rounds"], SETTING["cohort"])
     )

@@ -21,8 +21,8 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
-from fedlens.algorithms.fedavg import draw, train
 from fedlens.core.picture import to_uint8
+from fedlens.core.training import shuffled, train
 from fedlens.data.images.tensors import Tensors
 from fedlens.data.pose.stick_figures import StickFigures
 from fedlens.metrics.embedding import scatter, tsne
@@ -44,7 +44,7 @@ class Classifier(nn.Module):
 
 def raised(count: int, first: int) -> torch.Tensor:
     source = StickFigures()
-    joints = [source.draw(k).joints for k in range(first, first + count)]
+    joints = [source.shuffled(k).joints for k in range(first, first + count)]
     return torch.tensor([int(j[6, 1] < j[12, 1]) for j in joints])
 
 
@@ -60,7 +60,7 @@ def main() -> None:
         model = segmenter if name == "segmentation" else Classifier(body, 8)
         target = "y" if name == "segmentation" else "label"
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-        batches = draw(whole, 12, torch.Generator().manual_seed(0), epochs=12)
+        batches = shuffled(whole, 12, torch.Generator().manual_seed(0), epochs=12)
         done = train(
             list(model.parameters()),
             batches,

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from fedlens.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from fedlens.core.algorithm import Algorithm, Layer, StackError, stack
+    from fedlens.core.algorithm import Algorithm, Layer, Scalar, StackError, stack
+    from fedlens.core.answer import answer
     from fedlens.core.client import Batch, Client, Data, Output
+    from fedlens.core.facts import Facts
     from fedlens.core.federation import Federation
-    from fedlens.core.message import Message
-    from fedlens.core.replies import Lost, Replies
-    from fedlens.core.rounds import Engine, Progress, Round, answer, run
+    from fedlens.core.message import Header, Message
+    from fedlens.core.replies import Heard, Lost, Replies
+    from fedlens.core.rounds import Engine, Progress, Round, run
     from fedlens.core.tree import Tree
     from fedlens.runs.job import experiment
 
@@ -24,21 +26,25 @@ __version__ = "0.1.0"
 _WHERE = {
     "Algorithm": "core.algorithm",
     "Layer": "core.algorithm",
+    "Scalar": "core.algorithm",
     "StackError": "core.algorithm",
     "stack": "core.algorithm",
     "Batch": "core.client",
     "Client": "core.client",
     "Data": "core.client",
     "Output": "core.client",
+    "Facts": "core.facts",
     "Federation": "core.federation",
     "experiment": "runs.job",
+    "Header": "core.message",
     "Message": "core.message",
+    "Heard": "core.replies",
     "Lost": "core.replies",
     "Replies": "core.replies",
     "Engine": "core.rounds",
     "Progress": "core.rounds",
     "Round": "core.rounds",
-    "answer": "core.rounds",
+    "answer": "core.answer",
     "run": "core.rounds",
     "Tree": "core.tree",
 }
@@ -48,7 +54,10 @@ __all__ = [
     "Client",
     "Data",
     "Engine",
+    "Facts",
     "Federation",
+    "Header",
+    "Heard",
     "Layer",
     "Lost",
     "Message",
@@ -56,6 +65,7 @@ __all__ = [
     "Progress",
     "Replies",
     "Round",
+    "Scalar",
     "StackError",
     "Tree",
     "answer",

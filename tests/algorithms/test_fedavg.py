@@ -10,10 +10,11 @@ from torch import nn
 from toy import Toy, flat, same_bits, toy_federation
 
 from fedlens import Batch, Client, Federation, Message, Output, run, stack
-from fedlens.algorithms.fedavg import FedAvg, draw, lr_factor
+from fedlens.algorithms.fedavg import FedAvg
 from fedlens.core.client import generator
 from fedlens.core.replies import gather
 from fedlens.core.task import LearningTask
+from fedlens.core.training import lr_factor, shuffled
 from fedlens.data.images.tensors import Tensors
 from fedlens.deblur.task import Deblurring
 from fedlens.engines.loopback import Loopback
@@ -142,11 +143,11 @@ def test_schedules_by_hand() -> None:
 
 def test_draw_gives_epochs_or_exact_steps_and_never_a_lone_sample() -> None:
     data = points(*[(float(i), 0.0) for i in range(9)])
-    sizes = [len(b["x"]) for b in draw(data, 4, generator(1), epochs=2)]
+    sizes = [len(b["x"]) for b in shuffled(data, 4, generator(1), epochs=2)]
     assert sizes == [4, 5, 4, 5]
-    seen = torch.cat([b["x"] for b in draw(data, 4, generator(1))]).flatten()
+    seen = torch.cat([b["x"] for b in shuffled(data, 4, generator(1))]).flatten()
     assert sorted(seen.tolist()) == list(range(9))
-    assert len(list(draw(data, 4, generator(1), steps=5))) == 5
+    assert len(list(shuffled(data, 4, generator(1), steps=5))) == 5
 
 
 def test_training_equals_a_plain_torch_loop() -> None:
@@ -163,7 +164,7 @@ def test_training_equals_a_plain_torch_loop() -> None:
     model.load_state_dict(message.trees["model"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
     losses = []
-    for batch in draw(data, 8, generator(5), epochs=2):
+    for batch in shuffled(data, 8, generator(5), epochs=2):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model.head(model.backbone(batch["x"])), batch["y"])  # type: ignore[operator]
         loss.backward()  # type: ignore[no-untyped-call]
@@ -241,7 +242,7 @@ def test_learning_rate_factors_by_hand() -> None:
 def test_frozen_for_two_rounds(number: int, moved: float) -> None:
     fedavg = FedAvg(Two(), lr=0.1, freeze=("slow.*",), freeze_rounds=2)
     reply = fedavg.client_step(
-        fedavg.broadcast(fedavg.init()).note(round=number), client(points((1, 0)))
+        fedavg.broadcast(fedavg.init()).with_header(round=number), client(points((1, 0)))
     )
     assert reply.trees["delta"]["slow.weight"].item() == pytest.approx(moved)
     assert reply.trees["delta"]["fast.weight"].item() == pytest.approx(-0.4)

@@ -41,7 +41,7 @@ def test_what_is_sought_keeps_its_names_shapes_and_types_and_moves(name: str) ->
     algorithm, federation = STACKS[name].make(), STACKS[name].federation
     start = algorithm.init()
     end = run(algorithm, Loopback(algorithm, federation), 2)
-    before, after = (algorithm.broadcast(m.note(population=7)) for m in (start, end))
+    before, after = (algorithm.broadcast(m.with_header(population=7)) for m in (start, end))
     before, after = flat(before), flat(after)
     assert before.keys() <= after.keys()
     assert all(after[n].shape == t.shape and after[n].dtype == t.dtype for n, t in before.items())
@@ -86,8 +86,10 @@ def test_neither_half_changes_what_it_was_given(name: str) -> None:
     """
     case = (STACKS | SCENES)[name]
     algorithm, federation = case.make(), case.federation
-    state = algorithm.init().note(round=0, rounds=2, seed=0, population=7)
-    message = algorithm.broadcast(state).note(round=0, rounds=2, seed=0, population=7, cohort=7)
+    state = algorithm.init().with_header(round=0, rounds=2, seed=0, population=7)
+    message = algorithm.broadcast(state).with_header(
+        round=0, rounds=2, seed=0, population=7, cohort=7
+    )
     kept_state, kept_message = copy.deepcopy(flat(state)), copy.deepcopy(flat(message))
     run(algorithm, Loopback(algorithm, federation), 1)
     engine = Loopback(algorithm, federation)
@@ -110,7 +112,6 @@ def test_what_comes_up_is_what_was_announced(name: str) -> None:
     down, *up = [Message.from_bytes(b) for b in engine.traffic]
     for reply in up:
         assert reply.trees.keys() == algorithm.expects(down).keys()
-        assert reply.scalars["bytes_up"] == reply.count_bytes()
     if "private" in name or name == "fedvssl":
         assert not any(
             n.startswith("head") for m in (down, *up) for tree in m.trees.values() for n in tree

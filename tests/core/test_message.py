@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from fedlens.core.message import BadMessage, Message
+from fedlens.core.message import BadMessage, Header, Message
 
 TYPES = [
     torch.float64,
@@ -59,11 +59,18 @@ def test_the_byte_form_is_safetensors_both_ways() -> None:
     assert theirs.keys() == {f"{tree}/{n}" for tree, arrays in m.trees.items() for n in arrays}
     meta = {
         "message": json.dumps(
-            {"scalars": {"loss": 1.0}, "weights": {}, "sender": 2, "trees": {"t": ["x"]}}
+            {
+                "scalars": {"loss": 1.0},
+                "weights": {},
+                "sender": 2,
+                "trees": {"t": ["x"]},
+                "header": {"round": 4},
+            }
         )
     }
     back = Message.from_bytes(save({"t/x": torch.arange(5)}, metadata=meta))
     assert torch.equal(back.trees["t"]["x"], torch.arange(5)) and back.sender == 2
+    assert back.header == Header(round=4)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000, 10**6])

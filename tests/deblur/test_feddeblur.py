@@ -112,7 +112,7 @@ def test_only_w_travels(partial: bool) -> None:
         for k, sent in enumerate(engine.traffic[1:]):
             reply = Message.from_bytes(sent)
             assert {t: list(a) for t, a in reply.trees.items()} == {"w": ["scene"]}
-            assert set(reply.scalars) == {"round", "bytes_up"} and not reply.weights
+            assert not reply.scalars and not reply.weights
             header = int.from_bytes(sent[:8], "little")
             assert len(sent) == 8 + header + 4 * numbers
             assert set(json.loads(sent[8 : 8 + header])) == {"__metadata__", "w/scene"}

@@ -63,9 +63,9 @@ def test_own_files(tmp_path: Path) -> None:
     scene = Scene(scene=str(folder))
     federation = scene.federation(scene.default_clients(), 0)
     assert (
-        federation.facts["scenes"] == {"scene": (1, 44, 40)}
-        and federation.facts["pad"] == 2
-        and federation.facts["observe"] == "partial"
+        federation.facts.scenes == {"scene": (1, 44, 40)}
+        and federation.facts.pad == 2
+        and federation.facts.observe == "partial"
     )
     for held in federation.holdings:
         torch.testing.assert_close(

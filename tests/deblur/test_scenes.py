@@ -42,7 +42,7 @@ def test_nine_fields_of_view_as_in_the_paper() -> None:
 def test_with_nothing_set_there_is_a_scene() -> None:
     scene = Scene()
     federation = scene.federation(scene.default_clients(), seed=0)
-    assert len(federation) == 10 and federation.facts["scenes"] == {"camera": (1, 256, 256)}
+    assert len(federation) == 10 and federation.facts.scenes == {"camera": (1, 256, 256)}
     assert Scene(observe="partial").default_clients() == 9
     colour = Scene(image="astronaut", observe="partial", size=64).federation(9, 0)
     assert colour.holdings[4]["astronaut"].pixels.shape == (3, 25, 25)
@@ -72,7 +72,7 @@ def test_observations_are_blurred_and_noisy_by_the_book(sharp: Path) -> None:
 def test_a_folder_is_many_scenes_and_scores_are_their_mean(sharp: Path) -> None:
     Image.fromarray(np.asarray(Image.open(sharp)).T.copy()).save(sharp.with_name("turned.png"))
     federation = Scene(image=str(sharp.parent), size=32, blur="motion").federation(3, 0)
-    assert federation.facts["scenes"] == {"sharp": (1, 32, 32), "turned": (1, 32, 32)}
+    assert federation.facts.scenes == {"sharp": (1, 32, 32), "turned": (1, 32, 32)}
     task = Deblurring()
     algorithm = FedDeblur(task, tol=0.0).given(federation.facts)
     with Simulator(algorithm, federation, workers=0) as engine:

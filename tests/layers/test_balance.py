@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from toy import Blobs, Net, Toy, same_bits, toy_federation
 
-from fedlens import Batch, Federation, Layer, Message, Output, StackError, run, stack
+from fedlens import Batch, Facts, Federation, Layer, Message, Output, StackError, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.core.client import Client, generator
 from fedlens.core.task import LearningTask
@@ -81,7 +81,7 @@ def client_of(
 
 
 def message_of(algorithm: FedAvg | Balance, round: int = 0, population: int = 1) -> Message:
-    return algorithm.broadcast(algorithm.init()).note(
+    return algorithm.broadcast(algorithm.init()).with_header(
         round=round, rounds=9, seed=0, population=population, cohort=1
     )
 
@@ -432,7 +432,7 @@ class Absent(Blobs):
 
 
 def test_who_does_not_generate_needs_no_generator() -> None:
-    facts = {"classes": ["a", "b", "c"], "shape": [8]}
+    facts = Facts(classes=("a", "b", "c"), shape=(8,))
     layer = stack(FedAvg(PlainTask()), Balance(Absent(), cache=""))
     layer.given({**facts, "generate": "no"})
     with pytest.raises(DataError, match="no such generator here"):
@@ -444,7 +444,9 @@ def test_a_dry_run_makes_nothing(tmp_path: Path) -> None:
     counting = Counting()
     layer = stack(FedAvg(PlainTask(), batch=8), Balance(counting, cache=str(tmp_path)))
     assert isinstance(layer, Balance)
-    reply = layer.client_step(message_of(layer).note(rehearsal=1), client_of(data(6, 3, 0)))
+    reply = layer.client_step(
+        message_of(layer).with_header(rehearsal=True), client_of(data(6, 3, 0))
+    )
     assert (reply.scalars["examples"], reply.scalars["made"], reply.scalars["generated"]) == (
         9,
         3,
@@ -545,14 +547,14 @@ def test_a_balance_point_of_zero_is_announced() -> None:
             r" balance point would be 0"
         ),
     ):
-        stacked().given({"labels": [[3, 3, 0], [2, 0, 0]], "classes": ["a", "b", "c"]})
+        stacked().given(Facts(labels=((3, 3, 0), (2, 0, 0)), classes=("a", "b", "c")))
 
 
 def test_a_head_for_more_classes_than_there_are() -> None:
     with pytest.raises(
         StackError, match=r"Balance fills 3 classes, but the data has 2: set task\.classes=2"
     ):
-        stacked().given({"classes": ["a", "b"]})
+        stacked().given(Facts(classes=("a", "b")))
 
 
 class Headless(LearningTask):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from run_folders import write_run
 
+from fedlens.core.facts import remarks
 from fedlens.report import page_data as views
 from fedlens.runs import reading as folders
 
@@ -74,15 +75,12 @@ def test_who_holds_what_in_either_form(tmp_path: Path) -> None:
 
 def test_what_was_left_out_is_said() -> None:
     """Seven files skipped, of which five are named; then the notes. Nothing to say: no lines."""
-    facts = {
-        "skipped": [f"{k}.mp4: broken" for k in range(7)],
-        "notes": ["3 videos are shorter than 28 frames and were left out"],
-    }
+    skipped = [f"{k}.mp4: broken" for k in range(7)]
+    notes = ["3 videos are shorter than 28 frames and were left out"]
     said = "7 files could not be read and were left out: 0.mp4: broken; 1.mp4: broken and 5 more"
-    assert views.remarks(facts, most=2) == [said, facts["notes"][0]]
-    assert views.remarks({"skipped": []}) == [] and views.remarks(
-        {"notes": ["a", "b", "c"]}, 2
-    ) == ["a", "b", "and 1 more such notes"]
+    assert remarks(skipped, notes, most=2) == [said, notes[0]]
+    assert remarks([], []) == []
+    assert remarks([], ["a", "b", "c"], 2) == ["a", "b", "and 1 more such notes"]
 
 
 def test_a_card_of_a_long_run_agrees_with_all_of_it(tmp_path: Path) -> None:

@@ -17,14 +17,14 @@ from toy import Toy, same_bits, toy_federation
 from toy_job import RECIPE, write_recipe
 
 import fedlens
-from fedlens import Lost, Message, Round, run, stack
+from fedlens import Heard, Lost, Message, Round, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.config.recipe import ConfigError
 from fedlens.core.picture import Picture
 from fedlens.data.images.tensors import Tensors
 from fedlens.data.source import Source
 from fedlens.engines.simulator import Simulator
-from fedlens.layers import Scaffold
+from fedlens.layers import LossAware, Scaffold
 from fedlens.runs import job, records
 from fedlens.runs.folder import claim, free_folder, newest_folder
 from fedlens.runs.job import Interrupted, Outcome, Watch
@@ -163,32 +163,26 @@ def test_weights_are_what_the_mean_used() -> None:
     """Two clients, losses 1 and 4, exponent 1: loss weights 1/1 and 1/4, so 0.8 and 0.2. With mix
     0.5 between those and (0.5, 0.5): 0.65 and 0.35. Without a mix the only named weight counts: 10
     and 30 examples, 0.25 and 0.75."""
-    mixed = {i: {"weight:uniform": 1.0, "weight:loss": w} for i, w in ((0, 1.0), (1, 0.25))}
-    plain = {0: {"weight:mean": 10.0}, 1: {"weight:mean": 30.0}}
 
-    def finished(scalars: Mapping[int, Mapping[str, float]], **noted: float) -> Round:
-        return Round(0, 1.0, scalars, 2, [], 0, 0, {}, Message(scalars=noted))
+    def heard(**named: tuple[float, float]) -> dict[int, Heard]:
+        return {i: Heard(i, 0, {}, 8, {n: w[i] for n, w in named.items()}) for i in (0, 1)}
 
-    assert records.shares(finished(mixed, mix=0.5)) == pytest.approx({0: 0.65, 1: 0.35})
-    assert records.shares(finished(plain)) == pytest.approx({0: 0.25, 1: 0.75})
-    assert records.shares(finished({0: {"loss": 1.0}})) == {}
+    mixed = stack(FedAvg(Toy()), LossAware())
+    state = Message(scalars={"mix": 0.5})
+    weights = heard(uniform=(1.0, 1.0), loss=(1.0, 0.25))
+    assert mixed.shares(weights, state) == pytest.approx({0: 0.65, 1: 0.35})
+    plain = FedAvg(Toy())
+    assert plain.shares(heard(mean=(10.0, 30.0)), state) == pytest.approx({0: 0.25, 1: 0.75})
+    assert plain.shares(heard(), state) == {}
 
 
 def test_who_got_lost_and_why_is_written_down() -> None:
     lost = [Lost(3, "took longer than 5 s"), Lost(4, "tree 'delta' holds NaN or Inf", refused=True)]
-    line = records.describe(
-        Round(
-            7,
-            1.5,
-            {1: {"loss": 2.0, "examples": 5.0}},
-            3,
-            lost,
-            10,
-            20,
-            {"psnr": float("inf")},
-            Message(),
-        )
-    )
+    heard = {1: Heard(1, 7, {"loss": 2.0, "examples": 5.0}, 20, {})}
+    scored = {"psnr": float("inf")}
+    finished = Round(7, 1.5, heard, 3, lost, 10, 20, 2.0, scored, Message())
+    line = records.describe(finished, FedAvg(Toy()))
+    assert line["clients"] == {"1": {"loss": 2.0, "examples": 5.0}}
     assert (line["round"], line["asked"], line["heard"], line["refused"]) == (7, 3, 1, 1)
     assert line["lost"][0] == {"client": 3, "reason": "took longer than 5 s", "refused": False}
     assert line["metrics"] == {"psnr": None} and json.loads(json.dumps(line)) == line
@@ -293,7 +287,7 @@ class StopsAtTwo(fedlens.Layer):
     stage = "merge"
 
     def server_step(self, state: Message, replies: fedlens.Replies) -> Message:
-        return self.inner.server_step(state, replies).note(stop=float(state.round == 1))
+        return self.inner.server_step(state, replies).with_header(stop=state.round == 1)
 
 
 def test_a_cut_line_in_metrics_is_dropped(recipe: Path, tmp_path: Path) -> None:

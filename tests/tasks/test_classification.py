@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from fedlens import Federation, Message, Output, run, stack
+from fedlens import Facts, Federation, Message, Output, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.data import Synthetic
 from fedlens.data.images.tensors import Tensors
@@ -70,7 +70,7 @@ def test_a_missing_class_gets_no_figure() -> None:
 def test_pictures_by_hand() -> None:
     data = scored((1, 0, 0), (0, 1, 0), (0, 1, 0), (1, 0, 0), y=[0, 0, 1, 2])
     sheet, matrix = Known(classes=3).pictures(
-        Says(), Federation([], test=data, facts={"classes": ["ant", "bee", "cat"]})
+        Says(), Federation([], test=data, facts=Facts(classes=("ant", "bee", "cat")))
     )
     assert list(sheet.labels) == ["ant", "bee (is ant)", "bee", "ant (is cat)"] and sheet.facts == {
         "right": 2,

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedlens.core.client import generator
+from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.data.source import DataError
 from fedlens.data.video.frames import ArrayFrames
@@ -69,15 +70,15 @@ def videos(*lengths: int) -> VideoSet:
 def test_short_videos_are_left_out_and_counted() -> None:
     """VCOP needs 16 frames here: of (15, 16, 40) and (20, 3) one each goes."""
     found = VCOP(frames=4, gap=2, size=32).admit(
-        Federation([videos(15, 16, 40), videos(20, 3)], facts={"classes": ["a"]})
+        Federation([videos(15, 16, 40), videos(20, 3)], facts=Facts(classes=("a",)))
     )
     assert [len(h) for h in found.holdings] == [2, 1]
     assert (
-        found.facts["excluded"] == 2
-        and found.facts["excluded_by_client"] == [1, 1]
-        and found.facts["least_frames"] == 16
+        found.facts.details["excluded"] == 2
+        and found.facts.details["excluded_by_client"] == [1, 1]
+        and found.facts.details["least_frames"] == 16
     )
-    assert found.facts["notes"] == ["2 videos are shorter than 16 frames and were left out"]
+    assert list(found.facts.notes) == ["2 videos are shorter than 16 frames and were left out"]
 
 
 def test_what_nobody_can_learn_from_is_refused() -> None:

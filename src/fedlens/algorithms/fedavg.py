@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., 2017) and the one training loop.
+"""FedAvg (McMahan et al., 2017).
 
 State and broadcast: "model". Reply: "delta" = local - global, weighted by samples or uniformly,
 with the scalars "loss" (mean of the total loss over all batches), "examples", "steps" and "lr_sum".
@@ -10,94 +10,31 @@ local models.
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from fedlens.core import tree
-from fedlens.core.algorithm import Algorithm, Layer, StackError
+from fedlens.core.algorithm import Algorithm, Layer, Scalar, StackError
 from fedlens.core.client import Batch, Client, Data, generator, seeded
+from fedlens.core.facts import Facts
+from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Positive
 from fedlens.core.message import Message
 from fedlens.core.replies import Replies
 from fedlens.core.task import Adapt, LearningTask
+from fedlens.core.training import Learner, find_device, lr_factor, shuffled, train
 from fedlens.core.tree import Tree
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a stretch of training was like."""
-
-    loss: float
-    steps: int
-    lr_sum: float
-
-
-def train(
-    parameters: list[nn.Parameter],
-    batches: Iterable[Batch],
-    objective: Callable[[Batch], tuple[Tensor, Tensor | None]],
-    optimizer: torch.optim.Optimizer,
-    *,
-    clip: float | None = None,
-    amp: AbstractContextManager[Any] | None = None,
-) -> Trained:
-    """The loop. `objective` gives the loss that is reported and what else steers the weights (or
-    None).
-    """
-    losses: list[Tensor] = []
-    lr_sum = 0.0
-    for batch in batches:
-        optimizer.zero_grad(set_to_none=True)
-        with amp or nullcontext():
-            loss, pull = objective(batch)
-        (loss if pull is None else loss + pull.to(loss.dtype)).backward()  # type: ignore[no-untyped-call]
-        if clip:
-            nn.utils.clip_grad_norm_(parameters, clip)
-        optimizer.step()
-        losses.append(loss.detach())
-        group = optimizer.param_groups[0]
-        # of the common rate: a group's own is a multiple of it
-        lr_sum += group["lr"] / group.get("factor", 1.0)
-    if not losses:
-        raise ValueError("nothing to train on")
-    return Trained(float(torch.stack(losses).double().mean()), len(losses), lr_sum)
-
-
-def draw(
-    data: Data, size: int, rng: Generator, *, epochs: int = 1, steps: int | None = None
-) -> Iterator[Batch]:
-    """Shuffled batches: `epochs` passes, or exactly `steps` of them."""
-    if not len(data):
-        return
-    done, passes = 0, 0
-    while (done < steps) if steps else (passes < epochs):
-        order = torch.randperm(len(data), generator=rng)
-        for index in _split(order, size):
-            if steps and done == steps:
-                return
-            yield data.batch(index, rng)
-            done += 1
-        passes += 1
-
-
-def _split(order: Tensor, size: int) -> list[Tensor]:
-    """A last batch of one joins the one before it: BatchNorm cannot train on a single sample."""
-    pieces = list(torch.split(order, size))
-    if len(pieces) > 1 and len(pieces[-1]) == 1:
-        pieces[-2:] = [torch.cat(pieces[-2:])]
-    return pieces
-
-
 @dataclass
-class FedAvg(Algorithm):
+class FedAvg(Learner):
     """Local training, averaged. Every other learning method is a layer around this one.
 
     task: what is learned. lr, optimizer, momentum, weight_decay: the local optimiser, fresh in
@@ -138,7 +75,12 @@ class FedAvg(Algorithm):
     freeze_rounds: Natural | None = None
     _resident: nn.Module | None = field(default=None, init=False, repr=False, compare=False)
 
-    trains: ClassVar[bool] = True
+    reports: ClassVar[Mapping[str, Scalar]] = {
+        "loss": Scalar("mean", weight="examples", record=True),
+        "examples": Scalar("sum", record=True),
+        "steps": Scalar("local"),
+        "lr_sum": Scalar("local"),
+    }
 
     def __post_init__(self) -> None:
         if self.trains and not isinstance(self.task, LearningTask):
@@ -162,15 +104,15 @@ class FedAvg(Algorithm):
             load_weights(model, self.init_from)
         return Message({"model": tree.clone(model.state_dict())})
 
-    def given(self, facts: Mapping[str, Any]) -> Algorithm:
+    def given(self, facts: Facts) -> Algorithm:
         """Clients whose own resolution the model cannot take are refused here, not one by one in
         every round.
         """
         self.task.fits(facts)
-        for client, native in enumerate(facts.get("resolutions", ())):
-            if any(int(side) % self.task.multiple for side in native.split("x")):
+        for client, (height, width) in enumerate(facts.resolutions):
+            if height % self.task.multiple or width % self.task.multiple:
                 raise StackError(
-                    f"client {client} has {native} inputs, but the model takes multiples of"
+                    f"client {client} has {height}x{width} inputs, but the model takes multiples of"
                     f" {self.task.multiple}"
                 )
         return self
@@ -194,7 +136,9 @@ class FedAvg(Algorithm):
             pulls = [pull(model) for pull in client.pulls]
             return loss, torch.stack(pulls).sum() if pulls else None
 
-        batches = draw(client.data, self.batch, client.rng, epochs=self.epochs, steps=self.steps)
+        batches = shuffled(
+            client.data, self.batch, client.rng, epochs=self.epochs, steps=self.steps
+        )
         with self.thawed(model, message):
             groups = self._groups(model, adapters, message)
             parameters = [p for group in groups for p in group["params"]]
@@ -230,6 +174,27 @@ class FedAvg(Algorithm):
 
     def result(self, state: Message) -> nn.Module:
         return self.load(state.trees["model"]).eval()
+
+    def rehearse(self, federation: Federation) -> None:
+        """One example through a fresh model, where the data is here."""
+        if federation.holdings[0] is None:
+            return
+        if not isinstance(federation.holdings[0], Data):
+            raise ValueError("it has no batches of examples to learn from")
+        data = next((h for h in federation.holdings if len(h)), None)
+        if data is None:
+            raise ValueError("no client has any data")
+        with seeded(generator(self.seed)), torch.no_grad():
+            batch = data.batch(torch.arange(1))
+            try:
+                self.task.loss(self.task.forward(self.task.model().eval(), batch), batch)
+            except (RuntimeError, IndexError, KeyError) as e:
+                raise ValueError(str(e).strip().splitlines()[0]) from e
+
+    def shortened(self, steps: int) -> tuple[Algorithm, float]:
+        short = copy.copy(self)
+        short.epochs, short.steps = 1, min(steps, self.steps) if self.steps else None
+        return short, self.steps / min(steps, self.steps) if self.steps else float(self.epochs)
 
     # -- the resident model ------------------------------------------------------------------------
 
@@ -334,7 +299,7 @@ class FedAvg(Algorithm):
         return self.lr * lr_factor(
             self.schedule,
             message.round,
-            int(message.scalars.get("rounds", 1)),
+            message.header.rounds,
             self.step_every,
             self.decay,
         )
@@ -452,30 +417,6 @@ class TrainingLayer(Layer):
         head = self.fedavg.resident.head
         assert isinstance(head, nn.Linear)
         return head
-
-
-@functools.cache
-def find_device(name: str) -> torch.device:
-    """A device by its name, or a sentence. It is not tried out: workers are forked later, and a
-    process that has used a GPU cannot be.
-    """
-    try:
-        device = torch.device(name)
-        module: Any = torch.get_device_module(device)
-        here = module.is_available() and (device.index or 0) < module.device_count()
-    except RuntimeError:
-        here = False
-    if not here:
-        raise ValueError(f"there is no device {name!r} here, but device=cpu always works")
-    return device
-
-
-def lr_factor(schedule: str, number: int, rounds: int, step_every: int, decay: float) -> float:
-    if schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * number / max(1, rounds)))
-    if schedule == "step":
-        return float(decay ** (number // step_every))
-    return 1.0
 
 
 def _chain(adapters: list[nn.Module]) -> Adapt:

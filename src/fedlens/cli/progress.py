@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from fedlens.cli.text import ACCENT, console, duration, few, number, size, spark
-from fedlens.report.page_data import UNEVALUATED, remarks
+from fedlens.report.page_data import UNEVALUATED
 from fedlens.runs.job import Setup, Watch
 
 
@@ -27,7 +27,7 @@ class Plain(Watch):
 
     def begin(self, setup: Setup, folder: Path, done: int) -> None:
         self.rounds, self.folder = setup.settings.rounds, folder
-        for line in [*headline(setup, folder, done), *remarks(setup.federation.facts)]:
+        for line in [*headline(setup, folder, done), *setup.federation.facts.remarks()]:
             self.print(line)
 
     def round(self, record: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ class Live(Watch):
         self.console.print(f"[bold {ACCENT}]{escape(first)}[/]", soft_wrap=True)
         for line in rest:
             self.console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
-        for line in remarks(setup.federation.facts):
+        for line in setup.federation.facts.remarks():
             self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
         self.first, self.rounds, self.began, self.folder = (
             done,
@@ -142,10 +142,10 @@ class Cells(Live):
         self.title, self.told = title, told
 
     def begin(self, setup: Setup, folder: Path, done: int) -> None:
-        for line in remarks(setup.federation.facts):
+        for line in setup.federation.facts.remarks():
             if line not in self.told:
                 self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
-        self.told.update(remarks(setup.federation.facts))
+        self.told.update(setup.federation.facts.remarks())
         self.first, self.rounds, self.began, self.folder = (
             done,
             setup.settings.rounds,

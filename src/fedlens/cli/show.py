@@ -20,7 +20,6 @@ from fedlens.config.convert import nearest
 from fedlens.config.overrides import split
 from fedlens.config.parts import Part
 from fedlens.config.recipe import Config, ConfigError
-from fedlens.report.page_data import remarks
 from fedlens.runs.job import ENGINES, prepare, rehearse
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def partition(config: Config, picture: Path) -> None:
     picture = picture_file(picture)
     settings = config.settings
     federation = config.build_source().federation(settings.clients, settings.seed)
-    labels: Sequence[Sequence[int]] | None = federation.facts.get("labels")
+    labels = federation.facts.labels or None
     sizes = [len(h) if hasattr(h, "__len__") else 1 for h in federation.holdings]
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
     table.add_column("client", justify="right", style=ACCENT)
@@ -103,7 +102,7 @@ def partition(config: Config, picture: Path) -> None:
         table.add_column("classes", justify="right")
         table.add_column("largest", justify="right")
         table.add_column("labels", no_wrap=True)
-    look: Sequence[str] = federation.facts.get("look", ())
+    look = federation.facts.look
     if look:
         table.add_column("look", no_wrap=True)
     for i, n in enumerate(sizes):
@@ -130,7 +129,7 @@ def partition(config: Config, picture: Path) -> None:
     out.print(
         f"{len(sizes)} clients hold {sum(sizes)} examples ({min(sizes)} to {max(sizes)} each){test}"
     )
-    for line in remarks(federation.facts):
+    for line in federation.facts.remarks():
         out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     draw_partition(federation, sizes, picture, config.name)
     out.print(f"Picture: {picture}", soft_wrap=True)
@@ -162,8 +161,8 @@ def draw_partition(federation: Federation, sizes: Sequence[int], picture: Path, 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    labels, names, look = (federation.facts.get(key) for key in ("labels", "classes", "look"))
-    counts = [list(row) for row in labels] if labels is not None else [[n] for n in sizes]
+    labels, names, look = federation.facts.labels, federation.facts.classes, federation.facts.look
+    counts = [list(row) for row in labels] if labels else [[n] for n in sizes]
     classes = len(counts[0])
     words = (
         [str(n) for n in names]
@@ -189,7 +188,7 @@ def draw_partition(federation: Federation, sizes: Sequence[int], picture: Path, 
     axes.set(xlabel="client", ylabel="examples", title=f"{title}: who holds what")
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)
-    if labels is not None and classes <= 20:
+    if labels and classes <= 20:
         upper.legend(loc="outside right upper", frameon=False, fontsize="small")
     if lower is not None and look:
         draw_looks(lower, federation, look)

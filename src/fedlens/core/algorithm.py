@@ -7,14 +7,18 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
+
 from fedlens.core.client import Client, generator
+from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.message import Message
 from fedlens.core.picture import Picture
+from fedlens.core.replies import NEEDS, Heard, Replies
 from fedlens.core.replies import Needs as Needs
-from fedlens.core.replies import Replies
 from fedlens.core.tree import Tree
 
 Stage = Literal["learn", "share", "merge", "wire"]
@@ -24,23 +28,36 @@ class StackError(ValueError):
     """A stack that cannot work, refused when it is built."""
 
 
+@dataclass(frozen=True)
+class Scalar:
+    """A number that a reply carries, and how the server may read it.
+
+    read: "mean" and "sum" are read over all clients together (`Replies.average`, `Replies.total`);
+    "each" one by one (`Replies.values`), which an algorithm may do only if it needs "scalars";
+    "local" never leaves the client: layers further out read it there. weight: for a mean, the
+    scalar that says how much a client counts. record: a column per client in `metrics.jsonl`, where
+    single values are known.
+    """
+
+    read: Literal["mean", "sum", "each", "local"] = "each"
+    weight: str | None = None
+    record: bool = False
+
+
 class Algorithm(ABC):
     """Two functions at each end, and a few beside them. `state` lives on the server,
     `client.memory` on the clients.
+
+    needs: what `server_step` looks at. reports: the scalars of its replies; one that is not
+    declared counts as "each". draws: does `client_step` use random numbers, `client.rng` or hidden
+    ones? Making them takes 100 us a client. trains: does it run the training loop, so that terms
+    can be added to its objective?
     """
 
-    needs: Needs = (
-        "sums"  # does server_step look at single replies, or only at their weighted sums?
-    )
-    draws: ClassVar[bool] = (
-        # does client_step use random numbers, `client.rng` or hidden ones? Making them takes 100 us
-        # a client
-        True
-    )
-    trains: ClassVar[bool] = (
-        # does client_step run the training loop, so that terms can be added to its objective?
-        False
-    )
+    needs: Needs = "sums"
+    reports: ClassVar[Mapping[str, Scalar]] = {}
+    draws: ClassVar[bool] = True
+    trains: ClassVar[bool] = False
 
     @abstractmethod
     def init(self) -> Message:
@@ -58,7 +75,7 @@ class Algorithm(ABC):
     def server_step(self, state: Message, replies: Replies) -> Message:
         """The next state."""
 
-    def given(self, facts: Mapping[str, Any]) -> Algorithm:
+    def given(self, facts: Facts) -> Algorithm:
         """This algorithm, told before the first round what is public about the federation
         (`Federation.facts`: the size of a scene, its noise). For the server's half: what a client
         must know of it travels in a message."""
@@ -87,6 +104,32 @@ class Algorithm(ABC):
         client keeps, where that is known: in a simulation, never at a real site."""
         return ()
 
+    def shares(self, heard: Mapping[int, Heard], state: Message) -> Mapping[int, float]:
+        """How much each client counted in the round that led to `state`, as far as that is one
+        number: its share of the first weight that its reply names.
+        """
+        return share_of(heard, next((n for h in heard.values() for n in h.weights), ""))
+
+    def rehearse(self, federation: Federation) -> None:  # noqa: B027  most have nothing to try
+        """Try one example before the first round, so that what does not fit is found out once and
+        not by every client on its own: raise a ValueError.
+        """
+
+    def shortened(self, steps: int) -> tuple[Algorithm, float]:
+        """A copy whose clients work for one epoch or `steps` steps at most, and how many times
+        longer the real ones work. For estimates.
+        """
+        return self, 1.0
+
+    def unrehearsed(self, reply: Message) -> str:
+        """What a rehearsal left out of a client's work, for estimates: "the time to ..."."""
+        return ""
+
+    @property
+    def place(self) -> torch.device:
+        """The device the work is done on."""
+        return torch.device("cpu")
+
     @property
     def paced_by(self) -> str | None:
         """The setting by which what a round does depends on how many are planned, if there is one:
@@ -102,29 +145,35 @@ class Algorithm(ABC):
         """The base, then every layer from the inside out."""
         yield self
 
+    def declared(self) -> dict[str, Scalar]:
+        """The scalars of a reply of the whole stack."""
+        return {name: s for part in self.parts() for name, s in part.reports.items()}
+
+
+def share_of(heard: Mapping[int, Heard], weight: str) -> dict[int, float]:
+    """How much each client counts in the sum with this weight."""
+    named = {i: h.weights[weight] for i, h in heard.items() if weight in h.weights}
+    whole = sum(named.values())
+    return {i: w / whole for i, w in named.items()} if whole > 0 else {}
+
 
 class Layer(Algorithm):
     """Override the halves that change; everything else goes to `inner`. Constructor arguments are
     the configuration.
+
+    own_needs: what this layer itself looks at. hides_replies: single replies are not visible
+    further in (secure aggregation). merges: decides how single deltas become one, which a stack can
+    do only once. of_mean: changes the merged update, so whatever looks at single ones must come
+    before it, further out. steers: adds a pull, so that local steps are no longer plain gradients
+    of the loss. tuned: its one own parameter, and what `compare --tune` tries for it.
     """
 
     stage: ClassVar[Stage] = "learn"
     own_needs: ClassVar[Needs] = "sums"
-    hides_replies: ClassVar[bool] = (
-        False  # single replies are not visible further in (secure aggregation)
-    )
-    merges: ClassVar[bool] = (
-        False  # decides how single deltas become one: a stack can do that only once
-    )
-    of_mean: ClassVar[bool] = (
-        # changes the merged update, so whatever looks at single ones must come before it, further
-        # out
-        False
-    )
-    steers: ClassVar[bool] = (
-        False  # adds a pull, so that local steps are no longer plain gradients of the loss
-    )
-    # its one own parameter, and what `compare --tune` tries for it
+    hides_replies: ClassVar[bool] = False
+    merges: ClassVar[bool] = False
+    of_mean: ClassVar[bool] = False
+    steers: ClassVar[bool] = False
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {}
     inner: Algorithm
 
@@ -146,17 +195,14 @@ class Layer(Algorithm):
                     f"{name} stands outside {type(part).__name__}, which decides what goes on the"
                     f" wire: put {name} before it in the stack"
                 )
-        if self.hides_replies and inner.needs == "replies":
-            who = next(
-                type(p).__name__
-                for p in inner.parts()
-                if getattr(p, "own_needs", p.needs) == "replies"
-            )
-            raise StackError(f"{name} hides single replies, but {who} needs them")
+        if self.hides_replies and inner.needs != "sums":
+            who = next(p for p in inner.parts() if getattr(p, "own_needs", p.needs) == inner.needs)
+            what = "single replies" if inner.needs == "replies" else "the scalars of single replies"
+            raise StackError(f"{name} hides {what}, but {type(who).__name__} needs them")
         self._check_merging(inner)
         layer = copy.copy(self)
         layer.inner = inner
-        layer.needs = "replies" if "replies" in (self.own_needs, inner.needs) else "sums"
+        layer.needs = max(self.own_needs, inner.needs, key=NEEDS.index)
         layer.check(inner)
         return layer
 
@@ -200,10 +246,25 @@ class Layer(Algorithm):
     def server_step(self, state: Message, replies: Replies) -> Message:
         return self.inner.server_step(state, replies)
 
-    def given(self, facts: Mapping[str, Any]) -> Algorithm:
+    def given(self, facts: Facts) -> Algorithm:
         layer = copy.copy(self)
         layer.inner = self.inner.given(facts)
         return layer
+
+    def shares(self, heard: Mapping[int, Heard], state: Message) -> Mapping[int, float]:
+        return self.inner.shares(heard, state)
+
+    def rehearse(self, federation: Federation) -> None:
+        self.inner.rehearse(federation)
+
+    def shortened(self, steps: int) -> tuple[Algorithm, float]:
+        layer = copy.copy(self)
+        layer.inner, times = self.inner.shortened(steps)
+        return layer, times
+
+    @property
+    def place(self) -> torch.device:
+        return self.inner.place
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
         return self.inner.expects(message)
@@ -226,6 +287,14 @@ class Layer(Algorithm):
     def parts(self) -> Iterator[Algorithm]:
         yield from self.inner.parts()
         yield self
+
+
+def mixed_shares(
+    heard: Mapping[int, Heard], first: str, second: str, mix: float
+) -> dict[int, float]:
+    """How much each client counts in (1 - mix) of one mean and mix of another."""
+    a, b = share_of(heard, first), share_of(heard, second)
+    return {i: (1 - mix) * a.get(i, 0.0) + mix * b.get(i, 0.0) for i in heard}
 
 
 def stack(base: Algorithm, *layers: Layer) -> Algorithm:
@@ -251,5 +320,4 @@ def server_rng(state: Message, layer: str) -> Any:
     """Server randomness depends on the seed, the round and the layer's name, never on what ran
     before.
     """
-    seed, turn = int(state.scalars.get("seed", 0)), state.round
-    return generator(seed, turn, *layer.encode())
+    return generator(state.header.seed, state.round, *layer.encode())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedlens.core.client import Data
+from fedlens.core.facts import Facts
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Federation:
     holdings: Sequence[Any]
     held_out: Sequence[Data | None] = ()
     test: Any | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
 
     def __len__(self) -> int:
         return len(self.holdings)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedlens.core.message import BadMessage, Message
+from fedlens.core.message import BadMessage, Header, Message
 from fedlens.core.tree import Tree, count_bytes
 
 NEVER = -1
@@ -42,7 +42,7 @@ class Record:
         trees = {f"kept:{n}": t for n, t in self.kept.items()} | {
             f"draft:{n}": t for n, t in self.draft.items()
         }
-        return Message(trees, {"round": self.round})
+        return Message(trees, header=Header(round=self.round))
 
     @staticmethod
     def from_message(m: Message) -> Record:
@@ -50,7 +50,7 @@ class Record:
             p: {n[len(p) :]: t for n, t in m.trees.items() if n.startswith(p)}
             for p in ("kept:", "draft:")
         }
-        return Record(part["kept:"], part["draft:"], int(m.scalars["round"]))
+        return Record(part["kept:"], part["draft:"], m.round)
 
     def count_bytes(self) -> int:
         return sum(count_bytes(t) for part in (self.kept, self.draft) for t in part.values())

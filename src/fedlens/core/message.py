@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -44,6 +44,38 @@ class BadMessage(ValueError):
 
 
 @dataclass(frozen=True)
+class Header:
+    """What the core itself says in a message; scalars are the layers' own.
+
+    round: counted from 0; in a reply the round it answers. rounds: how many are planned. seed: of
+    everything. population: clients that can be asked. cohort: clients asked in this round, 0 where
+    nobody was asked. evaluate: score what is sent, do not learn from it. rehearsal: a dry run that
+    leaves no trace. stop: in a state, the algorithm has ended the run.
+    """
+
+    round: int = 0
+    rounds: int = 1
+    seed: int = 0
+    population: int = 1
+    cohort: int = 0
+    evaluate: bool = False
+    rehearsal: bool = False
+    stop: bool = False
+
+    @staticmethod
+    def read(table: Mapping[str, Any]) -> Header:
+        """From JSON: every field known, and of its own type."""
+        for name, value in table.items():
+            kind = _HEADER.get(name)
+            if kind is None or type(value) is not kind:
+                raise BadMessage(f"header: {name!r} is not a known field or not of its type")
+        return Header(**table)
+
+
+_HEADER = {f.name: bool if isinstance(f.default, bool) else int for f in fields(Header)}
+
+
+@dataclass(frozen=True)
 class Message:
     """Named trees and scalars. A reply's trees may carry named weights: how much the tree counts in
     each sum (default 1).
@@ -53,6 +85,7 @@ class Message:
     scalars: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     sender: int = SERVER
+    header: Header = Header()
     _derived: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def put(self, **trees: Tree) -> Message:
@@ -76,8 +109,10 @@ class Message:
         new = named if weight is None else {MEAN: weight, **named}
         return replace(self, weights={**self.weights, tree: new}, _derived={})
 
-    def sent_by(self, sender: int) -> Message:
-        return replace(self, sender=sender)
+    def with_header(self, header: Header | None = None, /, **changes: int | bool) -> Message:
+        """The same under another header, or with some of its fields changed."""
+        changed: Header = replace(header or self.header, **changes)  # type: ignore[arg-type]
+        return replace(self, header=changed, _derived={})
 
     def derived(self, key: str, compute: Callable[[], T]) -> T:
         """A message never changes, so what follows from it can be computed once per process and
@@ -90,7 +125,7 @@ class Message:
 
     @property
     def round(self) -> int:
-        return int(self.scalars.get("round", 0))
+        return self.header.round
 
     def count_bytes(self) -> int:
         """Array bytes; the header is not counted, so that engines agree."""
@@ -139,6 +174,7 @@ class Message:
             "scalars": dict(self.scalars),
             "weights": {t: dict(w) for t, w in self.weights.items()},
             "sender": self.sender,
+            "header": asdict(self.header),
             "trees": {tree: list(arrays) for tree, arrays in self.trees.items()},
         }
         header: dict[str, Any] = {"__metadata__": {"message": json.dumps(meta)}}
@@ -185,7 +221,8 @@ class Message:
                 tree: {n: found[f"{tree}/{n}"] for n in names}
                 for tree, names in meta["trees"].items()
             }
-            return Message(trees, meta["scalars"], meta["weights"], int(meta["sender"]))
+            header = Header.read(meta["header"])
+            return Message(trees, meta["scalars"], meta["weights"], int(meta["sender"]), header)
         except BadMessage:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as e:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -25,7 +25,10 @@ from torch import Tensor
 from fedlens.core.message import MEAN, Message
 from fedlens.core.tree import Tree, is_finite, mismatch
 
-Needs = Literal["sums", "replies"]  # what a server's half looks at
+# What a server's half looks at: weighted sums only; trees as sums and scalars one by one; or single
+# replies. Each asks for more than the one before.
+Needs = Literal["sums", "scalars", "replies"]
+NEEDS: tuple[Needs, ...] = ("sums", "scalars", "replies")
 # elements joined at a time: small enough for the cache, large enough that calling torch costs
 # little beside it
 CHUNK = 1 << 17
@@ -40,6 +43,25 @@ class Lost:
     sender: int
     reason: str
     refused: bool = False
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A reply that counted, without its trees: what the server's end of an engine saw of it.
+
+    round: the round it answers. scalars: what it reported. bytes: of its arrays. weights: how much
+    it counts, by the names that its first tree gives."""
+
+    sender: int
+    round: int
+    scalars: Mapping[str, float]
+    bytes: int
+    weights: Mapping[str, float]
+
+    @staticmethod
+    def of(reply: Message) -> Heard:
+        weights = {n: float(w) for n, w in next(iter(reply.weights.values()), {}).items()}
+        return Heard(reply.sender, reply.round, reply.scalars, reply.count_bytes(), weights)
 
 
 class Weightless(ValueError):
@@ -208,27 +230,70 @@ class Replies:
     with `put`.
     """
 
-    scalars: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # by sender, sorted
+    heard: Mapping[int, Heard] = field(default_factory=dict)  # by sender, sorted
     sums: Mapping[Key, Sum] = field(default_factory=dict)
     singles: Mapping[int, Message] = field(default_factory=dict)  # by position in the sorted cohort
     means: Mapping[str, Tree] = field(default_factory=dict)  # put there by layers
+    allowed: Needs = "replies"  # what the algorithm said it looks at; more is refused
 
     def __len__(self) -> int:
-        return len(self.scalars)
+        return len(self.heard)
 
     def __iter__(self) -> Iterator[Message]:
         """The single replies, sorted by sender."""
-        if self.scalars and not self.singles:
+        self._permit("replies")
+        if self.heard and not self.singles:
             raise ValueError("single replies were asked for, but only their sums are known")
         return (self.singles[p] for p in sorted(self.singles))
 
     @property
     def senders(self) -> Sequence[int]:
-        return list(self.scalars)
+        return list(self.heard)
+
+    @property
+    def scalars(self) -> Mapping[int, Mapping[str, float]]:
+        """What every client reported, by sender. For an algorithm that needs "scalars"."""
+        self._permit("scalars")
+        return {i: h.scalars for i, h in self.heard.items()}
 
     def values(self, scalar: str) -> list[float]:
-        """One scalar of every reply that has it, in order of sender."""
-        return [s[scalar] for s in self.scalars.values() if scalar in s]
+        """One scalar of every reply that has it, in order of sender. For an algorithm that needs
+        "scalars".
+        """
+        self._permit("scalars")
+        return self._each(scalar)
+
+    def total(self, scalar: str) -> float:
+        """The sum of one scalar over the replies that have it."""
+        return sum(self._each(scalar))
+
+    def average(self, scalar: str, weight: str | None = None) -> float | None:
+        """The mean of one scalar over the replies that have it, weighted by another one (1 where a
+        reply lacks that); None where nobody has it.
+        """
+        if weight is None:
+            return self.total(scalar) / n if (n := len(self._each(scalar))) else None
+        pairs = [
+            (h.scalars[scalar], h.scalars.get(weight, 1.0))
+            for h in self.heard.values()
+            if scalar in h.scalars
+        ]
+        whole = sum(w for _, w in pairs)
+        return sum(x * w for x, w in pairs) / whole if whole else None
+
+    def _each(self, scalar: str) -> list[float]:
+        return [h.scalars[scalar] for h in self.heard.values() if scalar in h.scalars]
+
+    def limited_to(self, needs: Needs) -> Replies:
+        """The same, for an algorithm that said what it looks at."""
+        return replace(self, allowed=needs)
+
+    def _permit(self, wanted: Needs) -> None:
+        if NEEDS.index(self.allowed) < NEEDS.index(wanted):
+            raise PermissionError(
+                f'server_step looks at {wanted}, but the stack says that it needs "{self.allowed}":'
+                f' a layer that does so has own_needs = "{wanted}"'
+            )
 
     def trees(self) -> list[str]:
         names = (
@@ -329,7 +394,7 @@ class Replies:
         averaged.
         """
         singles = {p: m.drop(*means) for p, m in self.singles.items()}
-        return Replies(self.scalars, self.sums, singles, {**self.means, **means})
+        return replace(self, singles=singles, means={**self.means, **means})
 
 
 Step = tuple[int, int, float]  # left moves towards right by so much
@@ -385,29 +450,34 @@ def _plan(positions: Sequence[int]) -> list[tuple[int, int]]:
     return steps
 
 
-def gather(
-    arrived: Iterable[Message | Lost | Nodes], ids: Sequence[int]
-) -> tuple[Replies, list[Lost]]:
+Arrival = Message | Heard | Lost | Nodes  # what an engine yields in a round, in any order
+
+
+def gather(arrived: Iterable[Arrival], ids: Sequence[int]) -> tuple[Replies, list[Lost]]:
     """Everything an engine yields in a round, in whatever order, into sorted replies and a list of
     who is missing and why.
     """
     place = {i: p for p, i in enumerate(sorted(ids))}
-    came: list[Message] = []
+    whole: list[Message] = []
+    heard: list[Heard] = []
     lost: list[Lost] = []
     fold = Fold()
     for item in arrived:
         if isinstance(item, Lost):
             lost.append(item)
+        elif isinstance(item, Heard):
+            heard.append(item)
         elif isinstance(item, Message):
-            came.append(item)
+            heard.append(Heard.of(item))
+            whole.append(item)
         else:
             for node, sums in item.items():
                 fold.merge(node, sums)
-    came.sort(key=lambda m: (m.sender, m.round))
+    heard.sort(key=lambda h: (h.sender, h.round))
+    whole.sort(key=lambda m: (m.sender, m.round))
     # A late reply of a client that was not asked this round stands behind those that were.
-    late = [m.sender for m in came if m.sender not in place]
+    late = [h.sender for h in heard if h.sender not in place]
     place.update({sender: len(ids) + k for k, sender in enumerate(late)})
-    singles = {place[m.sender]: m for m in came if m.trees}
-    return Replies({m.sender: m.scalars for m in came}, fold.total(), singles), sorted(
-        lost, key=lambda x: x.sender
-    )
+    singles = {place[m.sender]: m for m in whole if m.trees}
+    replies = Replies({h.sender: h for h in heard}, fold.total(), singles)
+    return replies, sorted(lost, key=lambda x: x.sender)

@@ -1,25 +1,20 @@
-"""One round loop for every algorithm and engine, and the one place where a client half is
-entered.
-"""
+"""One round loop for every algorithm and engine."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from fedlens.core.algorithm import Algorithm
-from fedlens.core.client import Client, generator, seeded
-from fedlens.core.federation import Federation
-from fedlens.core.memory import NEVER, Draft, Memory, Record
-from fedlens.core.message import Message
-from fedlens.core.replies import Lost, Nodes, Replies, Weightless, gather
+from fedlens.core.algorithm import Algorithm, Scalar
+from fedlens.core.client import generator
+from fedlens.core.message import Header, Message
+from fedlens.core.replies import Arrival, Heard, Lost, Replies, Weightless, gather
 
 
 class Engine(Protocol):
@@ -31,10 +26,10 @@ class Engine(Protocol):
 
     def exchange(
         self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
-    ) -> Iterable[Message | Lost | Nodes]:
+    ) -> Iterable[Arrival]:
         """Ask these clients; `heard` tells in which round the server last heard each. Yields
-        replies, who got lost and why, and, for an algorithm that needs only sums, partial sums in
-        place of the replies' trees."""
+        replies and who got lost and why; for an algorithm that does not need single replies, what
+        was heard of each and partial sums of their trees instead."""
         ...
 
     def snapshot(self) -> Mapping[int, Path]:
@@ -50,53 +45,6 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-_UNUSED = torch.Generator()  # of a client half that draws no random numbers
-
-
-def answer(
-    algorithm: Algorithm,
-    message: Message,
-    id: int,
-    federation: Federation,
-    memory: Memory,
-    heard: int = NEVER,
-) -> Message:
-    """The client's end of every engine: settle the memory, work with seeded random numbers, leave a
-    draft, reply.
-    """
-    record = memory.load(id)
-    kept = record.settle(heard)
-    evaluating = bool(message.scalars.get("evaluate"))
-    draws = evaluating or algorithm.draws
-    rng = generator(int(message.scalars.get("seed", 0)), message.round, id) if draws else _UNUSED
-    draft = Draft(kept, read_only=evaluating)
-    client = Client(id, federation.holdings[id], rng, draft, federation.held_out_of(id))
-    with seeded(rng) if draws else nullcontext():
-        if evaluating:
-            held_out = client.held_out
-            metrics = (
-                algorithm.evaluate(message, held_out, draft)
-                if held_out is not None and len(held_out)
-                else {}
-            )
-            return Message(
-                scalars={
-                    **metrics,
-                    "examples": float(len(held_out) if held_out is not None else 0),
-                },
-                sender=id,
-            )
-        reply = algorithm.client_step(message, client)
-    memory.save(id, Record(kept, draft.written, message.round))
-    # How much a client counts is worth knowing, and where trees are summed on the way nobody else
-    # could tell.
-    counts = {
-        f"weight:{name}": float(w) for name, w in next(iter(reply.weights.values()), {}).items()
-    }
-    known = {"round": message.round, "bytes_up": reply.count_bytes(), **counts}
-    return replace(reply, scalars={**reply.scalars, **known}, sender=id)
-
-
 @dataclass
 class Progress:
     """Where a run stands: everything a checkpoint needs besides the clients' memories. `done`
@@ -110,26 +58,27 @@ class Progress:
 
 @dataclass(frozen=True)
 class Round:
-    """What is known about a finished round; `metrics.jsonl` holds one of these a line."""
+    """What is known about a finished round; `metrics.jsonl` holds one of these a line.
+
+    loss: mean of the clients' losses. unevaluated: whose held-out parts are missing from the
+    metrics, often just the clients that do worst."""
 
     number: int
     seconds: float
-    scalars: Mapping[int, Mapping[str, float]]
+    heard: Mapping[int, Heard]
     asked: int
     lost: Sequence[Lost]
     bytes_down: int
     bytes_up: int
+    loss: float | None
     metrics: Mapping[str, float]
     state: Message = field(repr=False)  # whoever prints a round does not mean the model
-    # their held-out parts are missing from the metrics: often just the clients that do worst
     unevaluated: Sequence[Lost] = ()
 
     @property
-    def loss(self) -> float | None:
-        """Mean of the clients' losses, weighted by their examples."""
-        pairs = [(s["loss"], s.get("examples", 1.0)) for s in self.scalars.values() if "loss" in s]
-        total = sum(w for _, w in pairs)
-        return sum(x * w for x, w in pairs) / total if total else None
+    def scalars(self) -> Mapping[int, Mapping[str, float]]:
+        """What every client that was heard reported."""
+        return {i: h.scalars for i, h in self.heard.items()}
 
 
 def sample(ids: Sequence[int], cohort: int | None, seed: int, number: int) -> list[int]:
@@ -169,46 +118,40 @@ def run(
         began, number = time.perf_counter(), here.done
         ids = engine.ids()
         asked = sample(ids, cohort, seed, number)
-        state = here.state.note(round=number, rounds=rounds, seed=seed, population=len(ids))
+        header = Header(number, rounds, seed, population=len(ids))
+        state = here.state.with_header(header)
         # What every client may know about the run travels in the message, because nothing else
         # reaches it.
-        message = algorithm.broadcast(state).note(
-            round=number, rounds=rounds, seed=seed, population=len(ids), cohort=len(asked)
-        )
-        arrived = (
-            _in_time(item, number, late) for item in engine.exchange(message, asked, here.heard)
-        )
-        replies, lost = gather(arrived, asked)
+        message = algorithm.broadcast(state).with_header(header, cohort=len(asked))
+        arrived = engine.exchange(message, asked, here.heard)
+        replies, lost = gather((_in_time(item, number, late) for item in arrived), asked)
         try:
-            state = algorithm.server_step(state, replies) if len(replies) else state
+            mine = replies.limited_to(algorithm.needs)
+            new = algorithm.server_step(state, mine) if len(mine) else state
+            state = new.with_header(header, stop=new.header.stop)
         except Weightless as e:  # nobody is left: the round is skipped, and nobody was heard
-            lost, replies = (
-                [*lost, *(Lost(i, str(e), refused=True) for i in replies.senders)],
-                Replies(),
-            )
+            lost += [Lost(i, str(e), refused=True) for i in replies.senders]
+            replies = Replies()
         # The round a reply answers is the round its client remembers: a late one confirms the draft
         # of that earlier round.
-        here.heard.update({i: int(s.get("round", number)) for i, s in replies.scalars.items()})
+        here.heard.update({i: h.round for i, h in replies.heard.items()})
         here.state, here.done = state, number + 1
-        stop = bool(state.scalars.get("stop"))
-        due = bool(evaluate_every) and (
-            here.done % evaluate_every == 0 or here.done == rounds or stop
-        )
-        metrics, unevaluated = (
-            evaluate(algorithm, engine, here, test, personal) if due else ({}, [])
-        )
-        up = int(sum(s.get("bytes_up", 0) for s in replies.scalars.values()))
+        stop = state.header.stop
+        last = here.done == rounds or stop
+        due = bool(evaluate_every) and (here.done % evaluate_every == 0 or last)
+        scored = evaluate(algorithm, engine, here, test, personal) if due else ({}, [])
         finished = Round(
-            number,
-            time.perf_counter() - began,
-            replies.scalars,
-            len(asked),
-            lost,
-            message.count_bytes() * len(asked),
-            up,
-            metrics,
-            state,
-            unevaluated,
+            number=number,
+            seconds=time.perf_counter() - began,
+            heard=replies.heard,
+            asked=len(asked),
+            lost=lost,
+            bytes_down=message.count_bytes() * len(asked),
+            bytes_up=sum(h.bytes for h in replies.heard.values()),
+            loss=replies.average("loss", algorithm.declared().get("loss", _LOSS).weight),
+            metrics=scored[0],
+            state=state,
+            unevaluated=scored[1],
         )
         del replies  # its sums are as large as a model, and the next round needs the room
         if after_round:
@@ -218,23 +161,23 @@ def run(
     return here.state
 
 
+_LOSS = Scalar("mean", weight="examples")  # of an algorithm that does not declare its loss
+
+
 def evaluate(
     algorithm: Algorithm, engine: Engine, here: Progress, test: Any | None, personal: bool
-) -> tuple[dict[str, float], list[Lost]]:  # fmt: skip
+) -> tuple[dict[str, float], list[Lost]]:
     """Metrics on the server's test set, and mean, spread and worst over the clients' held-out
     parts; who is missing from these, and why.
     """
-    message = algorithm.broadcast(here.state).note(
-        **{k: here.state.scalars[k] for k in ("round", "seed")}, evaluate=1
-    )
+    state = here.state
+    message = algorithm.broadcast(state).with_header(state.header, evaluate=True)
     metrics = algorithm.evaluate(message, test, {}) if test is not None else {}
     if not personal:
         return metrics, []
     asked = engine.ids()
     replies, lost = gather(engine.exchange(message, asked, here.heard), asked)
-    names = dict.fromkeys(
-        n for s in replies.scalars.values() for n in s if n not in ("examples", "round", "bytes_up")
-    )
+    names = dict.fromkeys(n for h in replies.heard.values() for n in h.scalars if n != "examples")
     for name in names:
         values = replies.values(name)
         worst = max(values) if name.endswith("loss") else min(values)
@@ -246,7 +189,7 @@ def evaluate(
     return metrics, lost
 
 
-def _in_time(item: Message | Lost | Nodes, number: int, late: int) -> Message | Lost | Nodes:
-    if isinstance(item, Message) and item.scalars.get("round", number) < number - late:
+def _in_time(item: Arrival, number: int, late: int) -> Arrival:
+    if isinstance(item, Message | Heard) and item.round < number - late:
         return Lost(item.sender, f"too late: answers round {item.round}")
     return item

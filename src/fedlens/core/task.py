@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.core.client import Batch, Data, Output
+from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.message import Message
 from fedlens.core.picture import Picture
@@ -97,7 +98,7 @@ class LearningTask(Task):
         features = adapt(features, batch) if adapt else features
         return Output(head(features), features)
 
-    def fits(self, facts: Mapping[str, Any]) -> None:
+    def fits(self, facts: Facts) -> None:
         """Refuse, before any work starts, data that this task cannot learn from: raise a
         ValueError. `facts` are the federation's.
         """

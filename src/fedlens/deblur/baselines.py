@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from fedlens.core.tree import Tree
 from fedlens.deblur import spectrum
 from fedlens.deblur.consensus import by_pixel
 from fedlens.deblur.feddeblur import FedDeblur
-from fedlens.deblur.observation import Observation
+from fedlens.deblur.observation import Observation, SceneFacts
 from fedlens.deblur.settings import alone
 
 
@@ -48,7 +48,7 @@ class CenDeblur(FedDeblur):
 
     needs: Needs = "replies"
 
-    def suggested(self, facts: Mapping[str, Any], n: int) -> tuple[float, float]:
+    def suggested(self, facts: SceneFacts, n: int) -> tuple[float, float]:
         """The same problem has the same eta. Without a splitting z = W x, n clients with penalty
         rho each hold x like one with n rho.
         """
@@ -186,7 +186,7 @@ class LocDeblur(FedDeblur):
 
     shared: ClassVar[bool] = False
 
-    def suggested(self, facts: Mapping[str, Any], n: int) -> tuple[float, float]:
+    def suggested(self, facts: SceneFacts, n: int) -> tuple[float, float]:
         return alone(self.prior, self.shared, facts)
 
     def broadcast(self, state: Message) -> Message:

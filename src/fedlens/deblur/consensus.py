@@ -39,7 +39,7 @@ def since_last(w: Tree, client: Client) -> Message:
 
 def mean_of_last(state: Message, replies: Replies) -> tuple[Message, Tree]:
     """The mean, and the state with the new total."""
-    met = state.scalars.get("met", 0.0) + sum(replies.values("first"))
+    met = state.scalars.get("met", 0.0) + replies.total("first")
     moved = scale(replies.mean("dw"), replies.weight("dw"))
     total = add(state.trees["total"], moved) if "total" in state.trees else moved
     return state.put(total=total).note(met=met), scale(total, 1 / met)

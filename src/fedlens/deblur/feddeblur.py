@@ -58,15 +58,16 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from fedlens.core.algorithm import Algorithm, StackError
+from fedlens.core.algorithm import Algorithm, Scalar, StackError
 from fedlens.core.client import Client, generator
+from fedlens.core.facts import Facts
 from fedlens.core.limits import Natural, NotNegative
 from fedlens.core.message import Message
 from fedlens.core.replies import Replies
 from fedlens.core.task import LearningTask, Task
 from fedlens.core.tree import Tree
 from fedlens.deblur import consensus, spectrum
-from fedlens.deblur.observation import Observation, inside
+from fedlens.deblur.observation import Observation, SceneFacts, inside
 from fedlens.deblur.priors import DenoiserName, Prior, PriorName, make_prior
 from fedlens.deblur.settings import published
 
@@ -181,6 +182,11 @@ class FedDeblur(Algorithm):
     )
 
     draws: ClassVar[bool] = False
+    reports: ClassVar[Mapping[str, Scalar]] = {
+        "loss": Scalar("mean", record=True),
+        "squared_gap": Scalar("mean"),
+        "first": Scalar("sum"),
+    }
 
     def __post_init__(self) -> None:
         if isinstance(self.task, LearningTask):
@@ -216,21 +222,19 @@ class FedDeblur(Algorithm):
 
     # -- what is known before the first round ------------------------------------------------------
 
-    def given(self, facts: Mapping[str, Any]) -> FedDeblur:
+    def given(self, facts: Facts) -> FedDeblur:
         """The scenes' sizes, and the published eta and rho where none were chosen."""
-        if "scenes" not in facts:
+        if not isinstance(facts, SceneFacts):
             raise StackError(
                 f"{type(self).__name__} restores scenes from blurred views, but this data has none:"
                 " use data.name=Scene"
             )
         told = replace(self)
-        told._scenes = {
-            name: (int(c), int(h), int(w)) for name, (c, h, w) in facts["scenes"].items()
-        }
-        told._pad = int(facts.get("pad", 0))
-        n = int(facts["clients"])
+        told._scenes = dict(facts.scenes)
+        told._pad = facts.pad
+        n = facts.clients
         if self.split is None:
-            told.split = facts.get("observe") == "partial" and not self.masks
+            told.split = facts.partial and not self.masks
         for channels in {shape[0] for shape in told._scenes.values()}:
             told.regulariser.check(channels)
         eta, rho = told.suggested(facts, n)
@@ -240,13 +244,11 @@ class FedDeblur(Algorithm):
             told.eta, told.sigma = (1 if told.split else n) * told.rho * self.sigma**2, None
         return told
 
-    def suggested(self, facts: Mapping[str, Any], n: int) -> tuple[float, float]:
+    def suggested(self, facts: SceneFacts, n: int) -> tuple[float, float]:
         """(eta, rho) for this federation."""
-        colour = any(c > 1 for c, _, _ in self._scenes.values() or facts["scenes"].values())
-        views = str(facts.get("blur", "mixed")) if facts.get("observe") == "partial" else "complete"
-        return published(
-            self.prior, views, colour, n, facts.get("noise"), self.rho, bool(self.split)
-        )
+        colour = any(c > 1 for c, _, _ in self._scenes.values() or facts.scenes.values())
+        views = facts.blur if facts.partial else "complete"
+        return published(self.prior, views, colour, n, facts.noise, self.rho, bool(self.split))
 
     # -- both ends ---------------------------------------------------------------------------------
 
@@ -299,7 +301,7 @@ class FedDeblur(Algorithm):
         return {"dw" if self._recalls(message) else "w": x}
 
     def client_step(self, message: Message, client: Client) -> Message:
-        received, n, rho = message.trees["x"], message.scalars["population"], message.scalars["rho"]
+        received, n, rho = message.trees["x"], message.header.population, message.scalars["rho"]
         sent: Tree = {}
         misfit = gap = 0.0
         for name, x in received.items():
@@ -316,20 +318,17 @@ class FedDeblur(Algorithm):
             reply = consensus.in_view(sent, client.data)
         elif self._recalls(message):
             reply = consensus.since_last(sent, client)
-        return reply.note(loss=misfit, gap=math.sqrt(gap)) if message.scalars["measure"] else reply
+        return reply.note(loss=misfit, squared_gap=gap) if message.scalars["measure"] else reply
 
     def _recalls(self, message: Message) -> bool:
         if self.masks:
             return False
-        s = message.scalars
-        return (
-            bool(s.get("cohort", s["population"]) < s["population"])
-            if self.recall is None
-            else self.recall
-        )
+        if self.recall is not None:
+            return self.recall
+        return 0 < message.header.cohort < message.header.population
 
     def server_step(self, state: Message, replies: Replies) -> Message:
-        n, rho, eta = state.scalars["population"], state.scalars["rho"], self._strength(state)
+        n, rho, eta = state.header.population, state.scalars["rho"], self._strength(state)
         state, mean = self._mean(state, replies)
         prior = self.regulariser
         images: Tree = {}
@@ -373,21 +372,20 @@ class FedDeblur(Algorithm):
         """
         change = max(relative_change(x, state.trees["image"][n]) for n, x in trees["image"].items())
         notes = {"change_x": change}
-        if self.tol and change < self.tol:
-            notes["stop"] = 1.0
+        stop = bool(self.tol) and change < self.tol
         if mean:  # w itself is kept, to see how far the next one is from it
             trees["w"] = mean
             if "w" in state.trees and self._measures(state.round):
                 notes["change_w"] = max(
                     relative_change(w, state.trees["w"][n]) for n, w in mean.items()
                 )
-        if gaps := replies.values("gap"):
-            notes["consensus"] = math.sqrt(sum(g * g for g in gaps) / len(gaps))
-        if fits := replies.values("loss"):
+        if (gap := replies.average("squared_gap")) is not None:
+            notes["consensus"] = math.sqrt(gap)
+        if (misfit := replies.average("loss")) is not None:
             # the image the clients measured
             values = [self.regulariser.value(x) for x in state.trees["image"].values()]
             if None not in values:
-                notes["objective"] = sum(fits) / len(fits) + state.scalars["eta"] * sum(
+                notes["objective"] = misfit + state.scalars["eta"] * sum(
                     v for v in values if v is not None
                 )
         # of an earlier measurement
@@ -396,7 +394,7 @@ class FedDeblur(Algorithm):
             for k, v in state.scalars.items()
             if k not in ("change_w", "consensus", "objective")
         }
-        return Message({**state.trees, **trees}, {**old, **notes})
+        return Message({**state.trees, **trees}, {**old, **notes}).with_header(stop=stop)
 
     def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
         if self.task is None:

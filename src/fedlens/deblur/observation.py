@@ -4,12 +4,35 @@ they lie. FedDeblur sends none of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from fedlens.core.facts import Facts
 from fedlens.deblur import spectrum
+
+
+@dataclass(frozen=True)
+class SceneFacts(Facts):
+    """What everybody may know about the scenes.
+
+    scenes: (channels, height, width) of each, by name. clients: how many look at them. observe:
+    "complete" or "partial" views. blur: the kind of kernels. noise: grey levels, None where nobody
+    knows. pad: width of the rim beyond the photos' edges that is solved for as well.
+    """
+
+    scenes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    clients: int = 0
+    observe: str = "complete"
+    blur: str = "mixed"
+    noise: float | None = None
+    pad: int = 0
+
+    @property
+    def partial(self) -> bool:
+        return self.observe == "partial"
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from fedlens.core.limits import Count
 from fedlens.data.images.reading import SUFFIXES, read_image, resize, shipped
 from fedlens.data.source import DataError, Source
 from fedlens.deblur.blur import Blur, Family, check_kernel, client_kernel
-from fedlens.deblur.observation import Observation, inside
+from fedlens.deblur.observation import Observation, SceneFacts, inside
 from fedlens.deblur.scene_folder import OwnView, client_folders, read_scene
 from fedlens.deblur.spectrum import blur as circular_blur
 
@@ -196,14 +196,9 @@ def _federation(
     scenes = {
         name: (seen.pixels.shape[0], seen.height, seen.width) for name, seen in holdings[0].items()
     }
-    facts = {
-        "scenes": scenes,
-        "clients": len(holdings),
-        "observe": observe,
-        "blur": blur,
-        "noise": noise,
-        "pad": pad,
-    }
+    facts = SceneFacts(
+        scenes=scenes, clients=len(holdings), observe=observe, blur=blur, noise=noise, pad=pad
+    )
     return Federation(holdings, test=dict(truth) or None, facts=facts)
 
 

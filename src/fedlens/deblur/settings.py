@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+
+from fedlens.deblur.observation import SceneFacts
 
 # (eta, rho) by number of clients, noise of one grey level.
 GREY = {
@@ -77,16 +78,13 @@ def published(
     return eta * _between(NOISE, level), preset
 
 
-def alone(prior: str, shared: bool, facts: Mapping[str, Any]) -> tuple[float, float]:
+def alone(prior: str, shared: bool, facts: SceneFacts) -> tuple[float, float]:
     """(eta, rho) of LocDeblur or, with `shared`, of FedAvgDeblur."""
-    eta, rho = (SHARED if shared else ALONE)[
-        "partial" if facts.get("observe") == "partial" else "complete"
-    ]
+    eta, rho = (SHARED if shared else ALONE)["partial" if facts.partial else "complete"]
     if prior == "pnp":
         rho = 0.01
         return rho * 5.0**2, rho
-    noise = facts.get("noise")
-    return eta * max(0.05, 1.0 if noise is None else float(noise)), rho
+    return eta * max(0.05, 1.0 if facts.noise is None else facts.noise), rho
 
 
 def _nearest(table: Mapping[int, tuple[float, float]], n: int) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from fedlens.core.message import Message
 from fedlens.core.picture import Picture, to_uint8
 from fedlens.core.task import Task
 from fedlens.deblur.feddeblur import restored
-from fedlens.deblur.observation import Observation, inside
+from fedlens.deblur.observation import Observation, SceneFacts, inside
 from fedlens.metrics.image import psnr, ssim
 
 
@@ -58,10 +58,12 @@ class Deblurring(Task):
         name = next(iter(result))
         views: list[Observation] = [held[name] for held in federation.holdings]
         truth: Mapping[str, Tensor] = federation.test or {}
-        pad = int(federation.facts.get("pad", 0))
+        facts = federation.facts
+        assert isinstance(facts, SceneFacts)  # the algorithm was given them
+        pad = facts.pad
         clients = [f"client {k}" for k in range(len(views))]
         pictures = []
-        if federation.facts.get("observe") == "partial":
+        if facts.partial:
             title = (
                 "Fields of view, one colour a client. They are not sent, but a curious server can"
                 " guess them from where w and x differ."
@@ -93,13 +95,15 @@ class Deblurring(Task):
         self, name: str, image: Tensor, views: Sequence[Observation], truth: Tensor | None, pad: int
     ) -> list[Picture]:
         image, seen = image.clamp(0, 255).float(), inside(mosaic(views), pad).clamp(0, 255)
-        shown, labels, facts = [seen, image], ["mean of the observations", "restored"], {}
+        shown, labels, scores = [seen, image], ["mean of the observations", "restored"], {}
         if truth is not None:
             shown.append(truth)
             labels.append("truth")
-            facts = {"observed": score(seen, truth), "restored": score(image, truth)}
+            scores = {"observed": score(seen, truth), "restored": score(image, truth)}
         out = [
-            Picture(f"{name}: before and after", [x / 255 for x in shown], labels, "compare", facts)
+            Picture(
+                f"{name}: before and after", [x / 255 for x in shown], labels, "compare", scores
+            )
         ]
         if truth is not None:
             residual = (image - truth).abs().mean(0, keepdim=True)

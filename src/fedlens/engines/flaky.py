@@ -12,7 +12,7 @@ import torch
 
 from fedlens.core.client import generator
 from fedlens.core.message import Message
-from fedlens.core.replies import Lost, Nodes
+from fedlens.core.replies import Arrival, Lost
 
 
 class Flaky:
@@ -51,8 +51,8 @@ class Flaky:
 
     def exchange(
         self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
-    ) -> Iterator[Message | Lost | Nodes]:
-        if message.scalars.get("evaluate"):
+    ) -> Iterator[Arrival]:
+        if message.header.evaluate:
             yield from self.engine.exchange(message, ids, heard)
             return
         arriving = sorted(s for s, (when, _) in self.travelling.items() if when <= message.round)

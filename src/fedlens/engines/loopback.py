@@ -11,7 +11,7 @@ from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import Message
-from fedlens.core.replies import Lost, Nodes
+from fedlens.core.replies import Arrival
 from fedlens.engines.worker import Worker, threads
 
 
@@ -37,7 +37,7 @@ class Loopback:
 
     def exchange(
         self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
-    ) -> Iterator[Message | Lost | Nodes]:
+    ) -> Iterator[Arrival]:
         down = bytes(message.to_bytes())
         self.traffic = [down]
         for position, id in enumerate(sorted(ids)):

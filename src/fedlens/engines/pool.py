@@ -16,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -23,7 +24,7 @@ from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import Message
-from fedlens.core.replies import Lost, Nodes
+from fedlens.core.replies import Arrival, Heard, Lost, Nodes
 from fedlens.engines.worker import Log, Worker, pack, unpack
 
 IDLE = -1.0
@@ -105,16 +106,16 @@ class Crew(ABC, Generic[H]):
 
     def exchange(
         self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
-    ) -> Iterator[Message | Lost | Nodes]:
+    ) -> Iterator[Arrival]:
         order = sorted(ids)
-        if not message.scalars.get("evaluate"):
+        if not message.header.evaluate:
             self.touched.update(order)
-        sums = self.algorithm.needs == "sums" and not self.keep_singles
+        sums = self.algorithm.needs != "replies" and not self.keep_singles
         yield from self.carry(message, order, heard, sums)
 
     def carry(
         self, message: Message, order: list[int], heard: Mapping[int, int], sums: bool
-    ) -> Iterator[Message | Lost | Nodes]:
+    ) -> Iterator[Arrival]:
         yield from _Exchange(self, message, order, heard, sums).outcomes()
 
     def snapshot(self) -> Mapping[int, Path]:
@@ -166,10 +167,10 @@ class _Exchange:
         self.open: dict[int, list[int]] = {k: [] for k in range(n)}
         # worker -> what it has in hand; nothing: it is handing in
         self.busy: dict[int, list[int]] = {}
-        self.results: dict[int, Message | Lost] = {}
+        self.results: dict[int, Message | Heard | Lost] = {}
         self.deaths = 0
 
-    def outcomes(self) -> Iterator[Message | Lost | Nodes]:
+    def outcomes(self) -> Iterator[Arrival]:
         for k in self.waiting:
             self.give(k)
         while self.busy:
@@ -232,8 +233,8 @@ class _Exchange:
         for position, id, reason, refused in told["lost"]:
             self.results[position] = Lost(id, reason, refused)
             self.owner.log(f"client {id}: {reason}")
-        for position, id, scalars in told["scalars"]:
-            self.results[position] = Message(scalars=scalars, sender=id)
+        for position, heard in told["heard"]:
+            self.results[position] = Heard(**heard)
 
     def check_clocks(self) -> None:
         limit = self.owner.timeout
@@ -292,7 +293,7 @@ class Desk:
         self.singles = []
 
     def work(self, jobs: Sequence[Job]) -> dict[str, Any]:
-        lost, scalars = [], []
+        lost, heard_of = [], []
         for position, id, heard, moved in jobs:
             if moved:
                 self.worker.memory.forget(id)
@@ -303,10 +304,11 @@ class Desk:
             if isinstance(outcome, Lost):
                 lost.append([position, id, outcome.reason, outcome.refused])
             else:
-                scalars.append([position, id, dict(outcome.scalars)])
-                if outcome.trees:
+                known = Heard.of(outcome) if isinstance(outcome, Message) else outcome
+                heard_of.append([position, asdict(known)])
+                if isinstance(outcome, Message) and outcome.trees:
                     self.singles.append((position, outcome))
-        return {"lost": lost, "scalars": scalars}
+        return {"lost": lost, "heard": heard_of}
 
     def finish(self) -> tuple[Message, dict[str, Any]]:
         singles, self.singles = self.singles, []

@@ -35,7 +35,7 @@ from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import Message
-from fedlens.core.replies import Lost, Nodes
+from fedlens.core.replies import Arrival, Lost
 from fedlens.engines.pool import IDLE, Crew, Desk, Gone, Hand, Job
 from fedlens.engines.worker import Log, Worker, threads
 
@@ -95,7 +95,7 @@ class Simulator(Crew["_Process"]):
 
     def carry(
         self, message: Message, order: list[int], heard: Mapping[int, int], sums: bool
-    ) -> Iterator[Message | Lost | Nodes]:
+    ) -> Iterator[Arrival]:
         if not self.inline:
             yield from super().carry(message, order, heard, sums)
             return

@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fedlens.core.algorithm import Algorithm
+from fedlens.core.answer import answer
 from fedlens.core.federation import Federation
 from fedlens.core.memory import Memory
-from fedlens.core.message import Message
-from fedlens.core.replies import Fold, Lost, Nodes, Sum, refuse
-from fedlens.core.rounds import answer
+from fedlens.core.message import Header, Message
+from fedlens.core.replies import Fold, Heard, Lost, Nodes, Sum, refuse
 from fedlens.core.tree import Tree
 
 
@@ -30,9 +29,8 @@ class Worker:
     def begin(self, message: Message, sums: bool) -> None:
         """A new round. With `sums`, trees are folded here and only scalars are handed out."""
         self.message, self.sums, self.fold = message, sums, Fold()
-        self.evaluating = bool(message.scalars.get("evaluate"))
 
-    def work(self, position: int, id: int, heard: int) -> Message | Lost:
+    def work(self, position: int, id: int, heard: int) -> Message | Heard | Lost:
         """One client. Whatever it does wrong costs its own reply only."""
         try:
             reply = answer(self.algorithm, self.message, id, self.federation, self.memory, heard)
@@ -42,11 +40,11 @@ class Worker:
             return Lost(id, f"{type(e).__name__}: {e}".strip().splitlines()[0][:300])
         return self.admit(position, reply)
 
-    def admit(self, position: int, reply: Message, own: bool = False) -> Message | Lost:
+    def admit(self, position: int, reply: Message, own: bool = False) -> Message | Heard | Lost:
         """Check a reply and fold it. own: it came over a wire, so its arrays are nobody else's."""
         expected = (
             {}
-            if self.evaluating
+            if self.message.header.evaluate
             else self.message.derived("expects", lambda: self.algorithm.expects(self.message))
         )
         try:
@@ -58,7 +56,7 @@ class Worker:
         if not self.sums:
             return reply
         self.fold.add(position, reply, own)
-        return Message(scalars=reply.scalars, sender=reply.sender)
+        return Heard.of(reply)
 
     def finish(self) -> Nodes:
         """The partial sums that are left; the round may go on afterwards."""
@@ -86,7 +84,7 @@ def pack(worker: Worker, singles: Sequence[tuple[int, Message]]) -> tuple[Messag
 
 
 def unpack(
-    payload: Message, told: Mapping[str, Any], results: MutableMapping[int, Message | Lost]
+    payload: Message, told: Mapping[str, Any], results: MutableMapping[int, Message | Heard | Lost]
 ) -> Nodes:
     """The partial sums of `pack`; single replies get their trees in `results`."""
     nodes: Nodes = {}
@@ -95,11 +93,11 @@ def unpack(
             payload.trees[str(k)], weight, borrowed
         )
     for position, weights, names in told["singles"]:
-        old = results[position]
-        assert isinstance(old, Message)
-        results[position] = replace(
-            old, trees={n: payload.trees[f"{position}:{n}"] for n in names}, weights=weights
-        )
+        heard = results[position]
+        assert isinstance(heard, Heard)
+        trees = {n: payload.trees[f"{position}:{n}"] for n in names}
+        header = Header(round=heard.round)
+        results[position] = Message(trees, heard.scalars, weights, heard.sender, header)
     return nodes
 
 

@@ -41,15 +41,16 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.algorithms.fedavg import TrainingLayer
-from fedlens.core.algorithm import Algorithm, StackError
+from fedlens.core.algorithm import Algorithm, Scalar, StackError
 from fedlens.core.client import Batch, Client, Data, generator
+from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.message import Message
 from fedlens.core.picture import Picture
@@ -85,6 +86,9 @@ class Balance(TrainingLayer):
     _classes: tuple[str, ...] = field(default=(), init=False, repr=False)
     _role: Role | None = field(default=None, init=False, repr=False)
     whole: ClassVar[bool] = True
+    reports: ClassVar[Mapping[str, Scalar]] = {
+        name: Scalar("sum", record=True) for name in ("made", "generated", "generating")
+    }
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"replay": (0.0, 0.3, 0.7)}
 
     def __post_init__(self) -> None:
@@ -116,17 +120,13 @@ class Balance(TrainingLayer):
                 " split into features and a linear head"
             )
 
-    def given(self, facts: Mapping[str, Any]) -> Algorithm:
+    def given(self, facts: Facts) -> Algorithm:
         """Binds the generator to the classes. What it cannot make is refused here, before any
         client starts. At a site, "generate" is what it decided to be; one that does not generate
         needs nothing of what the generator needs."""
         told = super().given(facts)
         assert isinstance(told, Balance)
-        if said := facts.get("generate"):
-            if said not in ROLES:
-                raise StackError(f"a site generates as one of {', '.join(ROLES)}, not as {said!r}")
-            told._role = said
-        told._classes = names = tuple(facts.get("classes", ()))
+        told._classes = names = facts.classes
         nobody = told._role == "no" or (told._role is None and self.weak == 1)
         if not names or nobody:
             return told
@@ -135,11 +135,9 @@ class Balance(TrainingLayer):
                 f"Balance fills {wanted} classes, but the data has {len(names)}: set"
                 f" task.classes={len(names)}"
             )
-        told.generator = self.generator.told(names, facts.get("shape", ()))
+        told.generator = self.generator.told(names, facts.shape)
         if small := [
-            (i, sum(held))
-            for i, held in enumerate(facts.get("labels", ()))
-            if 0 < sum(held) < len(held)
+            (i, sum(held)) for i, held in enumerate(facts.labels) if 0 < sum(held) < len(held)
         ]:
             warnings.warn(
                 f"clients with fewer images than there are classes: {len(small)} (client"
@@ -170,14 +168,15 @@ class Balance(TrainingLayer):
             made=float(sum(len(t) for t in made.values())), generated=float(fresh), generating=spent
         )
 
+    def unrehearsed(self, reply: Message) -> str:
+        return "the time to generate images" if reply.scalars.get("made") else ""
+
     def role(self, message: Message, client: int) -> Role:
         """What a client decides to be."""
         if self._role is not None:
             return self._role
-        everyone = max(int(message.scalars.get("population", 1)), client + 1)
-        order = torch.randperm(
-            everyone, generator=generator(int(message.scalars.get("seed", 0)), 0xFB1)
-        )
+        everyone = max(message.header.population, client + 1)
+        order = torch.randperm(everyone, generator=generator(message.header.seed, 0xFB1))
         place = int(order[client])
         if place < round(self.unconstrained * everyone):
             return "unconstrained"
@@ -202,7 +201,7 @@ class Balance(TrainingLayer):
     def _plan(
         self, message: Message, client: int, labels: Tensor, role: Role
     ) -> tuple[Plan, Generator]:
-        rng = generator(int(message.scalars.get("seed", 0)), client, self._cycle(message), 0xFB2)
+        rng = generator(message.header.seed, client, self._cycle(message), 0xFB2)
         return (
             balance(
                 torch.bincount(labels, minlength=self.head.out_features).tolist(),
@@ -264,14 +263,14 @@ class Balance(TrainingLayer):
         takes gray ones and leaves no trace.
         """
         shape = data.batch(torch.arange(1))["x"].shape[1:]
-        if message.scalars.get("rehearsal"):
+        if message.header.rehearsal:
             return {label: torch.full((n, *shape), 0.5) for label, n in plan.wanted.items()}, 0
         return store(self.cache).images(
-            self.generator, plan.wanted, shape, int(message.scalars.get("seed", 0)), client
+            self.generator, plan.wanted, shape, message.header.seed, client
         )
 
     def _shifts(self, message: Message, client: Client) -> Shifts:
-        rng = generator(int(message.scalars.get("seed", 0)), message.round, client.id, 0xFB3)
+        rng = generator(message.header.seed, message.round, client.id, 0xFB3)
         return Shifts(self.head.out_features, self.head.in_features, self.drop, rng, self.pace)
 
     # -- what there is to see ----------------------------------------------------------------------

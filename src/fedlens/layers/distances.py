@@ -7,11 +7,13 @@ stack, or there is no head left to look at.
 
 from __future__ import annotations
 
-import statistics
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedlens.core import tree
-from fedlens.core.algorithm import Algorithm, Layer, StackError
+from fedlens.core.algorithm import Algorithm, Layer, Scalar, StackError
 from fedlens.core.client import Client
 from fedlens.core.message import Message
 from fedlens.core.replies import Replies
@@ -24,6 +26,11 @@ class Distances(Layer):
     """
 
     backbone: str = "backbone"
+    reports: ClassVar[Mapping[str, Scalar]] = {
+        f"{square}distance_{part}": Scalar("mean")
+        for square in ("", "squared_")
+        for part in ("backbone", "head")
+    }
 
     def check(self, inner: Algorithm) -> None:
         if any(isinstance(p, Layer) and p.stage != "learn" for p in inner.parts()):
@@ -41,16 +48,17 @@ class Distances(Layer):
         }
         parts = {"backbone": {n: t for n, t in moved.items() if n.split(".")[0] == self.backbone}}
         parts["head"] = {n: t for n, t in moved.items() if n not in parts["backbone"]}
-        return reply.note(
-            **{f"distance_{name}": tree.norm(part) for name, part in parts.items() if part}
-        )
+        for name, part in parts.items():
+            if part:
+                moved_by = tree.norm(part)
+                squared = {f"squared_distance_{name}": moved_by**2}
+                reply = reply.note(**{f"distance_{name}": moved_by}, **squared)
+        return reply
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         noted: dict[str, float] = {}
         for name in ("distance_backbone", "distance_head"):
-            if values := replies.values(name):
-                noted |= {
-                    name: statistics.fmean(values),
-                    f"{name}_spread": statistics.pstdev(values),
-                }
+            mean, square = replies.average(name), replies.average(f"squared_{name}")
+            if mean is not None and square is not None:
+                noted |= {name: mean, f"{name}_spread": math.sqrt(max(0.0, square - mean**2))}
         return self.inner.server_step(state.note(**noted), replies)

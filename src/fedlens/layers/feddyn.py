@@ -78,7 +78,7 @@ class FedDyn(TrainingLayer):
         return reply.weigh("delta", 1.0)
 
     def server_step(self, state: Message, replies: Replies) -> Message:
-        share = len(replies) / state.scalars["population"]
+        share = len(replies) / state.header.population
         mean = replies.mean("delta")
         h = {n: t - self.alpha * share * mean[n] for n, t in state.trees["h"].items()}
         new = self.inner.server_step(state, replies)

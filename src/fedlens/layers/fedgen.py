@@ -15,7 +15,7 @@ Deviations: noise is Gaussian as the paper says (the code draws it uniformly alt
 Gaussian); the adversarial student term of the code, whose weight is zero in its settings, is left
 out; drawn labels are uniform over the classes anybody holds. The features are those in front of the
 last linear layer, whatever their number. The generator is trained by the one training loop of
-`algorithms/fedavg.py`.
+`core/training.py`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.algorithms.fedavg import TrainingLayer, train
+from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.core import tree
 from fedlens.core.algorithm import Algorithm, Needs, StackError, server_rng
 from fedlens.core.client import Batch, Client, Data, Output, Term, generator, seeded
 from fedlens.core.limits import Count, NotNegative, Positive
 from fedlens.core.message import Message
 from fedlens.core.replies import Replies
+from fedlens.core.training import train
 from fedlens.core.tree import Tree
 
 

@@ -12,11 +12,12 @@ undefined for Adam, which is refused. Buffers are averaged plainly.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from fedlens.algorithms.fedavg import TrainingLayer
-from fedlens.core.algorithm import Algorithm, Layer, StackError
+from fedlens.core.algorithm import Algorithm, Layer, Scalar, StackError
 from fedlens.core.client import Client
 from fedlens.core.message import Message
 from fedlens.core.replies import Replies
@@ -49,6 +50,11 @@ class FedNova(TrainingLayer):
                 f"FedNova holds for SGD (with or without momentum), not for {base.optimizer}"
             )
 
+    @property
+    def reports(self) -> Mapping[str, Scalar]:  # type: ignore[override]
+        weight = "examples" if self.fedavg.weights == "examples" else None
+        return {"local_size": Scalar("mean", weight)}
+
     def client_step(self, message: Message, client: Client) -> Message:
         reply = self.inner.client_step(message, client)
         base = self.fedavg
@@ -61,10 +67,8 @@ class FedNova(TrainingLayer):
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         base = self.fedavg
-        weights = replies.values("examples") if base.weights == "examples" else [1.0] * len(replies)
-        effective = sum(
-            w * a for w, a in zip(weights, replies.values("local_size"), strict=True)
-        ) / sum(weights)
+        effective = replies.average("local_size", self.reports["local_size"].weight)
+        assert effective is not None  # every reply has one
         delta = {
             n: t * effective if n in base.parameter_names else t
             for n, t in replies.mean("delta").items()

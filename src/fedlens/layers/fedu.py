@@ -21,7 +21,7 @@ import torch
 
 from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.core import tree
-from fedlens.core.algorithm import Algorithm, Layer, StackError, Stage
+from fedlens.core.algorithm import Algorithm, Layer, Scalar, StackError, Stage
 from fedlens.core.client import Client
 from fedlens.core.limits import NotNegative
 from fedlens.core.message import Message
@@ -37,6 +37,7 @@ class FedU(TrainingLayer):
     mu: NotNegative = 0.4
     backbone: str = "backbone"
     stage: ClassVar[Stage] = "share"
+    reports: ClassVar[Mapping[str, Scalar]] = {"kept_head": Scalar("mean")}
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"mu": (0.1, 0.2, 0.8)}
 
     def check(self, inner: Algorithm) -> None:

@@ -28,11 +28,11 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedlens.core.algorithm import Layer, Needs, Stage
+from fedlens.core.algorithm import Layer, Needs, Stage, mixed_shares
 from fedlens.core.client import Client
 from fedlens.core.limits import Fraction
 from fedlens.core.message import Message
-from fedlens.core.replies import Replies
+from fedlens.core.replies import Heard, Replies
 from fedlens.core.tree import Tree
 
 
@@ -61,7 +61,7 @@ class LossAware(Layer):
     def exponent(self, message: Message) -> float:
         if self.paced_by is None:
             return 1.0
-        return 1 - (message.round + 1) / max(1.0, message.scalars.get("rounds", 1.0))
+        return 1 - (message.round + 1) / max(1, message.header.rounds)
 
     def client_step(self, message: Message, client: Client) -> Message:
         reply = self.inner.client_step(message, client)
@@ -71,6 +71,9 @@ class LossAware(Layer):
             "root": torch.tensor(math.sqrt(importance), dtype=torch.float64),
         }
         return reply.weigh("delta", uniform=1.0, loss=importance).put(importance=sums)
+
+    def shares(self, heard: Mapping[int, Heard], state: Message) -> Mapping[int, float]:
+        return mixed_shares(heard, "uniform", "loss", state.scalars["mix"])
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
         scalar = torch.zeros((), dtype=torch.float64)

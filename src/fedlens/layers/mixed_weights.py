@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedlens.core.algorithm import Layer, Stage
+from fedlens.core.algorithm import Layer, Stage, mixed_shares
 from fedlens.core.client import Client
 from fedlens.core.limits import Share
 from fedlens.core.message import Message
-from fedlens.core.replies import Replies
+from fedlens.core.replies import Heard, Replies
 
 
 @dataclass
@@ -34,6 +34,9 @@ class MixedWeights(Layer):
         return reply.weigh(
             "delta", loss=math.exp(-reply.scalars["loss"]), examples=reply.scalars["examples"]
         )
+
+    def shares(self, heard: Mapping[int, Heard], state: Message) -> Mapping[int, float]:
+        return mixed_shares(heard, "examples", "loss", self.alpha)
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         merged = replies.blend("delta", "examples", "loss", self.alpha, self.needs)

@@ -95,7 +95,7 @@ class Scaffold(TrainingLayer):
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         state = self.inner.server_step(state, replies)
-        share = replies.weight("control") / state.scalars["population"]
+        share = replies.weight("control") / state.header.population
         moved = tree.add(state.trees["control"], tree.scale(replies.mean("control"), share))
         return state.put(control=moved)
 

@@ -37,5 +37,5 @@ class UploadFailures(Layer):
         kept = {sorted(replies.singles)[k] for k in order[lost:]}
         singles = {p: m for p, m in replies.singles.items() if p in kept}
         senders = {m.sender for m in singles.values()}
-        arrived = Replies({s: v for s, v in replies.scalars.items() if s in senders}, {}, singles)
+        arrived = Replies({s: h for s, h in replies.heard.items() if s in senders}, {}, singles)
         return self.inner.server_step(state, arrived)

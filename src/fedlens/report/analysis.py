@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fedlens.algorithms.fedavg import FedAvg
 from fedlens.config import recipe as recipes
 from fedlens.core.client import Batch, Data, generator
 from fedlens.core.memory import NEVER, read_record
 from fedlens.core.picture import Picture
+from fedlens.core.training import Learner
 from fedlens.core.tree import Tree
 from fedlens.models.weights import read_weights
 from fedlens.runs import job
@@ -115,7 +115,7 @@ class Finished:
     @staticmethod
     def read(folder: Path) -> Finished:
         setup = job.prepare(recipes.read(folder))
-        if not isinstance(setup.algorithm.base, FedAvg):
+        if not isinstance(setup.algorithm.base, Learner):
             raise ValueError(
                 f"{folder} did not learn a network: {type(setup.algorithm.base).__name__} has no"
                 " loss landscape"
@@ -127,9 +127,9 @@ class Finished:
         )
 
     @property
-    def base(self) -> FedAvg:
+    def base(self) -> Learner:
         base = self.setup.algorithm.base
-        assert isinstance(base, FedAvg)
+        assert isinstance(base, Learner)
         return base
 
     def movable(self) -> Tree:

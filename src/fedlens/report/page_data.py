@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedlens.core.facts import remarks
 from fedlens.runs.reading import (
     RunFolder,
     changed,
@@ -187,6 +188,7 @@ def _holdings(federation: Mapping[str, Any]) -> dict[str, Any]:
     ]
     if len({len(row) for row in labels}) > 1 or not all(labels):
         labels = []
+    unusable = [[str(x) for x in sequence(told.get(key))] for key in ("skipped", "notes")]
     names, classes = (sequence(told.get(key)) for key in ("names", "classes"))
     held = {
         "sizes": sizes if any(sizes) else [sum(row) for row in labels],
@@ -194,26 +196,7 @@ def _holdings(federation: Mapping[str, Any]) -> dict[str, Any]:
         "names": names,
         "classes": classes,
     }
-    return held | {"remarks": remarks(told)}
-
-
-def remarks(facts: Mapping[str, Any], most: int = 5) -> list[str]:
-    """What of the data is not there as it lay on disk: files that could not be read, what a split
-    or a task moved or left out.
-    """
-    skipped, notes = ([str(x) for x in sequence(facts.get(key))] for key in ("skipped", "notes"))
-    more = f" and {len(skipped) - most} more" if len(skipped) > most else ""
-    files = (
-        "1 file could not be read and was"
-        if len(skipped) == 1
-        else f"{len(skipped)} files could not be read and were"
-    )
-    lines = [f"{files} left out: {'; '.join(skipped[:most])}{more}"] if skipped else []
-    return [
-        *lines,
-        *notes[:most],
-        *([f"and {len(notes) - most} more such notes"] if len(notes) > most else []),
-    ]
+    return held | {"remarks": remarks(unusable[0], unusable[1])}
 
 
 def _pictures(

@@ -6,21 +6,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from fedlens.algorithms.fedavg import FedAvg
 from fedlens.core.algorithm import Algorithm
+from fedlens.core.answer import answer
 from fedlens.core.client import Batch, Data
 from fedlens.core.federation import Federation
 from fedlens.core.memory import Memory
-from fedlens.core.message import Message
-from fedlens.core.rounds import answer
+from fedlens.core.message import Header, Message
 from fedlens.engines.worker import threads
 from fedlens.runs.job import Setup
 from fedlens.runs.records import memory_in_use
@@ -64,10 +61,8 @@ def estimate(setup: Setup) -> Estimate:
     workers = max(1, min(os.cpu_count() or 1 if s.workers is None else s.workers, len(federation)))
     with threads(s.threads):
         before = memory_in_use()
-        state = algorithm.init().note(
-            round=0, rounds=s.rounds, seed=s.seed, population=len(federation)
-        )
-        message = algorithm.broadcast(state).note(**state.scalars, cohort=cohort, rehearsal=1)
+        header = Header(0, s.rounds, s.seed, len(federation), cohort, rehearsal=True)
+        message = algorithm.broadcast(algorithm.init().with_header(header)).with_header(header)
         seconds, reply = time_client(setup, message)
         growth = max(0, memory_in_use() - before)
         evaluation = time_evaluation(setup, message)
@@ -79,6 +74,7 @@ def estimate(setup: Setup) -> Estimate:
         else 0.0
     )
     work = cohort * seconds / min(workers, cohort)
+    missing = [part.unrehearsed(reply) for part in algorithm.parts()]
     return Estimate(
         seconds=s.rounds * work + evaluations * evaluation * (1 + share / workers),
         client_seconds=seconds,
@@ -87,53 +83,41 @@ def estimate(setup: Setup) -> Estimate:
         bytes_up=reply.count_bytes() * cohort * s.rounds,
         parameters=sum(t.numel() for t in message.trees.get("model", {}).values()),
         workers=workers,
-        left_out=", without the time to generate images" if reply.scalars.get("made") else "",
+        left_out="".join(f", without {what}" for what in missing if what),
     )
 
 
 def time_client(setup: Setup, message: Message) -> tuple[float, Message]:
     """Seconds a client of mean size takes, and its reply. The first go warms up, the second counts,
     on more batches where they are quick."""
-    holdings, base = setup.federation.holdings, setup.algorithm.base
+    algorithm, everyone = setup.algorithm, setup.federation
+    holdings = everyone.holdings
     if not all(isinstance(h, Data) for h in holdings):
-        return _timed(setup, message, setup.federation, 0)
+        return _timed(algorithm, message, everyone, 0)
     mean = sum(len(h) for h in holdings) / len(holdings)
     typical = min(range(len(holdings)), key=lambda i: abs(len(holdings[i]) - mean))
-    batch = int(getattr(base, "batch", 32))
+    short, times = algorithm.shortened(FEW)
+    batch = int(getattr(algorithm.base, "batch", 32))
+
+    def timed(examples: int) -> tuple[float, Message]:
+        part: Any = {typical: Beginning(holdings[typical], examples)}
+        return _timed(short, message, Federation(part, everyone.held_out), typical)
+
     few = min(len(holdings[typical]), batch)
-    small: Any = {typical: Beginning(holdings[typical], few)}
-    with shortened(setup.algorithm) as times:
-        warm, _ = _timed(setup, message, Federation(small, setup.federation.held_out), typical)
-        if warm < SLOW:
-            few = min(len(holdings[typical]), FEW * batch)
-            small = {typical: Beginning(holdings[typical], few)}
-        seconds, reply = _timed(
-            setup, message, Federation(small, setup.federation.held_out), typical
-        )
+    warm, _ = timed(few)
+    if warm < SLOW:
+        few = min(len(holdings[typical]), FEW * batch)
+    seconds, reply = timed(few)
     # A fixed number of local steps takes as long on little data as on much.
-    return seconds * times * (1 if getattr(base, "steps", None) else mean / max(1, few)), reply
-
-
-@contextmanager
-def shortened(algorithm: Algorithm) -> Iterator[float]:
-    """Inside, local training is one epoch or a few steps; gives what it really is a multiple of."""
-    base = algorithm.base
-    if not isinstance(base, FedAvg):
-        yield 1.0
-        return
-    epochs, steps = base.epochs, base.steps
-    base.epochs, base.steps = 1, min(steps, FEW) if steps else None
-    try:
-        yield steps / min(steps, FEW) if steps else float(epochs)
-    finally:
-        base.epochs, base.steps = epochs, steps
+    of_data = 1 if getattr(algorithm.base, "steps", None) else mean / max(1, few)
+    return seconds * times * of_data, reply
 
 
 def _timed(
-    setup: Setup, message: Message, federation: Federation, id: int
+    algorithm: Algorithm, message: Message, federation: Federation, id: int
 ) -> tuple[float, Message]:
     began = time.perf_counter()
-    reply = answer(setup.algorithm, message, id, federation, Memory())
+    reply = answer(algorithm, message, id, federation, Memory())
     return time.perf_counter() - began, reply
 
 
@@ -149,7 +133,7 @@ def time_evaluation(setup: Setup, message: Message) -> float:
         part = test.subset(range(few)) if few < len(test) else test
         began = time.perf_counter()
         with torch.no_grad():
-            setup.algorithm.evaluate(message.note(evaluate=1), part, {})
+            setup.algorithm.evaluate(message.with_header(evaluate=True), part, {})
         spent = time.perf_counter() - began
         seconds = spent * len(test) / max(1, len(part))
         if part is test or spent > SLOW:

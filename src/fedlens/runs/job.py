@@ -19,21 +19,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fedlens.algorithms.fedavg import FedAvg
 from fedlens.config import recipe as recipes
 from fedlens.config.convert import nearest
 from fedlens.config.parts import parameters
 from fedlens.config.recipe import Config, ConfigError, Settings
 from fedlens.core.algorithm import Algorithm
-from fedlens.core.client import Data, generator, seeded
+from fedlens.core.client import generator, seeded
 from fedlens.core.federation import Federation
 from fedlens.core.memory import NEVER, read_record
 from fedlens.core.message import Message
 from fedlens.core.picture import save_pictures
 from fedlens.core.rounds import Engine, Progress, Round, run
-from fedlens.core.task import LearningTask, Task
+from fedlens.core.task import Task
 from fedlens.core.tree import Tree
 from fedlens.engines.worker import threads
 from fedlens.runs.checkpoint import Checkpoint, naming, write
@@ -73,8 +70,7 @@ class Setup:
 
     @property
     def device(self) -> str:
-        base = self.algorithm.base
-        return str(base.place) if isinstance(base, FedAvg) else str(getattr(base, "device", "cpu"))
+        return str(self.algorithm.place)
 
 
 class Watch:
@@ -171,38 +167,18 @@ def _with_remark(config: Config, federation: Federation) -> Federation:
         f"federation.personal has no effect, because no client of {config.data.name} keeps anything"
         f" for its own evaluation{advice}"
     )
-    return replace(
-        federation, facts={**federation.facts, "notes": [note, *federation.facts.get("notes", ())]}
-    )
+    return replace(federation, facts=federation.facts.noting(note))
 
 
 def rehearse(setup: Setup) -> None:
-    """One example through a fresh model: sizes and labels that do not fit are found out here, not
-    by every client on its own.
-    """
-    if not isinstance(setup.algorithm.base, FedAvg) or not isinstance(setup.task, LearningTask):
-        return
-    first = setup.federation.holdings[0]
-    if first is None:  # it is elsewhere
-        return
-    if not isinstance(first, Data):
+    """Sizes and labels that do not fit are found out here, not by every client on its own."""
+    try:
+        setup.algorithm.rehearse(setup.federation)
+    except ValueError as e:
         raise ConfigError(
-            f"{setup.config.task.name} learns from batches of examples, and"
-            f" {setup.config.data.name} has none to give"
-        )
-    data = next((h for h in setup.federation.holdings if len(h)), None)
-    if data is None:
-        raise ConfigError(f"{setup.config.data.name}: no client has any data")
-    with seeded(generator(setup.settings.seed)), torch.no_grad():
-        batch = data.batch(torch.arange(1))
-        try:
-            setup.task.loss(setup.task.forward(setup.task.model().eval(), batch), batch)
-        except (RuntimeError, IndexError, KeyError, ValueError) as e:
-            why = str(e).strip().splitlines()[0]
-            raise ConfigError(
-                f"{setup.config.data.name} does not fit {setup.config.task.name} as it is set up"
-                f" here: {why}"
-            ) from e
+            f"{setup.config.data.name} does not fit {setup.config.task.name} as it is set up"
+            f" here: {e}"
+        ) from e
 
 
 MakeEngine = Callable[[Setup, Path, Any], Engine]
@@ -355,7 +331,7 @@ class _Job:
     def _rounds(self, progress: Progress) -> None:
         s = self.setup.settings
         # the algorithm had ended the run before it was interrupted
-        if progress.state.scalars.get("stop"):
+        if progress.state.header.stop:
             return
         run(
             self.setup.algorithm,
@@ -379,7 +355,7 @@ class _Job:
         if full and memory.exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(memory))
         with undisturbed():
-            record = describe(finished)
+            record = describe(finished, self.setup.algorithm)
             with naming(lines := self.folder / "metrics.jsonl"), lines.open("a") as f:
                 f.write(json.dumps(record) + "\n")
             self.records.append(record)
@@ -410,7 +386,7 @@ class _Job:
         setup = self.setup
         if not any(h is not None for h in setup.federation.holdings):
             return
-        state = state.note(seed=setup.settings.seed, population=len(setup.federation))
+        state = state.with_header(seed=setup.settings.seed, population=len(setup.federation))
         own = setup.algorithm.pictures(state, setup.federation, self._remembered)
         if pictures := [
             *setup.task.pictures(setup.algorithm.result(state), setup.federation),

@@ -14,32 +14,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
 from fedlens.core.replies import Lost
 from fedlens.core.rounds import Round
 from fedlens.runs.checkpoint import naming
 
 
-def describe(r: Round) -> dict[str, Any]:
+def describe(done: Round, algorithm: Algorithm) -> dict[str, Any]:
     """A line of metrics.jsonl."""
     return {
-        "round": r.number,
-        "seconds": round(r.seconds, 4),
-        "loss": r.loss,
-        "metrics": {k: v if math.isfinite(v) else None for k, v in r.metrics.items()},
-        "bytes_down": r.bytes_down,
-        "bytes_up": r.bytes_up,
-        "asked": r.asked,
-        "heard": len(r.scalars),
-        "refused": sum(x.refused for x in r.lost),
-        "lost": [_missing(x) for x in r.lost],
-        "unevaluated": [_missing(x) for x in r.unevaluated],
-        "clients": {str(i): facts for i, facts in _client_facts(r).items()},
-        "state": {
-            k: v
-            for k, v in r.state.scalars.items()
-            if k not in ("round", "rounds", "seed", "population") and math.isfinite(v)
-        },
+        "round": done.number,
+        "seconds": round(done.seconds, 4),
+        "loss": done.loss,
+        "metrics": {k: v if math.isfinite(v) else None for k, v in done.metrics.items()},
+        "bytes_down": done.bytes_down,
+        "bytes_up": done.bytes_up,
+        "asked": done.asked,
+        "heard": len(done.heard),
+        "refused": sum(x.refused for x in done.lost),
+        "lost": [_missing(x) for x in done.lost],
+        "unevaluated": [_missing(x) for x in done.unevaluated],
+        "clients": _by_client(done, algorithm),
+        "state": {k: v for k, v in done.state.scalars.items() if math.isfinite(v)},
     }
 
 
@@ -47,41 +44,15 @@ def _missing(x: Lost) -> dict[str, Any]:
     return {"client": x.sender, "reason": x.reason, "refused": x.refused}
 
 
-def _client_facts(r: Round) -> dict[int, dict[str, float]]:
-    """Loss, examples and weight (the share in the mean) of every client that was heard."""
-    weights = shares(r)
-    facts = {}
-    for id, s in r.scalars.items():
-        facts[id] = {
-            k: s[k] for k in ("loss", "examples", "made", "generated", "generating") if k in s
-        }
-        if id in weights:
-            facts[id]["weight"] = weights[id]
-    return facts
-
-
-def shares(r: Round) -> dict[int, float]:
-    """How much each client counted. Where a reply carries two named weights, the state's `mix` is
-    the share of the one called loss.
-    """
-    named: dict[str, dict[int, float]] = {}
-    for id, s in r.scalars.items():
-        for key, value in s.items():
-            if key.startswith("weight:"):
-                named.setdefault(key.removeprefix("weight:"), {})[id] = value
-    normal = {
-        name: {i: w / total for i, w in ws.items()}
-        for name, ws in named.items()
-        if (total := sum(ws.values())) > 0
-    }
-    if len(normal) == 2 and "loss" in normal and "mix" in r.state.scalars:
-        mix = r.state.scalars["mix"]
-        other = next(n for n in normal if n != "loss")
-        return {
-            i: (1 - mix) * normal[other].get(i, 0.0) + mix * normal["loss"].get(i, 0.0)
-            for i in r.scalars
-        }
-    return next(iter(normal.values()), {})
+def _by_client(done: Round, algorithm: Algorithm) -> dict[str, dict[str, float]]:
+    """The scalars that the stack wants recorded, and `weight`, the share in the mean."""
+    wanted = [name for name, scalar in algorithm.declared().items() if scalar.record]
+    weights = algorithm.shares(done.heard, done.state)
+    rows = {}
+    for id, heard in done.heard.items():
+        row = {name: heard.scalars[name] for name in wanted if name in heard.scalars}
+        rows[str(id)] = {**row, "weight": weights[id]} if id in weights else row
+    return rows
 
 
 def describe_federation(federation: Federation) -> dict[str, Any]:
@@ -92,7 +63,7 @@ def describe_federation(federation: Federation) -> dict[str, Any]:
             return None
 
     facts = {}
-    for key, value in federation.facts.items():
+    for key, value in federation.facts.table().items():
         # facts are for people: what JSON cannot hold stays out
         with contextlib.suppress(TypeError, ValueError):
             facts[key] = json.loads(json.dumps(value))

@@ -26,7 +26,7 @@ from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.federation import Federation
 from fedlens.data.source import DataError
 from fedlens.engines.flower.site import Facts, Site, SiteError, alone
-from fedlens.report.page_data import UNEVALUATED, remarks
+from fedlens.report.page_data import UNEVALUATED
 from fedlens.runs import job
 from fedlens.sites.programs import Crew, Say, await_port, connection, flower_home, split_address
 
@@ -67,7 +67,7 @@ def main(grid: Any, run: Facts) -> None:
             late=s.late,
             forgive=bool(run["forgive"]),
             log=log,
-            classes=", ".join(setup.federation.facts.get("classes", ())),
+            classes=", ".join(setup.federation.facts.classes),
         )
 
     watch = _Log()
@@ -160,10 +160,8 @@ def make_site(node: Facts, run: Facts) -> Site:
     part = 0 if own else id
     here = alone(id, federation.holdings[part], federation.held_out_of(part))
     # What it decides for itself, and no recipe for it: see layers/balance.py.
-    algorithm = config.build_algorithm(task).given(
-        {**federation.facts, "generate": node.get("generate", "")}
-    )
-    classes, told = tuple(federation.facts.get("classes", ())), tuple(remarks(federation.facts))
+    algorithm = config.build_algorithm(task).given(federation.facts)
+    classes, told = federation.facts.classes, tuple(federation.facts.remarks())
     return Site(id, algorithm, here, Path(str(node["folder"])), agreed, s.threads, classes, told)
 
 

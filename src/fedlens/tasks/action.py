@@ -8,7 +8,7 @@ included, and trains one layer on its averaged map. The head begins at N(0, .001
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.core.client import Batch, Data, Output
+from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction
 from fedlens.core.picture import Picture
@@ -85,8 +86,8 @@ class ActionRecognition(LearningTask):
     def load_init(self, model: nn.Module) -> None:
         load_init(model, self.init)
 
-    def fits(self, facts: Mapping[str, Any]) -> None:
-        if (held := len(facts.get("classes", ()))) > self.classes:
+    def fits(self, facts: Facts) -> None:
+        if (held := len(facts.classes)) > self.classes:
             raise ValueError(
                 f"the data has {held} classes, but the task says {self.classes}: set"
                 f" task.classes={held}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.core.client import Batch, Data, Output
+from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Natural, Positive, Share
 from fedlens.core.picture import Picture
@@ -84,8 +85,8 @@ class Classification(LearningTask):
             projection=self.projection,
         )
 
-    def fits(self, facts: Mapping[str, Any]) -> None:
-        held, shape = len(facts.get("classes", ())), tuple(facts.get("shape", ()))
+    def fits(self, facts: Facts) -> None:
+        held, shape = len(facts.classes), facts.shape
         if held > self.classes:
             raise ValueError(
                 f"the data has {held} classes, but the task says {self.classes}: set"
@@ -133,7 +134,7 @@ class Classification(LearningTask):
         data = federation.test
         if data is None or not len(data):
             return ()
-        names = self._names(federation.facts.get("classes"))
+        names = self._names(federation.facts.classes)
         return [self._sheet(result, data, names), self._matrix(result, data, names)]
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:

@@ -8,7 +8,7 @@ that is the same every time. `SmallDiffusion` reads the run folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.core.client import Batch, Data, Output, generator
+from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Share
 from fedlens.core.picture import Picture
@@ -61,8 +62,8 @@ class Generation(LearningTask):
     def model(self) -> nn.Module:
         return Denoiser(self.classes, self.channels, self.size, **self.network)  # type: ignore[arg-type]
 
-    def fits(self, facts: Mapping[str, Any]) -> None:
-        held, shape = len(facts.get("classes", ())), tuple(facts.get("shape", ()))
+    def fits(self, facts: Facts) -> None:
+        held, shape = len(facts.classes), facts.shape
         if held > self.classes:
             raise ValueError(
                 f"the data has {held} classes, but the task says {self.classes}: set"
@@ -127,7 +128,7 @@ class Generation(LearningTask):
         made = result.sample(labels, generator(self.seed, 0x9E), self.steps, self.guidance).split(
             SHOWN
         )
-        names = federation.facts.get("classes") or [str(k) for k in shown]
+        names = federation.facts.classes or [str(k) for k in shown]
         tiles = [tile(x, m) for x, m in zip(real.values(), made, strict=True)]
         return [
             Picture(

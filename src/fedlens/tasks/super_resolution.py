@@ -206,7 +206,7 @@ class SuperResolution(LearningTask):
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
         """Enlarge a video file or a folder of frames. Sound is kept. Options: quality (of a video
         file: 0-51, less is better, default 16), device."""
-        from fedlens.algorithms.fedavg import find_device
+        from fedlens.core.training import find_device
         from fedlens.data.video.files import VIDEOS, open_frames
         from fedlens.models.weights import load_weights
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,18 +111,11 @@ def admit(federation: Federation, task: Any, least: int) -> Federation:
             f"client {empty[0]} has no video of {least} frames or more: lower task.frames or"
             " federation.clients"
         )
-    facts = {
-        **federation.facts,
-        "least_frames": least,
-        "excluded": sum(short),
-        "excluded_by_client": short,
-    }
+    left_out = {"least_frames": least, "excluded": sum(short), "excluded_by_client": short}
+    facts = replace(federation.facts, details={**federation.facts.details, **left_out})
     if sum(short):
-        notes = [
-            *federation.facts.get("notes", ()),
-            f"{sum(short)} videos are shorter than {least} frames and were left out",
-        ]
-        facts["notes"] = notes
+        note = f"{sum(short)} videos are shorter than {least} frames and were left out"
+        facts = replace(facts, notes=(*facts.notes, note))
     return Federation(holdings, held_out, federation.test, facts)
 
 

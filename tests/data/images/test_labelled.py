@@ -70,9 +70,9 @@ def test_cifar10_layouts(tmp_path: Path, layout: str) -> None:
         )
         assert (
             torch.equal(federation.test.columns["x"], torch.from_numpy(x[40:]))
-            and federation.facts["classes"][3] == "cat"
+            and federation.facts.classes[3] == "cat"
         )
-        assert np.array(federation.facts["labels"]).sum(0).tolist() == [4] * 10
+        assert np.array(list(federation.facts.labels)).sum(0).tolist() == [4] * 10
 
 
 def test_cifar100_reads_fine_labels(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_cifar100_reads_fine_labels(tmp_path: Path) -> None:
     federation = Cifar100(root=str(tmp_path)).federation(2, 0)
     assert (
         sorted(everything(federation)[1].tolist()) == list(range(80, 92))
-        and federation.facts["classes"][80] == "thing80"
+        and federation.facts.classes[80] == "thing80"
     )
 
 
@@ -135,8 +135,8 @@ def test_image_folder_with_broken_files(tmp_path: Path) -> None:
     (root / "town" / "9.jpg").write_text("not an image")
     (root / "town" / "notes.txt").write_text("hello")
     federation = ImageFolder(root=str(root), test_share=0.25).federation(2, 0)
-    assert federation.facts["classes"] == ["forest", "river", "town"]
-    assert sorted(s.split(":")[0] for s in federation.facts["skipped"]) == ["2.png", "9.jpg"]
+    assert list(federation.facts.classes) == ["forest", "river", "town"]
+    assert sorted(s.split(":")[0] for s in list(federation.facts.skipped)) == ["2.png", "9.jpg"]
     assert (
         sum(len(h) for h in federation.holdings) + len(federation.test) == 17
         and len(federation.test) == 4
@@ -151,7 +151,7 @@ def test_names_give_classes_their_numbers_also_where_some_are_absent(tmp_path: P
     federation = ImageFolder(
         root=str(tmp_path / "a"), names=("town", "lake", "river", "forest"), least=1
     ).federation(1, 0)
-    assert federation.facts["classes"] == ["town", "lake", "river", "forest"]
+    assert list(federation.facts.classes) == ["town", "lake", "river", "forest"]
     assert sorted(set(federation.holdings[0].columns["y"].tolist())) == [0, 2, 3]
     with pytest.raises(
         DataError, match="has the class 'river', which is not among the names town, forest"
@@ -196,7 +196,7 @@ def test_tiny_imagenet_layout(tmp_path: Path) -> None:
         "val_0.JPEG\tn01\t0\t0\t1\t1\nval_1.JPEG\tn02\t0\t0\t1\t1\n"
     )
     federation = TinyImageNet(root=str(tmp_path)).federation(2, 0)
-    assert federation.facts["classes"] == ["goldfish", "lemon"] and federation.test.columns[
+    assert list(federation.facts.classes) == ["goldfish", "lemon"] and federation.test.columns[
         "y"
     ].tolist() == [0, 1]
     assert (
@@ -260,9 +260,9 @@ def test_npz_as_medmnist(tmp_path: Path) -> None:
         28,
         28,
     )
-    assert torch.equal(
-        federation.test.columns["x"][0, 1], torch.from_numpy(x[8])
-    ) and federation.facts["classes"] == ["0", "1", "2"]
+    assert torch.equal(federation.test.columns["x"][0, 1], torch.from_numpy(x[8])) and list(
+        federation.facts.classes
+    ) == ["0", "1", "2"]
     (tmp_path / "bad.npz").write_bytes(b"PK nothing")
     with pytest.raises(DataError, match=r"bad.npz cannot be read as .npz"):
         Npz(file=str(tmp_path / "bad.npz")).federation(2, 0)
@@ -293,7 +293,7 @@ def test_huggingface_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         datasets.load_dataset(str(tmp_path / "folders")).save_to_disk(str(tmp_path / "saved"))
         for root in ("saved", "folders"):
             federation = HuggingFace(root=str(tmp_path / root)).federation(2, 0)
-            assert federation.facts["classes"] == ["no", "yes"] and len(federation.test) == 2
+            assert list(federation.facts.classes) == ["no", "yes"] and len(federation.test) == 2
             x = torch.cat(
                 [*(h.columns["x"] for h in federation.holdings), federation.test.columns["x"]]
             )
@@ -320,8 +320,8 @@ def test_holdout_limit_and_label_counts() -> None:
     federation = Synthetic(
         images=200, test_images=50, limit=100, test_limit=20, holdout=0.25
     ).federation(4, 0)
-    assert sum(map(sum, federation.facts["labels"])) == 100 and len(federation.test) == 20
-    assert np.array(federation.facts["labels"]).sum(0).tolist() == [10] * 10
+    assert sum(map(sum, list(federation.facts.labels))) == 100 and len(federation.test) == 20
+    assert np.array(list(federation.facts.labels)).sum(0).tolist() == [10] * 10
     sizes = [
         (len(h), len(federation.held_out_of(i) or ())) for i, h in enumerate(federation.holdings)
     ]
@@ -379,7 +379,7 @@ def test_feature_skew() -> None:
     ]
     assert changed[0] == 0 < changed[1] < changed[2]
     assert (
-        federation.facts["look"] == ["noise 0", "noise 30", "noise 60"]
+        list(federation.facts.look) == ["noise 0", "noise 30", "noise 60"]
         and "look" not in plain.facts
     )
     with pytest.raises(DataError, match="skew=blur needs a positive strongest"):
@@ -391,7 +391,7 @@ def test_synthetic_is_reproducible_and_its_classes_differ() -> None:
     assert torch.equal(a.test.columns["x"], b.test.columns["x"]) and not torch.equal(
         a.test.columns["x"], c.test.columns["x"]
     )
-    assert len(set(a.facts["classes"])) == 10
+    assert len(set(list(a.facts.classes))) == 10
     with pytest.raises(DataError, match="2 to 20 classes"):
         Synthetic(classes=21).federation(2, 0)
 
@@ -405,10 +405,10 @@ def test_the_data_pack(data_pack: Path) -> None:
         test_limit=200,
     ).federation(5, 0)
     assert (
-        np.array(federation.facts["labels"]).sum(0).tolist() == [100] * 10
-        and federation.facts["skipped"] == []
+        np.array(list(federation.facts.labels)).sum(0).tolist() == [100] * 10
+        and list(federation.facts.skipped) == []
     )
-    assert federation.facts["classes"] == [
+    assert list(federation.facts.classes) == [
         "airplane",
         "automobile",
         "bird",

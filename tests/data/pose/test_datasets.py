@@ -132,7 +132,7 @@ def test_boxes_are_widened_never_cut() -> None:
 
 def test_clients_have_resolutions_of_their_own() -> None:
     federation = StickFigures(people=50, tests=7, hold_out=0.2).federation(5, seed=1)
-    assert federation.facts["resolutions"] == ["64x48", "48x36", "32x24", "64x48", "48x36"]
+    assert federation.facts.resolutions == ["64x48", "48x36", "32x24", "64x48", "48x36"]
     assert [len(p) for p in federation.holdings] == [8] * 5
     assert len(federation.held_out) == 5 and len(federation.held_out[0]) == 2
     for people, (h, w) in zip(federation.holdings, [(64, 48), (48, 36), (32, 24)]):
@@ -189,7 +189,7 @@ def test_bad_annotations_are_handled_and_said(tmp_path: Path) -> None:
     )
     federation = source.federation(1, 0)
     assert len(federation.holdings[0]) == 2
-    assert federation.facts["notes"] == [
+    assert list(federation.facts.notes) == [
         "1 joints outside their image count as invisible",
         "1 people without a visible joint were left out",
     ]
@@ -223,7 +223,7 @@ def test_lspet_csv_and_mat_agree(data_pack: Path, tmp_path: Path) -> None:
     whole = Lspet(folder=str(data_pack / "lspet"))
     federation = whole.federation(3, 0)
     assert (
-        federation.facts["people"] == [266] * 3
+        federation.facts.details["people"] == [266] * 3
         and federation.test is not None
         and len(federation.test) == 200
     )
@@ -255,7 +255,7 @@ def test_mpii_by_hand(data_pack: Path) -> None:
         (1179.622, 1179.622)
     )
     assert person.reference == pytest.approx(157.283, abs=1e-3)
-    assert "head segment" in federation.facts["notes"][0]
+    assert "head segment" in federation.facts.notes[0]
     assert federation.test.batch(torch.arange(2))["x"].shape == (2, 3, 256, 192)
 
 

@@ -16,20 +16,22 @@ def test_groups_by_clip_folder_and_label_file(tmp_path: Path) -> None:
     flat = make_clips(tmp_path / "flat", ["a", "b", "c"])
     base = {"frames": 3, "crop": 16, "scale": 4}
     federation = Clips(str(flat), split="groups", **base).federation(3, 0)
-    assert federation.facts["clips"] == [["a"], ["b"], ["c"]] and federation.facts["windows"] == [
+    assert federation.facts.details["clips"] == [["a"], ["b"], ["c"]] and federation.facts.details[
+        "windows"
+    ] == [
         3,
         3,
         3,
     ]
     # 34x50
-    assert federation.facts["notes"][0].startswith(
+    assert federation.facts.notes[0].startswith(
         "the sides of 3 clips (a, ...) cannot be divided by the scale 4"
     )
     batch = federation.holdings[2].batch(torch.arange(3))
     assert batch["x"].shape == (3, 3, 3, 4, 4) and batch["y"].shape == (3, 3, 3, 16, 16)
     assert float(batch["y"].min()) >= 40 / 255 and float(batch["y"].max()) < 60 / 255
     nested = make_clips(tmp_path / "nested", ["bowling/v1", "bowling/v2", "archery/v1"])
-    assert Clips(str(nested), split="groups", **base).federation(2, 0).facts["groups"] == [
+    assert Clips(str(nested), split="groups", **base).federation(2, 0).facts.details["groups"] == [
         ["archery"],
         ["bowling"],
     ]
@@ -37,13 +39,13 @@ def test_groups_by_clip_folder_and_label_file(tmp_path: Path) -> None:
     labelled = Clips(
         str(flat), split="groups", labels=str(tmp_path / "labels.json"), **base
     ).federation(2, 0)
-    assert labelled.facts["clips"] == [["a", "c"], ["b"]]
+    assert labelled.facts.details["clips"] == [["a", "c"], ["b"]]
     # By number: b is number 1 also where a is left out, and then tested on.
     (tmp_path / "numbers.json").write_text(json.dumps({"0": "x", "1": "y", "2": "z"}))
     numbered = Clips(
         str(flat), split="groups", labels=str(tmp_path / "numbers.json"), leave_out="a", **base
     ).federation(2, 0)
-    assert numbered.facts["groups"] == [["y"], ["z"]] and [
+    assert numbered.facts.details["groups"] == [["y"], ["z"]] and [
         numbered.test.name(i) for i in range(len(numbered.test))
     ] == ["a"]
     with pytest.raises(DataError, match="3 groups of clips for 4 clients"):
@@ -53,10 +55,10 @@ def test_groups_by_clip_folder_and_label_file(tmp_path: Path) -> None:
 def test_reds4_is_held_out(tmp_path: Path) -> None:
     root = make_clips(tmp_path / "REDS", [f"{k:03d}" for k in (0, 1, 2, 11, 15, 20)])
     federation = Clips(str(root), frames=5, crop=16).federation(2, 0)
-    assert sorted(n for names in federation.facts["clips"] for n in names) == ["001", "002"]
+    assert sorted(n for names in federation.facts.details["clips"] for n in names) == ["001", "002"]
     assert [federation.test.name(i) for i in range(4)] == ["000", "011", "015", "020"]
     kept = Clips(str(root), frames=5, crop=16, leave_out="none").federation(2, 0)
-    assert sum(map(len, kept.facts["clips"])) == 6 and kept.test is None
+    assert sum(map(len, kept.facts.details["clips"])) == 6 and kept.test is None
 
 
 def test_bad_input(tmp_path: Path) -> None:

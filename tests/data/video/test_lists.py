@@ -36,8 +36,8 @@ def test_a_table_with_a_split_and_sources(shelf: Path, tmp_path: Path) -> None:
     )
     by_name = Videos(root=str(shelf), listing=str(listed), test_share=0.0).federation(3, 0)
     assert (
-        by_name.facts["classes"] == ["1", "2", "3"]
-        and not by_name.facts["skipped"]
+        list(by_name.facts.classes) == ["1", "2", "3"]
+        and not list(by_name.facts.skipped)
         and by_name.test is None
     )
 
@@ -96,7 +96,7 @@ def test_kinetics_list(shelf: Path, tmp_path: Path) -> None:
         " rope,gone,0,10,train\n"
     )
     found = Videos(root=str(tmp_path), listing=str(table), layout="kinetics").federation(1, 0)
-    assert len(found.holdings[0]) == 1 and found.facts["skipped"] == [
+    assert len(found.holdings[0]) == 1 and list(found.facts.skipped) == [
         "gone_000000_000010.mp4: there is no such file"
     ]
 

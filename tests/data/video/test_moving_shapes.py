@@ -31,7 +31,7 @@ def test_moving_shapes_are_a_federation() -> None:
     again = MovingShapes(
         videos=24, tests=8, partition="classes", classes_per_client=2, length=12, side=24
     ).federation(4, 0)
-    assert [sum(n > 0 for n in row) for row in found.facts["labels"]] == [2, 2, 2, 2]
+    assert [sum(n > 0 for n in row) for row in found.facts.labels] == [2, 2, 2, 2]
     assert np.array_equal(
         found.holdings[1].clips[0].read(0, 12), again.holdings[1].clips[0].read(0, 12)
     )

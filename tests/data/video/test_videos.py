@@ -27,9 +27,9 @@ def test_class_folders_with_broken_files(shelf: Path, tmp_path: Path) -> None:
     for k in range(16):
         Image.new("RGB", (48, 32 + k // 15)).save(root / "run" / "odd" / f"{k}.png")
     found = Videos(root=str(root), side=16, test_share=0.5).federation(2, 0)
-    assert found.facts["classes"] == ["jump", "run", "wave"]
-    assert [s.split(":")[0] for s in found.facts["skipped"]] == ["broken.mp4", "empty.avi", "odd"]
-    assert found.facts["skipped"][2].endswith(
+    assert list(found.facts.classes) == ["jump", "run", "wave"]
+    assert [s.split(":")[0] for s in found.facts.skipped] == ["broken.mp4", "empty.avi", "odd"]
+    assert found.facts.skipped[2].endswith(
         "frames of different sizes: 15.png has 48x33 pixels, but the clip began with 48x32"
     )
     assert sum(len(h) for h in found.holdings) + len(found.test) == 12

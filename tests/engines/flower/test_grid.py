@@ -315,7 +315,7 @@ def test_a_site_whose_classes_differ_is_not_let_in(tmp_path: Path) -> None:
             here,
             tmp_path / str(id),
             "recipe",
-            classes=tuple(federation.facts["classes"]),
+            classes=tuple(list(federation.facts.classes)),
         )
 
     grid.app = flower.client_app(make_site)

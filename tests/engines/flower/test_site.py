@@ -32,12 +32,10 @@ def site(folder: Path, stack: str = "scaffold", id: int = 0, recipe: str = "r") 
     return Site(id, STACKS[stack].make(), here, folder, recipe)
 
 
-def message(stack: str, round: int, **scalars: float) -> Message:
+def message(stack: str, round: int, **header: bool) -> Message:
     algorithm = STACKS[stack].make()
-    state = algorithm.init().note(round=round, rounds=9, seed=3, population=2, **scalars)
-    return algorithm.broadcast(state).note(
-        round=round, rounds=9, seed=3, population=2, cohort=2, **scalars
-    )
+    state = algorithm.init().with_header(round=round, rounds=9, seed=3, population=2, **header)
+    return algorithm.broadcast(state).with_header(state.header, cohort=2)
 
 
 def ask(

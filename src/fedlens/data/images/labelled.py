@@ -22,6 +22,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from fedlens.core.client import generator
+from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.data.images.reading import converted, opened
 from fedlens.data.images.tensors import Tensors
@@ -123,15 +124,15 @@ class LabelledSource(Source):
             for p in parts
         ]
         pairs = [self._client(train.take(p), i, clients, seed) for i, p in enumerate(parts)]
-        facts = {
-            "labels": counts,
-            "classes": list(found.classes),
-            "skipped": list(found.skipped),
-            "notes": notes,
-            "shape": list(train.images.shape[1:]),
-        }
-        if self.skew != "none":
-            facts["look"] = [f"{self.skew} {s:.3g}" for s in strengths(clients, self.strongest)]
+        strongest = strengths(clients, self.strongest) if self.skew != "none" else ()
+        facts = Facts(
+            classes=tuple(found.classes),
+            labels=tuple(map(tuple, counts)),
+            shape=tuple(train.images.shape[1:]),
+            look=tuple(f"{self.skew} {s:.3g}" for s in strongest),
+            skipped=tuple(found.skipped),
+            notes=tuple(notes),
+        )
         return Federation(
             [a for a, _ in pairs],
             [b for _, b in pairs] if self.holdout else (),

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from fedlens.core.client import generator
+from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Share
 from fedlens.data.pose.people import (
@@ -87,11 +88,8 @@ class PoseSource(Source):
         ]
         kept = round(self.hold_out * share)
         held_out = [p.subset(range(kept)) for p in parts] if kept else ()
-        facts = {
-            "resolutions": [f"{h}x{w}" for h, w in own],
-            "people": [share - kept] * clients,
-            "notes": notes,
-        }
+        people = {"people": [share - kept] * clients}
+        facts = Facts(resolutions=tuple(own), notes=tuple(notes), details=people)
         whole = People(test, self.skeleton, max(own), augment) if test else None
         return Federation([p.subset(range(kept, share)) for p in parts], held_out, whole, facts)
 

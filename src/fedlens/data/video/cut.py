@@ -16,13 +16,14 @@ the pixels along each side, and its crops shrink alike, so that all clients see 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Generator
 
 from fedlens.core.client import Data, generator
+from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.data.source import DataError
 from fedlens.data.video.frames import Box, Frames
@@ -93,21 +94,21 @@ class Cut:
                     own, [share[k] for k in sorted(order[:kept])], self.frames, self.scale, crop
                 )
             )
-        facts: dict[str, Any] = {
+        details = {
             "clips": [sorted({clips[p.clip].name for p in share}) for share in shares],
             "groups": [sorted({groups[p.clip] for p in share}) for share in shares],
             "windows": [len(share) for share in shares],
         }
+        facts = Facts(details=details)
         if uneven := [c.name for c in clips if any(n % self.scale for n in c.size)]:
             rest = "the last rows and columns beyond a multiple of it are not used"
-            facts["notes"] = [
+            facts = facts.noting(
                 f"the sides of {len(uneven)} clips ({uneven[0]}, ...) cannot be divided by the"
                 f" scale {self.scale}: {rest}"
-            ]
+            )
         if len(smaller) > 1:
-            facts["resolutions"] = [
-                f"{self.crop // by // self.scale}x{self.crop // by // self.scale}" for by in sides
-            ]
+            low = [self.crop // by // self.scale for by in sides]
+            facts = replace(facts, resolutions=tuple((side, side) for side in low))
         out: Sequence[Data | None] = held if self.held_out else ()
         return Federation(holdings, out, test, facts)
 

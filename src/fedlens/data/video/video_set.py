@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.data.images.labelled import stratified
 from fedlens.data.partition import split
@@ -88,13 +89,13 @@ def divide(
         least=1,
     )
     counts = [np.bincount(labels[p], minlength=len(classes)).tolist() for p in parts]
-    facts = {
-        "labels": counts,
-        "classes": list(classes),
-        "skipped": list(skipped),
-        "notes": notes,
-        "sources": len(names),
-    }
+    facts = Facts(
+        classes=tuple(classes),
+        labels=tuple(map(tuple, counts)),
+        skipped=tuple(skipped),
+        notes=tuple(notes),
+        details={"sources": len(names)},
+    )
     holdings, held = [], []
     for client, part in enumerate(parts):
         own = train.take(part)

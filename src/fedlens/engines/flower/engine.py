@@ -29,7 +29,7 @@ from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import BadMessage, Message
-from fedlens.core.replies import Lost, Nodes, refuse
+from fedlens.core.replies import Arrival, Lost, refuse
 from fedlens.engines.flower.site import MakeSite, SiteError, handle, pack, unpack
 from fedlens.engines.worker import Log, Worker
 
@@ -135,19 +135,20 @@ class Flower:
 
     def exchange(
         self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
-    ) -> Iterator[Message | Lost | Nodes]:
+    ) -> Iterator[Arrival]:
         self._assemble()
         began = time.monotonic()
         # checks and folds what comes in, as every engine does
         door = Worker(self.algorithm, Federation([]), Memory())
-        door.begin(message, self.algorithm.needs == "sums" and not self.late)
+        door.begin(message, self.algorithm.needs != "replies" and not self.late)
         place = {id: p for p, id in enumerate(sorted(ids))}
         earlier = set(self._open)
         yield from self._send(message, sorted(ids), heard)
         mine = self._open.keys() - earlier
         awaited = mine or earlier  # with everybody busy, a round is there to let them finish
         while awaited & self._open.keys():
-            for m, outcome in self._arrivals(mine if door.evaluating else self._open):
+            for m, arrived in self._arrivals(mine if message.header.evaluate else self._open):
+                outcome: Arrival = arrived
                 if isinstance(outcome, Message) and m in mine:
                     outcome = door.admit(place[outcome.sender], outcome, own=True)
                 elif isinstance(outcome, Message) and (
@@ -189,7 +190,7 @@ class Flower:
                 )
                 (m,) = self.grid.push_messages([envelope]) or [None]
                 if m:
-                    self._open[m] = _Asked(id, message.round, bool(message.scalars.get("evaluate")))
+                    self._open[m] = _Asked(id, message.round, message.header.evaluate)
                 else:
                     yield Lost(id, "the SuperLink did not take its message")
 

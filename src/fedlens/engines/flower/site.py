@@ -29,10 +29,10 @@ from typing import Any, cast
 
 import fedlens
 from fedlens.core.algorithm import Algorithm
+from fedlens.core.answer import answer
 from fedlens.core.federation import Federation
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import Message
-from fedlens.core.rounds import answer
 from fedlens.engines.worker import threads
 
 PIECE = 4 << 20  # bytes of a message handed over at a time: what is in transit exists twice
@@ -135,7 +135,7 @@ def respond(
     """
     folder = site.folder / job
     stamp = folder / f"{site.id}.json"
-    evaluating = bool(message.scalars.get("evaluate"))
+    evaluating = message.header.evaluate
     try:
         folder.mkdir(parents=True, exist_ok=True)
         last, basis = json.loads(stamp.read_text()) if stamp.exists() else (NEVER, NEVER)

@@ -16,6 +16,7 @@ order of arrival, and so are its last bits.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -28,7 +29,7 @@ from fedlens.core.algorithm import Layer, stack
 from fedlens.core.client import Client, generator
 from fedlens.core.federation import Federation
 from fedlens.core.memory import Memory
-from fedlens.core.message import Message
+from fedlens.core.message import Header, Message
 from fedlens.core.replies import Lost, gather
 from fedlens.engines.worker import Worker
 
@@ -78,24 +79,18 @@ class StackStrategy(FlowerFedAvg):  # type: ignore[misc]
         valid, _ = self._check_and_log_replies(replies, is_train=True)
         if not valid or self.state is None:
             return None, None
-        known = {
-            "round": server_round - 1,
-            "rounds": self.rounds,
-            "seed": self.seed,
-            "population": len(valid),
-        }
-        state = self.state.note(**known)
-        message = self.algorithm.broadcast(state).note(**known, cohort=len(valid))
+        header = Header(server_round - 1, self.rounds, self.seed, population=len(valid))
+        state = self.state.with_header(header)
+        message = self.algorithm.broadcast(state).with_header(header, cohort=len(valid))
         door = Worker(self.algorithm, Federation([]), Memory())
-        door.begin(message, self.algorithm.needs == "sums")
+        door.begin(message, self.algorithm.needs != "replies")
         outcomes: list[Any] = []
         for position, envelope in enumerate(sorted(valid, key=self._place)):
             client = Client(
                 position, self._content(envelope), generator(self.seed, server_round, position), {}
             )
-            outcomes.append(
-                door.admit(position, self.algorithm.client_step(message, client).sent_by(position))
-            )
+            reply = replace(self.algorithm.client_step(message, client), sender=position)
+            outcomes.append(door.admit(position, reply))
         harvest, lost = gather([*outcomes, door.finish()], range(len(valid)))
         for item in lost:
             _complain(item)

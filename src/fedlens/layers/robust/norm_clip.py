@@ -51,7 +51,7 @@ class NormClip(Layer):
         middle = (lengths[(len(lengths) - 1) // 2] + lengths[len(lengths) // 2]) / 2
         singles = {p: self._clipped(r, self.bound or middle) for p, r in replies.singles.items()}
         clipped = Replies(
-            replies.scalars,
+            replies.heard,
             {k: s for k, s in replies.sums.items() if k[0] != "delta"},
             singles,
             replies.means,

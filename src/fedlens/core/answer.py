@@ -1,0 +1,54 @@
+"""The client's end of every engine: the one place where a client half is entered."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+
+from fedlens.core.algorithm import Algorithm
+from fedlens.core.client import Client, generator, seeded
+from fedlens.core.federation import Federation
+from fedlens.core.memory import NEVER, Draft, Memory, Record
+from fedlens.core.message import Header, Message
+
+_UNUSED = torch.Generator()  # of a client half that draws no random numbers
+
+
+def answer(
+    algorithm: Algorithm,
+    message: Message,
+    id: int,
+    federation: Federation,
+    memory: Memory,
+    heard: int = NEVER,
+) -> Message:
+    """Settle the memory, work with seeded random numbers, leave a draft, reply.
+
+    heard: the round in which the server last heard this client. A message with `evaluate` in its
+    header is answered with metrics and leaves no draft.
+    """
+    header = message.header
+    record = memory.load(id)
+    kept = record.settle(heard)
+    draws = header.evaluate or algorithm.draws
+    rng = generator(header.seed, header.round, id) if draws else _UNUSED
+    draft = Draft(kept, read_only=header.evaluate)
+    client = Client(id, federation.holdings[id], rng, draft, federation.held_out_of(id))
+    with seeded(rng) if draws else nullcontext():
+        if header.evaluate:
+            return _evaluated(algorithm, message, client)
+        reply = algorithm.client_step(message, client)
+    memory.save(id, Record(kept, draft.written, header.round))
+    local = {n for n, scalar in algorithm.declared().items() if scalar.read == "local"}
+    sent = {n: v for n, v in reply.scalars.items() if n not in local}
+    return replace(reply, scalars=sent, sender=id, header=Header(round=header.round))
+
+
+def _evaluated(algorithm: Algorithm, message: Message, client: Client) -> Message:
+    held_out = client.held_out
+    size = len(held_out) if held_out is not None else 0
+    metrics = algorithm.evaluate(message, held_out, client.memory) if size else {}
+    scalars = {**metrics, "examples": float(size)}
+    return Message(scalars=scalars, sender=client.id, header=Header(round=message.round))
