@@ -41,6 +41,8 @@ class Algorithm(ABC):
         # does client_step run the training loop, so that terms can be added to its objective?
         False
     )
+    # what a real site decides for itself when it joins, not the recipe: name -> one line of help
+    site_options: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def init(self) -> Message:
@@ -62,6 +64,12 @@ class Algorithm(ABC):
         """This algorithm, told before the first round what is public about the federation
         (`Federation.facts`: the size of a scene, its noise). For the server's half: what a client
         must know of it travels in a message."""
+        return self
+
+    def at_site(self, options: Mapping[str, str]) -> Algorithm:
+        """This algorithm as one real site runs it, with what the site chose of the `site_options`
+        of all parts.
+        """
         return self
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
@@ -203,6 +211,11 @@ class Layer(Algorithm):
     def given(self, facts: Mapping[str, Any]) -> Algorithm:
         layer = copy.copy(self)
         layer.inner = self.inner.given(facts)
+        return layer
+
+    def at_site(self, options: Mapping[str, str]) -> Algorithm:
+        layer = copy.copy(self)
+        layer.inner = self.inner.at_site(options)
         return layer
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
