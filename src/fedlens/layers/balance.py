@@ -41,7 +41,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor, nn
@@ -126,7 +126,7 @@ class Balance(TrainingLayer):
             return layer
         if role not in ROLES:
             raise StackError(f"generate is one of {', '.join(ROLES)}, not {role!r}")
-        layer._role = cast(Role, role)
+        layer._role = role
         return layer
 
     def given(self, facts: Mapping[str, Any]) -> Algorithm:

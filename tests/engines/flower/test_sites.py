@@ -152,8 +152,8 @@ def test_every_method_ends_in_the_simulators_bits(two_sites: Deployment, name: s
     }
     flower.write_app(
         here.folder / f"app-{name}",
-        "fedlens.sites.study:main",
-        "fedlens.sites.study:make_site",
+        "fedlens.sites.server:run_server",
+        "fedlens.sites.site:make_site",
         facts,
     )
     here.submit(here.folder / f"app-{name}", f"run-{name}")
