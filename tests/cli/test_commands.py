@@ -30,7 +30,7 @@ from fedlens.report import html as report
 from fedlens.report import page_data as view
 from fedlens.runs import reading as folder
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
 Said = tuple[int, str, str]
 

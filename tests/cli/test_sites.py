@@ -283,7 +283,7 @@ def test_site_options_reach_the_worker_with_the_node_config(
     assert invoke(["join", "127.0.0.1:1", "generate=no", "--key", "site-0"]) == 0
     assert nodes[0]["option-generate"] == "no"
     run = {"recipe": STUDY, "name": "study"}
-    with pytest.raises(SiteError, match="FedAvg takes no site option 'generate'$"):
+    with pytest.raises(SiteError, match=r"FedAvg takes no site option 'generate'$"):
         site.make_site(nodes[0], run)
 
 

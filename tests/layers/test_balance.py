@@ -418,6 +418,9 @@ def test_a_site_may_say_for_itself() -> None:
     ):
         reply = layer.at_site(options).client_step(message, client_of(data(6, 3, 0)))
         assert (reply.scalars["examples"], reply.scalars["made"]) == (examples, made)
+    inside = Median().around(stacked(weak=1.0)).at_site({"generate": "constrained"})
+    reply = inside.client_step(message, client_of(data(6, 3, 0)))
+    assert reply.scalars["made"] == 3  # also with a layer around it
     with pytest.raises(
         StackError, match="generate is one of constrained, unconstrained, no, not 'perhaps'"
     ):

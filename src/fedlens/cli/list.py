@@ -34,7 +34,7 @@ KINDS = {
     "models": "networks",
     "datasets": "where data comes from",
     "metrics": "how well it was done",
-    "generators": "what makes images of a class, for Balance",
+    "generators": "what makes images of a class",
     "engines": "what carries the messages",
 }
 # what a recipe calls them; they are found in several rooms

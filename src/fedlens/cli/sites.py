@@ -185,12 +185,7 @@ def register_site(running: Programs, public: Path, connection: str) -> None:
     log(f"{public.stem} may join" + (" (known from before)" if known else ""))
 
 
-@app.command(
-    epilog=examples(
-        "fedlens join 127.0.0.1:8000 --data scans --key site-0 --ca ca.crt",
-        "fedlens join 127.0.0.1:8000 generate=no --data scans --key site-0 --ca ca.crt",
-    )
-)
+@app.command(epilog=examples("fedlens join 127.0.0.1:8000 --data scans --key site-0 --ca ca.crt"))
 def join(
     address: Annotated[str, typer.Argument(help="The server, as host:port.", show_default=False)],
     key: Annotated[

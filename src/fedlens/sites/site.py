@@ -19,7 +19,7 @@ from fedlens.report.page_data import remarks
 from fedlens.sites.agreement import recipe_hash, recipe_of_run
 
 PLACES = ("root", "folder", "file", "image")  # what data sources call the place their data lies in
-OPTION = "option-"  # begins a site option's key in the node config: option-generate = "no"
+OPTION = "option-"  # begins a site option's key in the node config: option-NAME = "value"
 
 
 def make_site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
