@@ -50,7 +50,7 @@ def serve(root: Path) -> tuple[Any, threading.Thread, int]:
 
     from fedlens.report.board.app import make
 
-    listener = cli_board._listen("127.0.0.1", 0)
+    listener = cli_board.listen_at("127.0.0.1", 0)
     server = uvicorn.Server(
         uvicorn.Config(make(root), log_level="warning", timeout_graceful_shutdown=1)
     )

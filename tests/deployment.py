@@ -44,8 +44,8 @@ class Deployment:
         self.folder, self.port = folder, free_port()
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.keys = folder / "keys"
-        keys.authority(self.keys)
-        keys.server(self.keys, ["127.0.0.1"])
+        keys.make_authority(self.keys)
+        keys.make_server_certificate(self.keys, ["127.0.0.1"])
         self.home = folder / "home"
         self.home.mkdir()
         (self.home / "config.toml").write_text(
@@ -141,7 +141,7 @@ class Deployment:
         return done.stdout
 
     def register(self, client: int) -> None:
-        _, public = keys.site(self.keys / f"site-{client}")
+        _, public = keys.make_site_key(self.keys / f"site-{client}")
         self.flwr("supernode", "register", str(public), "here", "--name", f"site-{client}")
 
     def supernode(self, site: int, /, **config: Any) -> None:

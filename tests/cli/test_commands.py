@@ -22,7 +22,7 @@ from toy_job import RECIPE, ToySource, write_recipe
 
 import fedlens
 from fedlens import Batch, Federation
-from fedlens.cli import catalogue
+from fedlens.cli import list as listing
 from fedlens.cli import main as cli
 from fedlens.cli import text as terminal
 from fedlens.data.images.tensors import Tensors
@@ -30,7 +30,7 @@ from fedlens.report import html as report
 from fedlens.report import page_data as view
 from fedlens.runs import reading as folder
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
 Said = tuple[int, str, str]
 
@@ -109,7 +109,7 @@ def test_every_argument_of_every_command_is_explained(fedlens_command: Callable[
         "board": ["Where the run folders are. [default: runs]"],
         "analyse": ["landscape, surface, perturbation or target.", "Finished run folders."],
     }
-    commands = cli.whole().commands
+    commands = cli.command_group().commands
     for name, command in commands.items():
         said = words(fedlens_command(name, "--help")[1].split("Options ─")[0])
         arguments = [p for p in command.params if isinstance(p, click.Argument)]
@@ -577,7 +577,7 @@ def test_words_and_numbers() -> None:
         and terminal.spark([2.0, 2.0]) == "▁▁"
     )
     assert (
-        catalogue.first_sentence("LossAware (FedVSR, Eqs. 16-21): small. More.")
+        listing.first_sentence("LossAware (FedVSR, Eqs. 16-21): small. More.")
         == "LossAware (FedVSR, Eqs. 16-21): small."
     )
 
@@ -586,13 +586,13 @@ def test_a_list_says_what_a_thing_is_and_not_what_its_first_key_means() -> None:
     """TrimmedMean's docstring begins with a key, its module's with the idea; FedAdam shares a
     module with three others.
     """
-    layers = catalogue.rows_of("layers")
+    layers = listing.rows_of("layers")
     assert layers["TrimmedMean"].startswith("Trimmed mean (Yin et al., 2018)") and layers[
         "TrimmedMean"
     ].endswith("\n[share=0.2]")
     assert layers["FedAdam"].startswith("Adam on the server (Reddi et al., 2021).\n[lr=0.01")
-    for kind in catalogue.KINDS:
-        for name, text in catalogue.rows_of(kind).items():
+    for kind in listing.KINDS:
+        for name, text in listing.rows_of(kind).items():
             assert not re.match(r"[a-z_]+(, [a-z_]+)*: ", text), (name, text)
 
 

@@ -1,5 +1,5 @@
 """The operators' commands: what they refuse, in one sentence and before anything is started. Real
-runs are in engines/test_flower.py.
+runs are in engines/flower/test_sites.py.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from cryptography import x509
 from flwr.common.config import parse_config_args
 
 import fedlens
-from fedlens.cli import sites as cli_sites
 from fedlens.cli.main import invoke
 from fedlens.config import recipe as recipes
 from fedlens.config.recipe import ConfigError
 from fedlens.data.source import DataError
 from fedlens.engines.flower import client_app as flower_client
-from fedlens.engines.flower import site
-from fedlens.sites import keys, programs
-from fedlens.sites import study as sites
+from fedlens.engines.flower.site import SiteError, serve
+from fedlens.sites import agreement, keys, network, programs, site, submit
 
 STUDY = """
 [task]
@@ -126,13 +124,13 @@ def test_long_names_and_addresses_of_all_kinds_are_hosts() -> None:
 
 def test_without_the_authoritys_key_only_sites_get_one(capsys: pytest.CaptureFixture[str]) -> None:
     """A hospital that has the server's ca.crt and makes its own key."""
-    keys.authority(Path("keys"))
+    keys.make_authority(Path("keys"))
     Path("keys/ca.key").unlink()
     assert invoke(["keys", "5"]) == 0
     assert "no server certificate is made" in capsys.readouterr().err
     assert sorted(p.name for p in Path("keys").iterdir()) == ["ca.crt", "site-5", "site-5.pub"]
     assert "no ca.key beside it" in refused(capsys, "keys", "--host", "fl.example.org")
-    assert "no ca.key beside it" in refused(capsys, "serve", "--port", str(programs.free_port()))
+    assert "no ca.key beside it" in refused(capsys, "serve", "--port", str(network.free_port()))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.7", "fl.example.org", "::"])
@@ -143,8 +141,8 @@ def test_serving_to_the_world_takes_a_flag(capsys: pytest.CaptureFixture[str], h
 
 
 def test_serve_wants_public_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    keys.authority(Path("keys"))
-    keys.site(Path("keys/site-0"))
+    keys.make_authority(Path("keys"))
+    keys.make_site_key(Path("keys/site-0"))
     assert "not a site's public key" in refused(capsys, "serve", "--site", "keys/site-0")
     assert "not a site's public key" in refused(capsys, "serve", "--site", "nothing.pub")
 
@@ -154,7 +152,7 @@ def test_serve_leaves_a_used_port_alone(
 ) -> None:
     """Our sites' keys would be registered at whoever listens there."""
     monkeypatch.setattr(
-        programs.Crew, "start", lambda *_, **__: pytest.fail("something was started")
+        programs.Programs, "start", lambda *_, **__: pytest.fail("something was started")
     )
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -170,13 +168,15 @@ def test_serve_leaves_a_used_port_alone(
 def test_a_superlink_that_ends_by_itself_is_spoken_of(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = programs.Crew.start
+    start = programs.Programs.start
     monkeypatch.setattr(
-        programs.Crew, "start", lambda crew, *_: start(crew, "python", "-c", "raise SystemExit(3)")
+        programs.Programs,
+        "start",
+        lambda running, *_: start(running, "python", "-c", "raise SystemExit(3)"),
     )
-    monkeypatch.setattr(programs, "await_port", lambda *_: None)
+    monkeypatch.setattr(network, "wait_for_port", lambda *_: None)
     assert "the SuperLink ended by itself (exit code 3)" in refused(
-        capsys, "serve", "--port", str(programs.free_port())
+        capsys, "serve", "--port", str(network.free_port())
     )
     assert (
         Path("superlink").stat().st_mode & 0o077
@@ -196,9 +196,9 @@ def test_the_superlinks_database_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 def test_join_looks_before_it_leaps(capsys: pytest.CaptureFixture[str]) -> None:
-    keys.authority(Path("keys"))
-    keys.site(Path("site-0"))
-    keys.site(Path("clinic"))
+    keys.make_authority(Path("keys"))
+    keys.make_site_key(Path("site-0"))
+    keys.make_site_key(Path("clinic"))
     Path("study.toml").write_text(STUDY)
     here = ("--key", "site-0")
     assert "no private key nowhere" in refused(capsys, "join", "127.0.0.1:1", "--key", "nowhere")
@@ -232,7 +232,9 @@ def test_join_looks_before_it_leaps(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_site_decides_whether_it_generates(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The recipe is everybody's; --generate is this site's own word, and it reaches the layer."""
+    """The recipe is everybody's; generate=no is this site's own choice, and it reaches the
+    layer.
+    """
     for name in ("benign", "malignant"):
         Path("scans", name).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(Path("scans", name, "0.png"))
@@ -242,18 +244,47 @@ def test_a_site_decides_whether_it_generates(
     )
     Path("study.toml").write_text(STUDY.replace("[data]", "size = 8\n[data]") + balance)
     node = {"client": 0, "folder": str(tmp_path / "site"), "data": "scans", "recipe": "study.toml"}
-    site = sites.make_site({**node, "generate": "no"}, {})
-    assert site.algorithm.role(site.algorithm.init(), 0) == "no"  # type: ignore[attr-defined]
+    made = site.make_site({**node, "option-generate": "no"}, {})
+    assert made.algorithm.role(made.algorithm.init(), 0) == "no"  # type: ignore[attr-defined]
     with pytest.raises(
         DataError, match="no folder of images for ReadyImages"
     ):  # who generates needs what it generates from
-        sites.make_site({**node, "generate": "constrained"}, {})
-    for file in ("site-0", "ca.crt"):
-        Path(file).touch()
-    said = refused(
-        capsys, "join", "127.0.0.1:9", "--key", "site-0", "--ca", "ca.crt", "--generate", "perhaps"
-    )
-    assert "--generate says one of constrained, unconstrained, no, not perhaps" in said
+        site.make_site({**node, "option-generate": "constrained"}, {})
+    keys.make_authority(Path("keys"))
+    keys.make_site_key(Path("site-0"))
+    join = ("join", "127.0.0.1:9", "--key", "site-0", "--data", "scans")
+    for options, words in {
+        "generate=perhaps": "generate is one of constrained, unconstrained, no, not 'perhaps'",
+        "generat=no": "FedAvg + Balance takes no site option 'generat': did you mean generate?",
+    }.items():
+        assert words in refused(capsys, *join, options, "--recipe", "study.toml")
+    for options, words in {
+        "generate": "'generate' is not an override: write key=value",
+        "generate=": "generate= is no site option: write NAME=VALUE",
+        "a b=no": "a b=no is no site option: write NAME=VALUE",
+    }.items():
+        assert words in refused(capsys, *join, options)
+    assert not Path("sites").exists()
+
+
+def test_site_options_reach_the_worker_with_the_node_config(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without --recipe they are checked when the server's recipe has come."""
+    keys.make_authority(Path("keys"))
+    keys.make_site_key(Path("site-0"))
+    nodes = []
+
+    def keep(running: object, worker: object, node: tuple[str, ...], patience: float) -> int:
+        nodes.append(parse_config_args([node[-1]]))
+        return 0
+
+    monkeypatch.setattr(programs, "supervise", keep)
+    assert invoke(["join", "127.0.0.1:1", "generate=no", "--key", "site-0"]) == 0
+    assert nodes[0]["option-generate"] == "no"
+    run = {"recipe": STUDY, "name": "study"}
+    with pytest.raises(SiteError, match=r"FedAvg takes no site option 'generate'$"):
+        site.make_site(nodes[0], run)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +303,7 @@ def test_a_site_decides_whether_it_generates(
 def test_what_is_no_address_is_refused_by_all(
     capsys: pytest.CaptureFixture[str], address: str
 ) -> None:
-    keys.authority(Path("keys"))
+    keys.make_authority(Path("keys"))
     Path("study.toml").write_text(STUDY)
     assert "write host:port" in refused(capsys, "join", address, "--key", "site-0")
     assert "write host:port" in refused(
@@ -282,8 +313,8 @@ def test_what_is_no_address_is_refused_by_all(
 
 
 def test_addresses() -> None:
-    assert programs.split_address("fl.example.org:65535") == ("fl.example.org", 65535)
-    assert programs.split_address("[::1]:8000") == ("::1", 8000)
+    assert network.split_address("fl.example.org:65535") == ("fl.example.org", 65535)
+    assert network.split_address("[::1]:8000") == ("::1", 8000)
 
 
 @pytest.mark.parametrize("recipe", [True, False], ids=["its own recipe", "the server's recipe"])
@@ -303,29 +334,29 @@ def test_a_site_is_told_which_of_its_pictures_cannot_be_read(
     Path("scans/benign/broken.png").write_bytes(b"no picture")
     text = STUDY.replace("[data]", "size = 8\n[data]\nsize = 8")
     Path("study.toml").write_text(text)
-    keys.authority(Path("keys"))
-    keys.site(Path("site-0"))
+    keys.make_authority(Path("keys"))
+    keys.make_site_key(Path("site-0"))
 
-    def keep(crew: programs.Crew, worker: tuple[str, ...], *_: object) -> int:
+    def keep(running: programs.Programs, worker: tuple[str, ...], *_: object) -> int:
         """The worker gets one greeting, and nothing else is started."""
-        threading.Thread(target=site.serve, args=(Path(worker[-1]),), daemon=True).start()
+        threading.Thread(target=serve, args=(Path(worker[-1]),), daemon=True).start()
         while not Path(worker[-1]).exists():
             time.sleep(0.01)
-        run = {"site": "fedlens.sites.study:make_site", "recipe": text, "name": "study"}
+        run = {"site": "fedlens.sites.site:make_site", "recipe": text, "name": "study"}
         node = {
             "client": 0,
             "folder": str(tmp_path / "memory"),
             "data": "scans",
             **({"recipe": "study.toml"} if recipe else {}),
         }
-        agreed = sites.fingerprint(recipes.read("study.toml"))
+        agreed = agreement.recipe_hash(recipes.read("study.toml"))
         told = {"version": fedlens.__version__, "recipe": agreed, "job": "j"}
         for _ in range(2):
             header = {"kind": "query", "facts": told, "node": node, "run": run}
             assert flower_client.resident(worker[-1])(header, [])[0]["client"] == 0
         return 0
 
-    monkeypatch.setattr(cli_sites, "_keep", keep)
+    monkeypatch.setattr(programs, "supervise", keep)
     own = ["--recipe", "study.toml"] if recipe else []
     assert invoke(["join", "127.0.0.1:1", "--key", "site-0", "--data", "scans", *own]) == 0
     said = capsys.readouterr().err
@@ -339,7 +370,7 @@ def test_a_supernode_that_ends_may_have_the_wrong_ca(
     server's.
     """
     assert invoke(["keys", "0"]) == 0
-    monkeypatch.setattr(cli_sites, "_keep", lambda *_: 1)
+    monkeypatch.setattr(programs, "supervise", lambda *_: 1)
     said = refused(capsys, "join", "127.0.0.1:1", "--key", "keys/site-0")
     assert (
         "--site site-0.pub" in said
@@ -353,7 +384,7 @@ def test_flower_reads_the_node_config_as_it_was_meant() -> None:
         "folder": "/srv/\U0001f3e5 \u00e4 b",
         "data": 'a "b" \\ c',
         "recipe": "",
-        "generate": "",
+        "option-generate": "no",
     }
     assert parse_config_args([programs.node_config(facts)]) == {
         k: v for k, v in facts.items() if v != ""
@@ -375,17 +406,17 @@ def test_the_line_that_ends_a_run_works_as_printed(
     that is.
     """
 
-    def start(crew: programs.Crew, *command: str) -> None:
+    def start(running: programs.Programs, *command: str) -> None:
         raise KeyboardInterrupt  # in place of following the log
 
     class Done:
         returncode, stdout, stderr = 0, '{"success": true, "run-id": 7}', ""
 
     Path("study.toml").write_text(STUDY)
-    keys.authority(Path("keys"))
+    keys.make_authority(Path("keys"))
     monkeypatch.setenv("FEDLENS_HOME", str(tmp_path / "my home"))
-    monkeypatch.setattr(sites, "await_port", lambda *_: None)
-    monkeypatch.setattr(programs.Crew, "start", start)
+    monkeypatch.setattr(submit, "wait_for_port", lambda *_: None)
+    monkeypatch.setattr(programs.Programs, "start", start)
     monkeypatch.setattr(programs.subprocess, "run", lambda *_, **__: Done)
     assert invoke(["run", "study.toml", "--engine", "flower", "--superlink", "127.0.0.1:9"]) == 130
     ran, said = capsys.readouterr().err.strip().splitlines()
@@ -398,15 +429,17 @@ def test_what_server_and_site_must_agree_on(tmp_path: Path) -> None:
     """Everything but [data]; and a site's data goes where its source looks for it."""
     Path("study.toml").write_text(STUDY)
     study = recipes.read("study.toml")
-    assert sites.fingerprint(study) == sites.fingerprint(
+    assert agreement.recipe_hash(study) == agreement.recipe_hash(
         recipes.read("study.toml", ["data.root=elsewhere", "data.size=8"])
     )
     for change in ("rounds=3", "task.classes=3", "FedAvg.lr=0.5", "seed=1"):
-        assert sites.fingerprint(study) != sites.fingerprint(recipes.read("study.toml", [change]))
+        assert agreement.recipe_hash(study) != agreement.recipe_hash(
+            recipes.read("study.toml", [change])
+        )
     Path("mine").mkdir()
-    assert sites.over(study, "mine").data.given["root"] == "mine"
+    assert site.with_data_at(study, "mine").data.given["root"] == "mine"
     with pytest.raises(ConfigError, match="there is no data at yours"):
-        sites.over(study, "yours")
+        site.with_data_at(study, "yours")
 
 
 @contextmanager
@@ -432,38 +465,37 @@ def listening(folder: Path) -> Iterator[int]:
 
 def test_a_certificate_that_does_not_hold_ends_the_waiting(tmp_path: Path) -> None:
     for name in ("ours", "theirs"):
-        keys.authority(tmp_path / name)
-        keys.server(tmp_path / name, [])
-    crew = programs.Crew(print, tmp_path)
+        keys.make_authority(tmp_path / name)
+        keys.make_server_certificate(tmp_path / name, [])
     with listening(tmp_path / "theirs") as port:
-        programs.await_port("127.0.0.1", port, tmp_path / "theirs" / "ca.crt", crew, 5)
+        network.wait_for_port("127.0.0.1", port, tmp_path / "theirs" / "ca.crt", seconds=5)
         with pytest.raises(
             ConfigError,
             match=(
                 r"cannot prove that it is the one of .*ours/ca.crt .*certificate.*--host 127.0.0.1"
             ),
         ):
-            programs.await_port("127.0.0.1", port, tmp_path / "ours" / "ca.crt", crew, 5)
+            network.wait_for_port("127.0.0.1", port, tmp_path / "ours" / "ca.crt", seconds=5)
     with pytest.raises(
         ConfigError, match=r"did not answer at .* within 0.2 s \(Connection refused\)"
     ):
-        programs.await_port(
-            "127.0.0.1", programs.free_port(), tmp_path / "ours" / "ca.crt", crew, 0.2
+        network.wait_for_port(
+            "127.0.0.1", network.free_port(), tmp_path / "ours" / "ca.crt", seconds=0.2
         )
 
 
 def test_the_connection_is_written_once_and_nothing_else_is_touched(tmp_path: Path) -> None:
-    ca = keys.authority(tmp_path / "keys")
+    ca = keys.make_authority(tmp_path / "keys")
     home = programs.flower_home()
     (home / "config.toml").write_text(
         '[superlink]\ndefault = "mine"\n\n[superlink.mine]\naddress = "10.0.0.1:1"\n'
     )
-    name = programs.connection(home, "127.0.0.1:9", ca)
-    again = programs.connection(home, "127.0.0.1:9", ca)
+    name = programs.write_connection(home, "127.0.0.1:9", ca)
+    again = programs.write_connection(home, "127.0.0.1:9", ca)
     text = (home / "config.toml").read_text()
     assert name == again and text.count(f"[superlink.{name}]") == 1 and "10.0.0.1:1" in text
-    other = keys.authority(tmp_path / "other")
-    programs.connection(home, "127.0.0.1:9", other)
+    other = keys.make_authority(tmp_path / "other")
+    programs.write_connection(home, "127.0.0.1:9", other)
     text = (home / "config.toml").read_text()
     assert (
         text.count(f"[superlink.{name}]") == 1

@@ -16,7 +16,7 @@ from fedlens.algorithms.fedavg import FedAvg
 from fedlens.algorithms.named import NAMED, named
 from fedlens.config import convert as values
 from fedlens.config import recipe as config
-from fedlens.config.parts import find_class, names, parameters
+from fedlens.config.parts import exported_names, find_class, parameters
 from fedlens.config.recipe import Config, ConfigError, Settings
 from fedlens.layers import FedProx, Scaffold
 
@@ -182,7 +182,7 @@ def test_numbers_of_layers_too(read: Read, layer: str, override: str, words: str
 
 def test_every_default_is_within_its_own_limits() -> None:
     for kind in ("task", "data", "algorithm"):
-        for name in names(kind):
+        for name in exported_names(kind):
             for p in parameters(find_class(kind, name, kind, object)).values():
                 if isinstance(p.default, (int, float, tuple)):
                     values.convert(p.default, p.hint, f"{name}.{p.name}")
@@ -304,7 +304,7 @@ def test_stacks_can_be_named_by_their_parts(read: Read) -> None:
 
 
 def test_every_named_stack_can_be_built(read: Read) -> None:
-    known = {n.lower() for n in names("algorithm")}
+    known = {n.lower() for n in exported_names("algorithm")}
     for name, known_as in NAMED.items():
         parts = [t["name"] for t in known_as.tables()]
         if not {p.lower() for p in parts} <= known or parts[0] != "FedAvg":
@@ -320,7 +320,7 @@ def test_every_named_stack_can_be_built(read: Read) -> None:
 
 
 def test_every_shipped_recipe_can_be_read() -> None:
-    tasks = {n.lower() for n in names("task")}
+    tasks = {n.lower() for n in exported_names("task")}
     for name, path in config.shipped_recipes().items():
         if tomllib.loads(path.read_text())["task"]["name"].lower() in tasks:
             made = config.read(name)
@@ -330,11 +330,11 @@ def test_every_shipped_recipe_can_be_read() -> None:
 def test_every_constructor_can_be_looked_into() -> None:
     """Annotations must be resolvable and have words: this is what recipes are checked against."""
     for kind in ("task", "data", "algorithm"):
-        for name in names(kind):
+        for name in exported_names(kind):
             try:
                 cls = find_class(kind, name, kind)
             except ConfigError:
                 continue  # exported for Python, not for recipes
             for p in parameters(cls).values():
                 values._adapter(p.hint)
-                assert values.wording(p.hint)
+                assert values.describe_type(p.hint)

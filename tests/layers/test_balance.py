@@ -405,24 +405,26 @@ def test_an_unconstrained_client_fills_to_its_largest_class() -> None:
 
 
 def test_a_site_may_say_for_itself() -> None:
-    """Whatever the shares of the recipe are; "" leaves it to the draw, which here makes everybody
-    weak.
+    """Whatever the shares of the recipe are; without its option the draw decides, which here makes
+    everybody weak.
     """
     layer = stacked(weak=1.0)
     message = message_of(layer)
-    for said, examples, made in (
-        ("unconstrained", 18, 9),
-        ("no", 9, 0),
-        ("constrained", 9, 3),
-        ("", 9, 0),
+    for options, examples, made in (
+        ({"generate": "unconstrained"}, 18, 9),
+        ({"generate": "no"}, 9, 0),
+        ({"generate": "constrained"}, 9, 3),
+        ({}, 9, 0),
     ):
-        reply = layer.given({"generate": said}).client_step(message, client_of(data(6, 3, 0)))
+        reply = layer.at_site(options).client_step(message, client_of(data(6, 3, 0)))
         assert (reply.scalars["examples"], reply.scalars["made"]) == (examples, made)
+    inside = Median().around(stacked(weak=1.0)).at_site({"generate": "constrained"})
+    reply = inside.client_step(message, client_of(data(6, 3, 0)))
+    assert reply.scalars["made"] == 3  # also with a layer around it
     with pytest.raises(
-        StackError,
-        match="a site generates as one of constrained, unconstrained, no, not as 'perhaps'",
+        StackError, match="generate is one of constrained, unconstrained, no, not 'perhaps'"
     ):
-        layer.given({"generate": "perhaps"})
+        layer.at_site({"generate": "perhaps"})
 
 
 @dataclass
@@ -434,7 +436,7 @@ class Absent(Blobs):
 def test_who_does_not_generate_needs_no_generator() -> None:
     facts = Facts(classes=("a", "b", "c"), shape=(8,))
     layer = stack(FedAvg(PlainTask()), Balance(Absent(), cache=""))
-    layer.given({**facts, "generate": "no"})
+    layer.at_site({"generate": "no"}).given(facts)
     with pytest.raises(DataError, match="no such generator here"):
         layer.given(facts)
 

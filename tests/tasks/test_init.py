@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from fedlens import tasks
 from fedlens.algorithms import FedAvg
 from fedlens.cli import main as cli
-from fedlens.config.parts import names, parameters
+from fedlens.config.parts import exported_names, parameters
 from fedlens.core.task import LearningTask
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -30,7 +30,7 @@ SMALL: dict[str, dict[str, Any]] = {
 def learning() -> list[str]:
     return [
         n
-        for n, room in names("task").items()
+        for n, room in exported_names("task").items()
         if room == "tasks" and issubclass(getattr(tasks, n), LearningTask)
     ]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedlens.engines.flower.engine import client_app
 from fedlens.engines.flower.site import Site, alone
-from fedlens.sites.study import site_number
+from fedlens.sites.site import site_number
 from fedlens_app.task import algorithm, data_of
 
 

@@ -1,6 +1,4 @@
-"""`fedlens board`: kept apart from the other commands so that its packages are loaded only when it
-is used.
-"""
+"""`fedlens board`: a local web page over run folders."""
 
 from __future__ import annotations
 
@@ -11,16 +9,12 @@ from typing import Annotated
 
 import typer
 
+from fedlens.cli.options import examples
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    from fedlens.cli.main import examples
-
-    app.command(epilog=examples("fedlens board", "fedlens board experiments --port 9000 --open"))(
-        board
-    )
+app = typer.Typer()
 
 
+@app.command(epilog=examples("fedlens board", "fedlens board experiments --port 9000 --open"))
 def board(
     folder: Annotated[
         Path, typer.Argument(metavar="[DIR]", help="Where the run folders are.")
@@ -41,10 +35,12 @@ def board(
             f"There is no folder {folder}: name the one that holds your runs, as in `fedlens board"
             " runs`."
         )
-    serve(folder, host, port, browser)
+    serve_board(folder, host, port, browser)
 
 
-def serve(folder: Path, host: str = "127.0.0.1", port: int = 8600, browser: bool = False) -> None:
+def serve_board(
+    folder: Path, host: str = "127.0.0.1", port: int = 8600, browser: bool = False
+) -> None:
     """Serve until interrupted."""
     try:
         import uvicorn
@@ -54,11 +50,12 @@ def serve(folder: Path, host: str = "127.0.0.1", port: int = 8600, browser: bool
         raise ValueError(
             f'The board needs a web server ({error.name} is missing): pip install "fedlens[board]"'
         ) from error
-    listener = _listen(host, port)
-    address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{listener.getsockname()[1]}/"
-    own = host in ("127.0.0.1", "localhost")
+    listener = listen_at(host, port)
+    reached = "127.0.0.1" if host == "0.0.0.0" else host
+    address = f"http://{reached}:{listener.getsockname()[1]}/"
+    local = ("127.0.0.1", "localhost")
     config = uvicorn.Config(
-        make(folder, ("127.0.0.1", "localhost") if own else ("*",)),
+        make(folder, local if host in local else ("*",)),
         log_level="warning",
         timeout_graceful_shutdown=1,
     )
@@ -71,7 +68,8 @@ def serve(folder: Path, host: str = "127.0.0.1", port: int = 8600, browser: bool
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen_at(host: str, port: int) -> socket.socket:
+    """A bound socket, made here so that a port in use is refused before the server starts."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

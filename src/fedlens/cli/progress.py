@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from fedlens.cli.text import ACCENT, console, duration, few, number, size, spark
+from fedlens.cli.text import ACCENT, console, duration, few, rounded, size, spark
 from fedlens.report.page_data import UNEVALUATED
 from fedlens.runs.job import Setup, Watch
 
@@ -27,7 +27,7 @@ class Plain(Watch):
 
     def begin(self, setup: Setup, folder: Path, done: int) -> None:
         self.rounds, self.folder = setup.settings.rounds, folder
-        for line in [*headline(setup, folder, done), *setup.federation.facts.remarks()]:
+        for line in [*opening_lines(setup, folder, done), *setup.federation.facts.remarks()]:
             self.print(line)
 
     def round(self, record: Mapping[str, Any]) -> None:
@@ -43,7 +43,7 @@ class Plain(Watch):
             self.print(text)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        for line in [*ending(summary), whereabouts(self.folder)]:
+        for line in [*closing_lines(summary), report_or_folder(self.folder)]:
             self.print(line)
 
     def print(self, text: str) -> None:
@@ -73,7 +73,7 @@ class Live(Watch):
 
     def begin(self, setup: Setup, folder: Path, done: int) -> None:
         self.close()
-        first, *rest = headline(setup, folder, done)
+        first, *rest = opening_lines(setup, folder, done)
         self.console.print(f"[bold {ACCENT}]{escape(first)}[/]", soft_wrap=True)
         for line in rest:
             self.console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
@@ -121,7 +121,7 @@ class Live(Watch):
 
     def end(self, summary: Mapping[str, Any]) -> None:
         self.close()
-        first, *rest = [*ending(summary), whereabouts(self.folder)]
+        first, *rest = [*closing_lines(summary), report_or_folder(self.folder)]
         self.console.print(f"[bold green]✓[/] [bold]{escape(first)}[/]", soft_wrap=True)
         for line in rest:
             self.console.print(f"  [dim]{escape(line)}[/]", soft_wrap=True)
@@ -132,20 +132,20 @@ class Live(Watch):
             self.spinner.stop()
 
 
-class Cells(Live):
-    """A bar a cell, and a line when it is done. `told`: what was said about the data before,
-    because cells share it.
+class CellBar(Live):
+    """A bar for one cell of a comparison, and a line when it is done. `shown`: remarks on the data
+    that were printed before, because cells share it.
     """
 
-    def __init__(self, title: str, told: set[str]) -> None:
+    def __init__(self, title: str, shown: set[str]) -> None:
         super().__init__()
-        self.title, self.told = title, told
+        self.title, self.shown = title, shown
 
     def begin(self, setup: Setup, folder: Path, done: int) -> None:
         for line in setup.federation.facts.remarks():
-            if line not in self.told:
+            if line not in self.shown:
                 self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
-        self.told.update(setup.federation.facts.remarks())
+        self.shown.update(setup.federation.facts.remarks())
         self.first, self.rounds, self.began, self.folder = (
             done,
             setup.settings.rounds,
@@ -170,13 +170,13 @@ class Cells(Live):
     def end(self, summary: Mapping[str, Any]) -> None:
         self.close()
         self.console.print(
-            f"[green]✓[/] {escape(self.title)}  {escape(ending(summary)[0])} "
+            f"[green]✓[/] {escape(self.title)}  {escape(closing_lines(summary)[0])} "
             f" [dim]{duration(summary['seconds'])}[/]",
             soft_wrap=True,
         )
 
 
-def headline(setup: Setup, folder: Path, done: int) -> list[str]:
+def opening_lines(setup: Setup, folder: Path, done: int) -> list[str]:
     s, config = setup.settings, setup.config
     cohort = (
         f"{s.cohort} of {len(setup.federation)} clients a round"
@@ -197,7 +197,7 @@ def facts(record: Mapping[str, Any]) -> list[str]:
     """Training loss, the headline metric, who was heard."""
     out = [f"loss {record['loss']:.4f}"] if record["loss"] is not None else []
     out += [
-        f"{name} {number(value)}"
+        f"{name} {rounded(value)}"
         for name, value in list(record["metrics"].items())[:1]
         if value is not None
     ]
@@ -206,21 +206,18 @@ def facts(record: Mapping[str, Any]) -> list[str]:
 
 def losses(record: Mapping[str, Any]) -> list[str]:
     """Who got lost and why, a reason a line."""
-    why: dict[str, list[str]] = {}
-    for before, missing in (("", record["lost"]), (UNEVALUATED, record["unevaluated"])):
-        for x in missing:
-            why.setdefault(before + ("refused: " if x["refused"] else "") + x["reason"], []).append(
-                str(x["client"])
-            )
-    lines = [
-        f"round {record['round'] + 1}: client{'s' if len(ids) > 1 else ''} {few(ids)} {reason}"
-        for reason, ids in why.items()
-    ]
-    return (
-        lines
-        if record["heard"]
-        else [*lines, f"round {record['round'] + 1}: nobody was heard, so it is skipped"]
-    )
+    clients: dict[str, list[str]] = {}
+    for prefix, missing in (("", record["lost"]), (UNEVALUATED, record["unevaluated"])):
+        for lost in missing:
+            reason = prefix + ("refused: " if lost["refused"] else "") + lost["reason"]
+            clients.setdefault(reason, []).append(str(lost["client"]))
+    number = record["round"] + 1
+    lines = []
+    for reason, ids in clients.items():
+        lines.append(f"round {number}: client{'s' if len(ids) > 1 else ''} {few(ids)} {reason}")
+    if not record["heard"]:
+        lines.append(f"round {number}: nobody was heard, so it is skipped")
+    return lines
 
 
 def in_round(text: str) -> bool:
@@ -230,30 +227,23 @@ def in_round(text: str) -> bool:
     return text.startswith("client ")
 
 
-def whereabouts(folder: Path) -> str:
+def report_or_folder(folder: Path) -> str:
     return str(folder / "report.html") if (folder / "report.html").exists() else str(folder)
 
 
-def ending(summary: Mapping[str, Any]) -> list[str]:
-    metrics = [
-        f"{k} {number(v)}" for k, v in summary["metrics"].items() if v is not None and k != "loss"
-    ][:3]
-    loss = [f"training loss {summary['loss']:.4f}"] if summary["loss"] is not None else []
-    lost = (
-        f", {gone} of {summary['asked']} replies lost"
-        if (gone := summary["asked"] - summary["heard"])
-        else ""
-    )
-    lost += (
-        f", {missing} evaluation{'s' if missing > 1 else ''} by clients lost"
-        if (missing := summary["unevaluated"])
-        else ""
-    )
-    traffic = f"{size(summary['bytes_down'])} down, {size(summary['bytes_up'])} up"
-    return [
-        "  ".join([*metrics, *loss]) or "done",
-        (
-            f"{summary['rounds']} rounds in {duration(summary['seconds'])}, {traffic}, peak memory"
-            f" {size(summary['peak_memory'])}{lost}"
-        ),
+def closing_lines(summary: Mapping[str, Any]) -> list[str]:
+    metrics = {k: v for k, v in summary["metrics"].items() if v is not None and k != "loss"}
+    results = [f"{name} {rounded(value)}" for name, value in metrics.items()][:3]
+    if summary["loss"] is not None:
+        results.append(f"training loss {summary['loss']:.4f}")
+    costs = [
+        f"{summary['rounds']} rounds in {duration(summary['seconds'])}",
+        f"{size(summary['bytes_down'])} down",
+        f"{size(summary['bytes_up'])} up",
+        f"peak memory {size(summary['peak_memory'])}",
     ]
+    if lost := summary["asked"] - summary["heard"]:
+        costs.append(f"{lost} of {summary['asked']} replies lost")
+    if missing := summary["unevaluated"]:
+        costs.append(f"{missing} evaluation{'s' if missing > 1 else ''} by clients lost")
+    return ["  ".join(results) or "done", ", ".join(costs)]

@@ -6,17 +6,21 @@ from __future__ import annotations
 
 import re
 import tempfile
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
-Keys = Annotated[
-    Path, typer.Option("--keys", help="Folder with ca.crt, server.pem and server.key.")
-]
-Ca = Annotated[Path, typer.Option("--ca", help="The federation's CA certificate.")]
+from fedlens.cli.options import examples
+from fedlens.config import recipe as recipes
+from fedlens.config.overrides import parse_overrides
+
+if TYPE_CHECKING:
+    from fedlens.sites.programs import Programs
+
+app = typer.Typer()
+
 EXPOSED = (
     "{host} can be reached from other machines. Flower's control API shares this port with the"
     " sites: node keys keep strangers from joining, but whoever can connect and holds the CA file"
@@ -24,12 +28,14 @@ EXPOSED = (
     " lets only the sites in (a firewall, a VPN, a proxy that asks for client certificates), then"
     " add --expose"
 )
+ANY_ADDRESS = ("0.0.0.0", "::")
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     click.echo(text, err=True)
 
 
+@app.command(epilog=examples("fedlens keys 0 1 --host fl.example.org", "fedlens keys 2"))
 def keys(
     site: Annotated[
         list[str] | None,
@@ -56,35 +62,44 @@ def keys(
     SITE is the number of a client (0, 1, ...), whose key is then called site-0, or a name of your
     own.
     """
-    from fedlens.sites import keys as make
+    from fedlens.sites.keys import (
+        LOCAL_HOSTS,
+        check_host,
+        check_name,
+        make_authority,
+        make_server_certificate,
+        make_site_key,
+    )
 
-    for text in host or []:
-        make.check_host(text)
-    for name in site or []:
-        make.check_name(name)
-    if site and not host and (out / "ca.crt").exists() and not (out / "ca.key").exists():
-        say(
+    sites, hosts = site or [], host or []
+    for text in hosts:
+        check_host(text)
+    for name in sites:
+        check_name(name)
+    if sites and not hosts and (out / "ca.crt").exists() and not (out / "ca.key").exists():
+        log(
             f"{out}/ca.crt has no ca.key beside it, so no server certificate is made, only keys of"
             " sites"
         )
-    elif host or not (out / "server.pem").exists():
-        make.authority(out)
-        make.server(out, host or [])
-        say(f"{out}/ca.crt      goes to every site: it proves that they talk to this server")
-        say(f"{out}/ca.key      stays here: whoever has it can pose as the server")
-        say(
-            f"{out}/server.pem  and server.key are for `fedlens serve`, valid for"
-            f" {', '.join(dict.fromkeys([*(host or []), *make.HERE]))}"
-        )
-    for name in site or []:
-        private, public = make.site(out / (f"site-{name}" if name.isdigit() else name))
-        say(
+    elif hosts or not (out / "server.pem").exists():
+        make_authority(out)
+        make_server_certificate(out, hosts)
+        valid_for = ", ".join(dict.fromkeys([*hosts, *LOCAL_HOSTS]))
+        log(f"{out}/ca.crt      goes to every site: it proves that they talk to this server")
+        log(f"{out}/ca.key      stays here: whoever has it can pose as the server")
+        log(f"{out}/server.pem  and server.key are for `fedlens serve`, valid for {valid_for}")
+    for name in sites:
+        private, public = make_site_key(out / (f"site-{name}" if name.isdigit() else name))
+        log(
             f"{private}  goes to that site and nowhere else; {public.name} is for `fedlens serve"
             " --site`"
         )
 
 
-def serve(
+@app.command(
+    "serve", epilog=examples("fedlens serve --site keys/site-0.pub --site keys/site-1.pub")
+)
+def serve_sites(
     site: Annotated[
         list[Path] | None,
         typer.Option(
@@ -97,7 +112,9 @@ def serve(
     port: Annotated[
         int, typer.Option("--port", help="Port to listen at.", min=1, max=65535)
     ] = 8000,
-    keys: Keys = Path("keys"),
+    keys: Annotated[
+        Path, typer.Option("--keys", help="Folder with ca.crt, server.pem and server.key.")
+    ] = Path("keys"),
     state: Annotated[
         Path, typer.Option("--state", help="Folder of the SuperLink's database.")
     ] = Path("superlink"),
@@ -110,66 +127,78 @@ def serve(
     ] = False,
 ) -> None:
     """Start a SuperLink: TLS and node authentication on, state on disk."""
-    from fedlens.sites import keys as make
-    from fedlens.sites import programs
+    from fedlens.sites import network, programs
+    from fedlens.sites.keys import make_authority, make_server_certificate
 
-    if not programs.loopback(host) and not expose:
+    if not network.is_loopback(host) and not expose:
         raise click.UsageError(EXPOSED.format(host=host))
-    for public in site or []:
-        if not public.is_file() or not public.read_text(errors="replace").startswith("ecdsa-"):
-            raise click.UsageError(
-                f"{public} is not a site's public key: `fedlens keys 0` makes one and calls it"
-                " site-0.pub"
-            )
-    programs.claim(host, port)
+    public_keys = site or []
+    for public in public_keys:
+        require_public_key(public)
+    network.require_free_port(host, port)
     if not (keys / "server.pem").exists():
-        make.authority(keys)
-        make.server(keys, [] if host in ("0.0.0.0", "::") else [host])
-        say(f"made certificates in {keys}; sites need {keys / 'ca.crt'}")
+        make_authority(keys)
+        make_server_certificate(keys, [] if host in ANY_ADDRESS else [host])
+        log(f"made certificates in {keys}; sites need {keys / 'ca.crt'}")
     database = programs.private_file(state / "superlink.db")
     home = programs.flower_home()
-    with programs.Crew(say, home) as crew:
-        link = crew.start(
+    with programs.Programs(log, home) as running:
+        link = running.start(
             "flower-superlink", "--host", host, "--port", str(port), "--database", str(database),
             "--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem"),
             "--ssl-keyfile", str(keys / "server.key"),
             "--enable-supernode-auth", "--disable-runtime-dependency-installation",
         )  # fmt: skip
-        reached = "127.0.0.1" if programs.loopback(host) or host in ("0.0.0.0", "::") else host
-        programs.await_port(reached, port, keys / "ca.crt", crew)
-        name = programs.connection(home, f"{reached}:{port}", keys / "ca.crt")
-        for public in site or []:
-            told = crew.call(
-                "flwr",
-                "supernode",
-                "register",
-                str(public),
-                name,
-                "--name",
-                public.stem,
-                check=False,
-            )
-            known = "already in use" in told  # a restart finds its sites registered
-            if link.poll() is not None:
+        local = network.is_loopback(host) or host in ANY_ADDRESS
+        reached = "127.0.0.1" if local else host
+        network.wait_for_port(reached, port, keys / "ca.crt", running.all_alive)
+        connection = programs.write_connection(home, f"{reached}:{port}", keys / "ca.crt")
+        for public in public_keys:
+            register_site(running, public, connection)
+            if not running.all_alive():
                 break
-            if "rror" in told and not known:
-                raise click.ClickException(
-                    f"{public} could not be registered: {' '.join(told.split())[:300]}"
-                )
-            say(f"{public.stem} may join" + (" (known from before)" if known else ""))
         else:
-            say(f"serving at {host}:{port}; end with Ctrl-C")
+            log(f"serving at {host}:{port}; end with Ctrl-C")
         code = link.wait()
         raise click.ClickException(
             f"the SuperLink ended by itself (exit code {code}): its own words are above"
         )
 
 
+def require_public_key(path: Path) -> None:
+    if not path.is_file() or not path.read_text(errors="replace").startswith("ecdsa-"):
+        raise click.UsageError(
+            f"{path} is not a site's public key: `fedlens keys 0` makes one and calls it site-0.pub"
+        )
+
+
+def register_site(running: Programs, public: Path, connection: str) -> None:
+    command = ("flwr", "supernode", "register", str(public), connection, "--name", public.stem)
+    output = running.run(*command, check=False)
+    if not running.all_alive():
+        return
+    known = "already in use" in output  # a restart finds its sites registered
+    if "rror" in output and not known:
+        raise click.ClickException(
+            f"{public} could not be registered: {' '.join(output.split())[:300]}"
+        )
+    log(f"{public.stem} may join" + (" (known from before)" if known else ""))
+
+
+@app.command(epilog=examples("fedlens join 127.0.0.1:8000 --data scans --key site-0 --ca ca.crt"))
 def join(
     address: Annotated[str, typer.Argument(help="The server, as host:port.", show_default=False)],
     key: Annotated[
         Path, typer.Option("--key", help="This site's private key.", show_default=False)
     ],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="What this site decides for itself: the site options of the recipe's layers.",
+            show_default=False,
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -194,7 +223,9 @@ def join(
             show_default=False,
         ),
     ] = None,
-    ca: Ca = Path("keys/ca.crt"),
+    ca: Annotated[Path, typer.Option("--ca", help="The federation's CA certificate.")] = Path(
+        "keys/ca.crt"
+    ),
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -203,82 +234,57 @@ def join(
             show_default=False,
         ),
     ] = None,
-    generate: Annotated[
-        str,
-        typer.Option(
-            "--generate",
-            help=(
-                "With FBL: constrained, unconstrained or no, as this machine can. [dim]default: a"
-                " draw by the recipe's shares[/]"
-            ),
-            show_default=False,
-        ),
-    ] = "",
     patience: Annotated[
         float, typer.Option("--patience", help="Seconds to keep trying at the beginning.")
     ] = 60.0,
 ) -> None:
     """Take part: a SuperNode for this site, and a worker that keeps its data loaded.
 
-    ADDRESS is the server's, as host:port. With --recipe the data is read before anything is
-    started.
+    ADDRESS is the server's, as host:port. KEY=VALUE chooses what a layer leaves to its sites
+    (`fedlens list layers NAME` shows its options). With --recipe these are checked and the data is
+    read before anything is started.
     """
-    from fedlens.config import recipe as recipes
-    from fedlens.layers.balance import ROLES
-    from fedlens.sites import programs
-    from fedlens.sites import study as sites
+    from fedlens.sites import network, programs
+    from fedlens.sites.site import make_site
 
-    programs.split_address(address)
+    network.split_address(address)
     for path, what in ((key, "private key"), (ca, "CA certificate")):
         if not path.is_file():
             raise click.UsageError(f"there is no {what} {path}")
-    number = client if client is not None else _number(key)
+    number = client if client is not None else client_number(key)
     if data is not None and not data.exists():
         raise click.UsageError(f"there is no data at {data}")
     if recipe is not None:
         recipe = str(recipes.find_recipe(recipe).absolute())
-    if generate and generate not in ROLES:
-        raise click.UsageError(f"--generate says one of {', '.join(ROLES)}, not {generate}")
-    programs.trusting(ca)
+    network.tls_context(ca)
     home = (folder or Path("sites") / key.name).absolute()
-    place = str(data.absolute()) if data else ""
-    facts = {
+    node: dict[str, Any] = {
         "client": number,
         "folder": str(home),
-        "data": place,
+        "data": str(data.absolute()) if data else "",
         "recipe": recipe or "",
-        "generate": generate,
+        **site_options(options or []),
     }
     if recipe is not None:
-        site = sites.make_site(facts, {})
+        site = make_site(node, {})
         for line in (f"client {number} has {site.examples} examples", *site.remarks):
-            say(line)
+            log(line)
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     # A socket's name may have a hundred characters, a hospital's folder more.
     with (
         tempfile.TemporaryDirectory(prefix="fedlens-") as private,
-        programs.Crew(say, home) as crew,
+        programs.Programs(log, home) as running,
     ):
-        socket = facts["worker"] = str(Path(private) / "worker")
+        socket = node["worker"] = str(Path(private) / "worker")
+        worker_command = ("python", "-m", "fedlens.engines.flower.site", socket)
         node_command = (
-            "flower-supernode",
-            "--superlink",
-            address,
-            "--root-certificates",
-            str(ca),
-            "--auth-supernode-private-key",
-            str(key),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(programs.free_port()),
-            "--node-config",
-            programs.node_config(facts),
-        )
-        code = _keep(
-            crew, ("python", "-m", "fedlens.engines.flower.site", socket), node_command, patience
-        )
+            "flower-supernode", "--superlink", address, "--root-certificates", str(ca),
+            "--auth-supernode-private-key", str(key),
+            "--host", "127.0.0.1", "--port", str(network.free_port()),
+            "--node-config", programs.node_config(node),
+        )  # fmt: skip
+        code = programs.supervise(running, worker_command, node_command, patience)
     if code:
         raise click.ClickException(
             "the SuperNode ended, its own words are above; if it is the key, the server's operator"
@@ -287,29 +293,7 @@ def join(
         )
 
 
-def _keep(
-    crew: Any, worker_command: tuple[str, ...], node_command: tuple[str, ...], patience: float
-) -> int:
-    """Until the SuperNode ends by itself. At the beginning it is tried again: the server may not be
-    up yet, or not know the key yet.
-    """
-    began = time.monotonic()
-    worker, node = crew.start(*worker_command), crew.start(*node_command)
-    while True:
-        time.sleep(0.5)
-        if (
-            worker.poll() is not None
-        ):  # out of memory, a broken driver: the next message finds a new one
-            time.sleep(1)
-            worker = crew.again(worker)
-        if node.poll() is not None:
-            if not node.returncode or time.monotonic() - began > patience:
-                return int(node.returncode)
-            time.sleep(3)
-            node = crew.again(node)
-
-
-def _number(key: Path) -> int:
+def client_number(key: Path) -> int:
     found = re.findall(r"\d+", key.name)
     if len(found) != 1:
         raise click.UsageError(
@@ -318,13 +302,13 @@ def _number(key: Path) -> int:
     return int(found[0])
 
 
-def register(app: Any) -> None:
-    examples = {
-        keys: ("fedlens keys 0 1 --host fl.example.org", "fedlens keys 2"),
-        serve: ("fedlens serve --site keys/site-0.pub --site keys/site-1.pub",),
-        join: ("fedlens join 127.0.0.1:8000 --data scans --key site-0 --ca ca.crt",),
-    }
-    for command, text in examples.items():
-        app.command(epilog="[bold]Examples[/]\n\n" + "\n\n".join(f"  {line}" for line in text))(
-            command
-        )
+def site_options(options: list[str]) -> dict[str, str]:
+    """KEY=VALUE arguments as keys of a node config."""
+    from fedlens.sites.site import OPTION
+
+    chosen = {}
+    for name, value in parse_overrides(options):
+        if not name.isascii() or not name.isidentifier() or not value:
+            raise click.UsageError(f"{name}={value} is no site option: write NAME=VALUE")
+        chosen[OPTION + name] = str(value)
+    return chosen

@@ -1,4 +1,4 @@
-"""Words, numbers and little pictures for a terminal; plain lines in a pipe."""
+"""Words, numbers and small text graphics for a terminal; plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -18,14 +18,10 @@ def console() -> Console:
     return made if made.is_terminal else Console(highlight=False, width=200, no_color=True)
 
 
-def number(value: float) -> str:
-    return (
-        f"{value:.4f}"
-        if abs(value) < 10
-        else f"{value:.2f}"
-        if abs(value) < 1000
-        else f"{value:,.0f}"
-    )
+def rounded(value: float) -> str:
+    if abs(value) < 10:
+        return f"{value:.4f}"
+    return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def size(n: float) -> str:

@@ -1,5 +1,5 @@
-"""Values: what somebody wrote becomes what an argument's annotation asks for, and is written down
-again as TOML.
+"""Values: what a recipe or a command line says becomes what an argument's annotation asks for, and
+is written as TOML again.
 
 A text of the command line has no type of its own: `8` is a number where a number is wanted and a
 name where a name is. What does not fit is refused in one sentence that says what would.
@@ -20,6 +20,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
+PLAIN_TYPES: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    type(None): "none",
+    Path: "a path",
+}
 # as annotated_types calls them
 LIMITS = {
     "gt": "above {}",
@@ -38,10 +46,11 @@ class ConfigError(ValueError):
     """A recipe or an override that cannot be meant; the message is one sentence for the user."""
 
 
-class Written(str):
-    """A value as typed on the command line: what it is depends on the argument it is for."""
+class Untyped(str):
+    """A value as typed on the command line: its type depends on the argument it is for."""
 
-    def guesses(self) -> Iterator[Any]:
+    def candidates(self) -> Iterator[Any]:
+        """What it may mean, the most specific first: a TOML value, a number, the text itself."""
         try:
             yield tomllib.loads(f"value = {self}")["value"]
         except tomllib.TOMLDecodeError:
@@ -56,31 +65,35 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     """
     import pydantic
 
-    if hint is Any and not isinstance(value, Written):
+    if hint is Any and not isinstance(value, Untyped):
         return value
     adapter = _adapter(hint)
-    first = None
-    for guess in value.guesses() if isinstance(value, Written) else [value]:
-        first = guess if first is None else first
+    candidates = list(value.candidates()) if isinstance(value, Untyped) else [value]
+    for candidate in candidates:
         try:
-            return adapter.validate_json(json.dumps(guess, default=str), strict=True)
+            return adapter.validate_json(json.dumps(candidate, default=str), strict=True)
         except pydantic.ValidationError:
-            if (
-                isinstance(guess, str)
-                and guess.lower() in NONE
-                and type(None) in typing.get_args(hint)
-            ):
+            if _means_none(candidate, hint):
                 return None
-        if (
-            inspect.isclass(hint)
-            and not isinstance(guess, (str, int, float, list, dict))
-            and isinstance(guess, hint)
-        ):
-            return guess
+        if _is_instance(candidate, hint):
+            return candidate
     choices = [str(a) for a in typing.get_args(hint)] if typing.get_origin(hint) is Literal else []
+    first = candidates[0]
     raise ConfigError(
-        f"{where} must be {wording(hint)}, not {toml(first)}{closest(str(first), choices)}"
+        f"{where} must be {describe_type(hint)}, not {toml_value(first)}"
+        f"{did_you_mean(str(first), choices)}"
     )
+
+
+def _means_none(value: Any, hint: Any) -> bool:
+    optional = type(None) in typing.get_args(hint)
+    return optional and isinstance(value, str) and value.lower() in NONE
+
+
+def _is_instance(value: Any, hint: Any) -> bool:
+    """An object from Python where the annotation is its class."""
+    plain = isinstance(value, (str, int, float, list, dict))
+    return not plain and inspect.isclass(hint) and isinstance(value, hint)
 
 
 @functools.cache
@@ -95,78 +108,80 @@ def _adapter(hint: Any) -> Any:
         return pydantic.TypeAdapter(hint)
 
 
-def wording(hint: Any) -> str:
-    plain = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "a text",
-        type(None): "none",
-        Path: "a path",
-    }
-    if hint in plain:
-        return plain[hint]
+def describe_type(hint: Any) -> str:
+    """An annotation in words: "a whole number of at least 1"."""
+    if hint in PLAIN_TYPES:
+        return PLAIN_TYPES[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is None:
+        return f"a {getattr(hint, '__name__', hint)}"
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}"
     if origin in (Union, types.UnionType):
-        return " or ".join(wording(a) for a in arguments)
-    if origin is tuple and arguments and arguments[-1] is not Ellipsis:
-        return f"a list of {len(arguments)} ({', '.join(wording(a) for a in arguments)})"
+        return " or ".join(describe_type(a) for a in arguments)
     if origin is typing.Annotated:
-        limits = [
-            words.format(getattr(m, key))
-            for m in arguments[1:]
-            for key, words in LIMITS.items()
-            if hasattr(m, key)
-        ]
-        return f"{wording(arguments[0])} {' and '.join(limits)}".rstrip()
-    if origin is not None and issubclass(origin, Mapping):
+        inner, *metadata = arguments
+        return f"{describe_type(inner)} {_describe_limits(metadata)}".rstrip()
+    if issubclass(origin, Mapping):
         return "a table"
-    if origin is not None:
-        return "a list" + (f", each {wording(arguments[0])}" if arguments else "")
-    return f"a {getattr(hint, '__name__', hint)}"
+    if not arguments:
+        return "a list"
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        each = ", ".join(describe_type(a) for a in arguments)
+        return f"a list of {len(arguments)} ({each})"
+    return f"a list, each {describe_type(arguments[0])}"
 
 
-def nearest(word: str, choices: Iterable[str], prefix: str = "") -> str:
+def _describe_limits(metadata: Iterable[Any]) -> str:
+    found = []
+    for limit in metadata:
+        for key, words in LIMITS.items():
+            if hasattr(limit, key):
+                found.append(words.format(getattr(limit, key)))
+    return " and ".join(found)
+
+
+def suggestion(word: str, choices: Iterable[str], prefix: str = "") -> str:
     """ ": did you mean ...?" where something is close, otherwise what there is, if that is
     short.
     """
     options = list(dict.fromkeys(choices))
     listed = f" (there is {', '.join(sorted(options))})" if 0 < len(options) <= 16 else ""
-    return closest(word, options, prefix) or listed
+    return did_you_mean(word, options, prefix) or listed
 
 
-def closest(word: str, choices: Iterable[str], prefix: str = "") -> str:
+def did_you_mean(word: str, choices: Iterable[str], prefix: str = "") -> str:
     """ ": did you mean ...?" where something is close."""
     lowered = {c.lower(): c for c in choices}
     close = difflib.get_close_matches(word.lower(), list(lowered), n=1, cutoff=0.55)
     return f": did you mean {prefix}{lowered[close[0]]}?" if close else ""
 
 
-def section(header: str, table: Mapping[str, Any]) -> str:
-    return "\n".join([header, *(f"{_key(k)} = {toml(v)}" for k, v in table.items())]) + "\n"
+# -- writing TOML ----------------------------------------------------------------------------------
 
 
-def _key(key: str) -> str:
-    return (
-        key
-        if key.replace("_", "").replace("-", "").isalnum() and key.isascii()
-        else json.dumps(key)
-    )
+def toml_section(header: str, table: Mapping[str, Any]) -> str:
+    return "\n".join([header, *_assignments(table)]) + "\n"
 
 
-def toml(value: Any) -> str:
+def _assignments(table: Mapping[str, Any]) -> list[str]:
+    return [f"{_toml_key(key)} = {toml_value(value)}" for key, value in table.items()]
+
+
+def _toml_key(key: str) -> str:
+    bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
+    return key if bare else json.dumps(key)
+
+
+def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else str(value)
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(toml(v) for v in value)}]"
+        return f"[{', '.join(toml_value(v) for v in value)}]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(k)} = {toml(v)}" for k, v in value.items()) + "}"
-    return (
-        str(value)
-        if isinstance(value, int)
-        else json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-    )
+        return "{" + ", ".join(_assignments(value)) + "}"
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

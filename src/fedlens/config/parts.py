@@ -1,5 +1,4 @@
-"""Parts: a table that names a class becomes a checked constructor call, and can be written down
-again.
+"""Parts: a table that names a class becomes a checked constructor call, and a table again.
 
 Every key besides `name` is an argument of the class's constructor, checked against the annotation
 there. Where an annotation is itself a class of ours, the value may be its name or a table of its
@@ -13,27 +12,34 @@ import importlib
 import inspect
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Union
 
-from fedlens.config.convert import NONE, ConfigError, convert, nearest
-from fedlens.core.lazy import named
+from fedlens.config.convert import NONE, ConfigError, convert, suggestion
+from fedlens.core.imports import load_reference
 
+# where each kind of part is looked for, what messages call it, and an example of one
 PACKAGES = {
     "task": ("tasks", "deblur"),
     "data": ("data", "deblur"),
     "algorithm": ("algorithms", "layers", "deblur"),
     "any": ("models", "generators", "layers", "algorithms", "data", "tasks", "deblur", "metrics"),
 }
+NOUNS = {"task": "task", "data": "data source", "algorithm": "algorithm or layer", "any": "part"}
+EXAMPLES = {"task": "Classification", "data": "Synthetic", "algorithm": "FedAvg", "any": "..."}
 
 
 @dataclass(frozen=True)
 class Parameter:
     name: str
     hint: Any
-    default: Any  # inspect.Parameter.empty where it must be given
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Part:
     where: str  # "task", "federation", "algorithm.FedProx"
     cls: type
     given: Mapping[str, Any] = field(default_factory=dict)
-    spelled: str = ""  # "module:Class" for a class that is not ours
+    reference: str = ""  # "module:Class" for a class that is not ours
 
     @property
     def name(self) -> str:
@@ -60,65 +66,56 @@ class Part:
         for key in self.given:
             if key not in known:
                 raise ConfigError(
-                    f"{self.where} has no {key!r}{nearest(key, known, self.where + '.')}"
+                    f"{self.where} has no {key!r}{suggestion(key, known, self.where + '.')}"
                 )
         for p in known.values():
-            if p.default is inspect.Parameter.empty and p.name not in self.given:
+            if p.required and p.name not in self.given:
                 raise ConfigError(
                     f"{self.where} ({self.name}) needs {p.name!r}: add {self.where}.{p.name}=..."
                 )
-        return replace(
-            self,
-            given={
-                k: _checked(v, known[k].hint, f"{self.where}.{k}") for k, v in self.given.items()
-            },
-        )
+        checked = {}
+        for key, value in self.given.items():
+            checked[key] = _checked(value, known[key].hint, f"{self.where}.{key}")
+        return replace(self, given=checked)
 
     def resolved(self) -> dict[str, Any]:
         """Every argument, given or by default."""
         return {p.name: self.given.get(p.name, p.default) for p in parameters(self.cls).values()}
 
     def table(self) -> dict[str, Any]:
-        """Plain values by name; what is none by default, or cannot be written down, is left out."""
-        out: dict[str, Any] = {"name": self.spelled or self.name}
+        """Plain values by name; without what is None by default or has no form in TOML."""
+        out: dict[str, Any] = {"name": self.reference or self.name}
         for p in parameters(self.cls).values():
             if p.name == "seed" and "seed" not in self.given and self.where != "federation":
                 continue  # it follows the federation's, also in a run that starts from this file
             value = self.given.get(p.name, p.default)
             if value is None and p.default is not None:
                 value = NONE[0]
-            if isinstance(value, Part):
-                value = value.table()
-            if _writable(value):
-                out[p.name] = (
-                    list(value)
-                    if isinstance(value, tuple)
-                    else str(value)
-                    if isinstance(value, Path)
-                    else value
-                )
+            if isinstance(value, Part) or _writable(value):
+                out[p.name] = _plain(value)
         return out
 
-    def put(self, route: tuple[str, ...], value: Any) -> Part:
-        """The same with another value, some parts further in."""
+    def with_nested_value(self, route: Sequence[str], value: Any) -> Part:
+        """The same with another value for the argument at the end of `route`, which leads through
+        nested parts.
+        """
         key, *rest = route
         if rest:
-            return self.with_value(key, self.given[key].put(tuple(rest), value))
+            return self.with_value(key, self.given[key].with_nested_value(rest, value))
         inner = nested_class(parameters(self.cls)[key].hint)
         if inner is not None and isinstance(value, str) and value not in NONE:
-            value = make_part(
-                "any", {"name": str(value).strip("\"'")}, f"{self.where}.{key}", inner
-            )
+            table = {"name": str(value).strip("\"'")}
+            value = make_part("any", table, f"{self.where}.{key}", inner)
         return self.with_value(key, value)
 
-    def build(self, **filled: Any) -> Any:
-        arguments = {k: v.build() if isinstance(v, Part) else v for k, v in self.given.items()}
+    def build(self, **defaults: Any) -> Any:
+        """Call the constructor; `defaults` fill what it takes and the recipe does not give."""
         accepted = inspect.signature(self.cls).parameters
+        arguments = {k: v for k, v in defaults.items() if k in accepted}
+        for key, value in self.given.items():
+            arguments[key] = value.build() if isinstance(value, Part) else value
         try:
-            return self.cls(
-                **arguments,
-                **{k: v for k, v in filled.items() if k in accepted and k not in arguments},
-            )
+            return self.cls(**arguments)
         except (TypeError, ValueError) as e:
             if isinstance(e, ConfigError):
                 raise
@@ -133,6 +130,14 @@ def _writable(value: Any) -> bool:
     return isinstance(value, (str, int, float, bool, Path))
 
 
+def _plain(value: Any) -> Any:
+    if isinstance(value, Part):
+        return value.table()
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
+
+
 def _checked(value: Any, hint: Any, where: str) -> Any:
     return value.checked() if isinstance(value, Part) else convert(value, hint, where)
 
@@ -140,10 +145,8 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
 # -- finding classes -------------------------------------------------------------------------------
 
 
-def names(kind: str) -> dict[str, str]:
-    """Exported names of a kind ("task", "data", "algorithm", "any") and the package each is found
-    in.
-    """
+def exported_names(kind: str) -> dict[str, str]:
+    """Names of a kind ("task", "data", "algorithm", "any") and the package each is found in."""
     found: dict[str, str] = {}
     for package in PACKAGES[kind]:
         module = importlib.import_module(f"fedlens.{package}")
@@ -154,41 +157,36 @@ def names(kind: str) -> dict[str, str]:
 
 def find_class(kind: str, name: str, where: str, wanted: type | None = None) -> type:
     """An exported class by its name in any case, or the user's own as "module:Class"."""
-    wanted = wanted or _wanted(kind)
+    wanted = wanted or _interface(kind)
     if ":" in name:
         return _own_class(name, where, wanted)
-    exported = names(kind)
+    exported = exported_names(kind)
     match = next((n for n in exported if n.lower() == name.lower()), None)
     if match is None:
-        noun = {
-            "task": "task",
-            "data": "data source",
-            "algorithm": "algorithm or layer",
-            "any": "part",
-        }[kind]
-        raise ConfigError(f"there is no {noun} {name!r}{nearest(name, exported)}")
+        raise ConfigError(f"there is no {NOUNS[kind]} {name!r}{suggestion(name, exported)}")
     try:
         cls = getattr(importlib.import_module(f"fedlens.{exported[match]}"), match)
     except ImportError as e:
         raise ConfigError(f"{match} cannot be loaded: {e}") from e
-    return _is_a(cls, wanted, match, where)
+    return _require_subclass(cls, wanted, match, where)
 
 
 def _own_class(name: str, where: str, wanted: type) -> type:
     try:
-        cls = named(name)
+        cls = load_reference(name)
     except (ImportError, AttributeError, ValueError) as e:
         raise ConfigError(f"{where}: {name} cannot be loaded ({e})") from e
-    return _is_a(cls, wanted, name, where)
+    return _require_subclass(cls, wanted, name, where)
 
 
-def _is_a(cls: Any, wanted: type, name: str, where: str) -> type:
+def _require_subclass(cls: Any, wanted: type, name: str, where: str) -> type:
     if not isinstance(cls, type) or not issubclass(cls, wanted):
         raise ConfigError(f"{where}: {name} is not a {wanted.__name__}")
     return cls
 
 
-def _wanted(kind: str) -> type:
+def _interface(kind: str) -> type:
+    """What a class of this kind has to be."""
     if kind == "task":
         from fedlens.core.task import Task
 
@@ -204,31 +202,33 @@ def _wanted(kind: str) -> type:
 
 @functools.cache
 def parameters(cls: type) -> dict[str, Parameter]:
-    """The arguments a recipe may give: those of the constructor, without the task that is filled
+    """The arguments a recipe may give: the constructor's, without the task, which the config fills
     in.
     """
-    from fedlens.core.task import Task
-
     hints = typing.get_type_hints(cls if is_dataclass(cls) else cls.__init__, include_extras=True)  # type: ignore[misc]
     out = {}
     for p in inspect.signature(cls).parameters.values():
         hint = hints.get(p.name, Any)
-        filled = any(
-            isinstance(h, type) and issubclass(h, Task) for h in (hint, *typing.get_args(hint))
-        )
-        if (
-            not filled
-            and not p.name.startswith("_")
-            and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        ):
+        if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            continue
+        if not p.name.startswith("_") and not _is_task(hint):
             out[p.name] = Parameter(p.name, hint, p.default)
     return out
 
 
+def _is_task(hint: Any) -> bool:
+    from fedlens.core.task import Task
+
+    return any(isinstance(h, type) and issubclass(h, Task) for h in (hint, *typing.get_args(hint)))
+
+
 def make_part(kind: str, table: Mapping[str, Any], where: str, wanted: type | None = None) -> Part:
+    """The part that a recipe's table stands for, with nested tables as parts of their own."""
     name = table.get("name")
     if not isinstance(name, str):
-        raise ConfigError(f"[{where.split('.')[0]}] needs a name, such as name = {_example(kind)}")
+        raise ConfigError(
+            f'[{where.split(".")[0]}] needs a name, such as name = "{EXAMPLES[kind]}"'
+        )
     cls = find_class(kind, name, where, wanted)
     where = f"algorithm.{cls.__name__}" if kind == "algorithm" else where
     known = parameters(cls)
@@ -237,29 +237,18 @@ def make_part(kind: str, table: Mapping[str, Any], where: str, wanted: type | No
         if key == "name" and "name" not in known:
             continue
         inner = nested_class(known[key].hint) if key in known else None
-        if (
-            inner is not None
-            and isinstance(value, (str, Mapping))
-            and not (isinstance(value, str) and value in NONE)
-        ):
-            value = make_part(
-                "any", {"name": value} if isinstance(value, str) else value, f"{where}.{key}", inner
-            )
+        if isinstance(value, str) and value not in NONE and inner is not None:
+            value = {"name": value}
+        if isinstance(value, Mapping) and inner is not None:
+            value = make_part("any", value, f"{where}.{key}", inner)
         given[key] = value
     return Part(where, cls, given, name if ":" in name else "")
 
 
 def nested_class(hint: Any) -> type | None:
     """The class whose constructor a nested table calls, where the annotation is one."""
-    for h in (
-        typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
-    ):
-        if isinstance(h, type) and h.__module__.startswith("fedlens."):
-            return h
+    union = typing.get_origin(hint) in (Union, types.UnionType)
+    for choice in typing.get_args(hint) if union else (hint,):
+        if isinstance(choice, type) and choice.__module__.startswith("fedlens."):
+            return choice
     return None
-
-
-def _example(kind: str) -> str:
-    return {"task": '"Classification"', "data": '"Synthetic"', "algorithm": '"FedAvg"'}.get(
-        kind, '"..."'
-    )

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.config.convert import ConfigError as ConfigError
-from fedlens.config.convert import nearest, section, toml
-from fedlens.config.overrides import override, split
-from fedlens.config.parts import Part, find_class, make_part, names, parameters
+from fedlens.config.convert import suggestion, toml_section, toml_value
+from fedlens.config.overrides import apply_overrides, parse_overrides
+from fedlens.config.parts import Part, exported_names, find_class, make_part, parameters
 
 if TYPE_CHECKING:
     from fedlens.core.algorithm import Algorithm
@@ -117,10 +117,10 @@ class Config:
 
     def to_toml(self) -> str:
         tables = self.tables()
-        pieces = [f"about = {toml(tables['about'])}\n"] if "about" in tables else []
+        pieces = [f"about = {toml_value(tables['about'])}\n"] if "about" in tables else []
         for key in ("task", "data", "federation"):
-            pieces.append(section(f"[{key}]", tables[key]))
-        pieces += [section("[[algorithm]]", part) for part in tables["algorithm"]]
+            pieces.append(toml_section(f"[{key}]", tables[key]))
+        pieces += [toml_section("[[algorithm]]", part) for part in tables["algorithm"]]
         return "\n".join(pieces)
 
     def difference(self, other: Mapping[str, Any], free: Iterable[str] = ()) -> str | None:
@@ -128,7 +128,7 @@ class Config:
         in `free` may. A key that came after that run has its default there."""
         with contextlib.suppress(ConfigError):
             other = from_tables(other).tables()
-        mine, theirs = dict(_flat(self.tables())), dict(_flat(other))
+        mine, theirs = dict(_flatten(self.tables())), dict(_flatten(other))
         for key in dict.fromkeys([*mine, *theirs]):
             if key != "about" and key not in free and mine.get(key) != theirs.get(key):
                 return (
@@ -166,11 +166,11 @@ def from_tables(
     known = ("about", "task", "data", "federation", "algorithm")
     for key in tables:
         if key not in known:
-            raise ConfigError(f"recipe {name} has an unknown table {key!r}{nearest(key, known)}")
+            raise ConfigError(f"recipe {name} has an unknown table {key!r}{suggestion(key, known)}")
     for key in ("task", "data"):
         if not isinstance(tables.get(key), Mapping):
             raise ConfigError(f"recipe {name} has no [{key}] table")
-    pairs = split(overrides)
+    pairs = parse_overrides(overrides)
     task, data = (_swap(k, tables[k], pairs) for k in ("task", "data"))
     own = tables.get("algorithm", [])
     if (
@@ -190,7 +190,9 @@ def from_tables(
         Part("federation", Settings, dict(tables.get("federation", {}))),
         tuple(make_part("algorithm", t, f"algorithm.{t.get('name', '?')}") for t in stacked),
     )
-    federation, task_part, data_part, *layers = (p.checked() for p in override(config.parts, pairs))
+    federation, task_part, data_part, *layers = (
+        p.checked() for p in apply_overrides(config.parts, pairs)
+    )
     config = replace(
         config, federation=federation, task=task_part, data=data_part, algorithm=tuple(layers)
     )
@@ -215,8 +217,8 @@ def find_recipe(recipe: str | Path) -> Path:
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise ConfigError(f"there is no recipe file {recipe}")
     raise ConfigError(
-        f"there is no recipe {str(recipe)!r}{nearest(str(recipe), shipped)}; `fedlens list recipes`"
-        " shows them all"
+        f"there is no recipe {str(recipe)!r}{suggestion(str(recipe), shipped)};"
+        " `fedlens list recipes` shows them all"
     )
 
 
@@ -240,11 +242,11 @@ def algorithm_tables(name: str) -> list[dict[str, Any]]:
     if name.lower() in NAMED:
         return NAMED[name.lower()].tables()
     pieces = [p.strip() for p in name.split("+")]
-    exported = {n.lower(): n for n in names("algorithm")}
+    exported = {n.lower(): n for n in exported_names("algorithm")}
     for piece in pieces:
         if piece.lower() not in exported and ":" not in piece:
             raise ConfigError(
-                f"there is no algorithm {piece!r}{nearest(piece, [*NAMED, *exported.values()])}"
+                f"there is no algorithm {piece!r}{suggestion(piece, [*NAMED, *exported.values()])}"
             )
     first = find_class("algorithm", pieces[0], "algorithm")
     pieces = ["FedAvg", *pieces] if issubclass(first, Layer) else pieces
@@ -277,21 +279,17 @@ def _swap(key: str, table: Mapping[str, Any], pairs: list[tuple[str, Any]]) -> M
     return table
 
 
-def _flat(tables: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    items = tables.items() if isinstance(tables, Mapping) else enumerate(tables)
-    if isinstance(tables, list):
-        yield prefix.rstrip("."), " + ".join(str(t.get("name", "?")) for t in tables)
-    for key, value in items:
-        name = f"{prefix}{key}"
-        if isinstance(tables, list) and isinstance(value, Mapping):
-            name = (
-                f"{prefix}{value.get('name', key)}"
-                if sum(v.get("name") == value.get("name") for v in tables) == 1
-                else name
-            )
-        if isinstance(value, Mapping) or (
-            isinstance(value, list) and any(isinstance(v, Mapping) for v in value)
-        ):
-            yield from _flat(value, f"{name}.")
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys and their values as TOML. A list of tables, which is a stack, is one value by
+    its names, and then each of its tables by itself."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and any(isinstance(v, Mapping) for v in value):
+            names = [str(t.get("name", "?")) for t in value]
+            yield f"{prefix}{key}", " + ".join(names)
+            for index, (name, inner) in enumerate(zip(names, value, strict=True)):
+                unique = names.count(name) == 1
+                yield from _flatten(inner, f"{prefix}{key}.{name if unique else index}.")
         else:
-            yield name, toml(value)
+            yield f"{prefix}{key}", toml_value(value)

@@ -49,13 +49,15 @@ class Algorithm(ABC):
     `client.memory` on the clients.
 
     needs: what `server_step` looks at. reports: the scalars of its replies; one that is not
-    declared counts as "each". draws: does `client_step` use random numbers, `client.rng` or hidden
-    ones? Making them takes 100 us a client. trains: does it run the training loop, so that terms
-    can be added to its objective?
+    declared counts as "each". site_options: what a real site decides for itself when it joins, not
+    the recipe, each with a line of help. draws: does `client_step` use random numbers, `client.rng`
+    or hidden ones? Making them takes 100 us a client. trains: does it run the training loop, so
+    that terms can be added to its objective?
     """
 
     needs: Needs = "sums"
     reports: ClassVar[Mapping[str, Scalar]] = {}
+    site_options: ClassVar[Mapping[str, str]] = {}
     draws: ClassVar[bool] = True
     trains: ClassVar[bool] = False
 
@@ -79,6 +81,12 @@ class Algorithm(ABC):
         """This algorithm, told before the first round what is public about the federation
         (`Federation.facts`: the size of a scene, its noise). For the server's half: what a client
         must know of it travels in a message."""
+        return self
+
+    def at_site(self, options: Mapping[str, str]) -> Algorithm:
+        """This algorithm as one real site runs it, with what the site chose of the `site_options`
+        of all parts.
+        """
         return self
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
@@ -265,6 +273,11 @@ class Layer(Algorithm):
     @property
     def place(self) -> torch.device:
         return self.inner.place
+
+    def at_site(self, options: Mapping[str, str]) -> Algorithm:
+        layer = copy.copy(self)
+        layer.inner = self.inner.at_site(options)
+        return layer
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
         return self.inner.expects(message)

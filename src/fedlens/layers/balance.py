@@ -26,7 +26,7 @@ nothing.
 keeps on its disk (`cache`). - Clients decide for themselves. In a simulation, a draw by seed gives
 the exact shares `unconstrained` and `weak` (too weak to generate:
   plain training on what they have); a real site says what it is when it joins (`fedlens join
-  --generate`).
+  ... generate=no`).
 - The shifts learn as fast as the model (as in DBE, where they come from). At learning rates far
 above the paper's 1e-3 they then take
   over what the features should learn: a large shift makes a generated sample easy whatever it
@@ -90,6 +90,9 @@ class Balance(TrainingLayer):
         name: Scalar("sum", record=True) for name in ("made", "generated", "generating")
     }
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"replay": (0.0, 0.3, 0.7)}
+    site_options: ClassVar[Mapping[str, str]] = {
+        "generate": f"{', '.join(ROLES)}: as this machine can (default: by the recipe's shares)"
+    }
 
     def __post_init__(self) -> None:
         for name in ("replay", "drop", "unconstrained", "weak"):
@@ -120,10 +123,19 @@ class Balance(TrainingLayer):
                 " split into features and a linear head"
             )
 
+    def at_site(self, options: Mapping[str, str]) -> Algorithm:
+        layer = super().at_site(options)
+        assert isinstance(layer, Balance)
+        if (role := options.get("generate")) is None:
+            return layer
+        if role not in ROLES:
+            raise StackError(f"generate is one of {', '.join(ROLES)}, not {role!r}")
+        layer._role = role
+        return layer
+
     def given(self, facts: Facts) -> Algorithm:
         """Binds the generator to the classes. What it cannot make is refused here, before any
-        client starts. At a site, "generate" is what it decided to be; one that does not generate
-        needs nothing of what the generator needs."""
+        client starts. A site that does not generate needs nothing of what the generator needs."""
         told = super().given(facts)
         assert isinstance(told, Balance)
         told._classes = names = facts.classes

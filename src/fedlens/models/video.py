@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlens.core.lazy import named
+from fedlens.core.imports import load_reference
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SMALL = {"r3d10": (16, 32, 64, 128), "r3d10s": (8, 16, 32, 64)}
@@ -115,7 +115,7 @@ def backbone(name: str, last_stride: int = 2) -> nn.Module:
 
 def own(name: str) -> nn.Module:
     try:
-        net = named(name)()
+        net = load_reference(name)()
     except (ImportError, AttributeError) as e:
         raise ValueError(f"no backbone at {name}: {e}") from e
     if not isinstance(net, nn.Module) or not callable(getattr(net, "forward_features", None)):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.config import recipe as recipes
-from fedlens.config.overrides import UnknownKey, split
+from fedlens.config.overrides import UnknownKey, parse_overrides
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.federation import Federation
 from fedlens.report import html as report
@@ -44,7 +44,7 @@ def cells(
 ) -> list[Cell]:
     """All of them, checked: seed by seed, so that a comparison stopped half-way compares something.
     An override has to fit one algorithm at least and leaves alone the others."""
-    pairs = split(overrides)
+    pairs = parse_overrides(overrides)
     if given := [value for key, value in pairs if key in ("seed", "federation.seed")]:
         raise ConfigError(
             f"compare takes its seeds together: --seeds {given[0]} instead of seed={given[0]}"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.config import recipe as recipes
-from fedlens.config.convert import nearest
+from fedlens.config.convert import suggestion
 from fedlens.config.parts import parameters
 from fedlens.config.recipe import Config, ConfigError, Settings
 from fedlens.core.algorithm import Algorithm
@@ -204,7 +204,7 @@ def make_engine(name: str | MakeEngine, setup: Setup, folder: Path, log: Any) ->
             log=log,
         )
     if name not in ENGINES:
-        raise ConfigError(f"there is no engine {name!r}{nearest(name, ENGINES)}")
+        raise ConfigError(f"there is no engine {name!r}{suggestion(name, ENGINES)}")
     try:
         module = importlib.import_module(f"fedlens.engines.{name}")
     except ImportError as e:

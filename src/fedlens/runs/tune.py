@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlens.config.overrides import split
+from fedlens.config.overrides import parse_overrides
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.algorithm import Layer
 from fedlens.runs.compare import Cell, cells, read_summary
@@ -42,7 +42,7 @@ def tune(
     """
     if trials < 3:
         raise ConfigError(f"tuning takes at least 3 trials, not {trials}")
-    given = dict(split(overrides))
+    given = dict(parse_overrides(overrides))
     base, own = parameters(cells(recipe, [name], [SEED], given, folder)[0].config)
     done: list[Trial] = []
 

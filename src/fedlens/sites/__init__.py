@@ -1,1 +1,1 @@
-"""A recipe over real sites: Flower's programs, certificates, and both ends of a study."""
+"""A recipe over real sites: both of its ends, Flower's programs, certificates and keys."""

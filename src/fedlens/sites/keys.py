@@ -1,9 +1,9 @@
 """Certificates and node keys: what a SuperLink and its sites need to know each other. Secret are
 `*.key` and a site's private key, which are written readable for their owner only.
 
-`authority` makes ca.crt and ca.key, `server` a certificate for the names and addresses sites will
-use, `site` one key pair. The CA file goes to every site; its key stays with whoever issues
-certificates.
+`make_authority` makes ca.crt and ca.key, `make_server_certificate` one for the names and addresses
+sites will use, `make_site_key` one key pair. The CA file goes to every site; its key stays with
+whoever issues certificates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 YEARS = 2
 # in every certificate: `serve` talks to its own SuperLink there, whatever name the sites use
-HERE = (
+LOCAL_HOSTS = (
     "127.0.0.1",
     "localhost",
 )
@@ -49,7 +49,7 @@ def check_name(text: str) -> None:
         )
 
 
-def authority(folder: Path) -> Path:
+def make_authority(folder: Path) -> Path:
     """ca.crt and ca.key, once: an existing authority is kept, because sites already trust it."""
     x509, ec, hashes, ser = _cryptography()
     if (folder / "ca.crt").exists():
@@ -78,12 +78,12 @@ def authority(folder: Path) -> Path:
     return folder / "ca.crt"
 
 
-def server(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
+def make_server_certificate(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
     """server.pem and server.key, signed by the authority in the same folder, valid for these names
-    and addresses and for HERE.
+    and addresses and for LOCAL_HOSTS.
     """
     x509, ec, hashes, ser = _cryptography()
-    hosts = list(dict.fromkeys([*hosts, *HERE]))
+    hosts = list(dict.fromkeys([*hosts, *LOCAL_HOSTS]))
     for host in hosts:
         check_host(host)
     if not (folder / "ca.key").is_file():
@@ -113,7 +113,7 @@ def server(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
     return folder / "server.pem", folder / "server.key"
 
 
-def site(path: Path) -> tuple[Path, Path]:
+def make_site_key(path: Path) -> tuple[Path, Path]:
     """A node key pair in OpenSSH form: PATH stays at the site, PATH.pub goes to the server."""
     _, ec, _, ser = _cryptography()
     if path.exists():

@@ -1,7 +1,6 @@
-"""Flower's programs as child processes, and how they find and trust each other: home folder, ports,
-addresses, certificates.
+"""Flower's programs as child processes, and the configuration they find each other by.
 
-Every command is one of Flower's own programs and is said aloud before it runs, so that an existing
+Every command is one of Flower's own programs and is printed before it runs, so that an existing
 Flower federation can be used instead.
 """
 
@@ -9,15 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
-import ipaddress
 import json
 import os
 import shlex
 import shutil
 import signal
-import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -28,7 +23,118 @@ from typing import Any
 
 from fedlens.config.convert import ConfigError
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
+Process = subprocess.Popen[bytes]
+GRACE = 8.0  # seconds between asking a program to end and killing it
+
+
+class Programs:
+    """Child processes that live and die together. Each is logged as the command it is."""
+
+    def __init__(self, log: Log, home: Path) -> None:
+        self.log = log
+        self.env = environment(home)
+        self.children: list[Process] = []
+
+    def __enter__(self) -> Programs:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a polite kill cleans up too
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def shell_line(self, *command: str) -> str:
+        """The command as a shell takes it. `flwr` finds our connection only with the Flower home
+        that it is written in.
+        """
+        home = f"FLWR_HOME={shlex.quote(self.env['FLWR_HOME'])} " if command[0] == "flwr" else ""
+        return home + shlex.join(command)
+
+    def start(self, *command: str, quiet: bool = False) -> Process:
+        require_program(command[0])
+        if not quiet:
+            self.log("$ " + self.shell_line(*command))
+        child = subprocess.Popen(
+            command, env=self.env, start_new_session=True, preexec_fn=_die_with_parent
+        )
+        self.children.append(child)
+        return child
+
+    def restart(self, child: Process) -> Process:
+        """The same command once more, in place of one that ended."""
+        self.children.remove(child)
+        assert isinstance(child.args, tuple)
+        return self.start(*map(str, child.args), quiet=True)
+
+    def run(self, *command: str, check: bool = True) -> str:
+        """Run a short one to its end; its output."""
+        require_program(command[0])
+        self.log("$ " + self.shell_line(*command))
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True)
+        if check and done.returncode:
+            lines = [x for x in (done.stderr + done.stdout).strip().splitlines() if x.strip()]
+            reason = lines[-1].strip() if lines else done.returncode
+            raise ConfigError(f"{shlex.join(command[:3])} failed: {reason}")
+        return done.stdout + (done.stderr if not check else "")
+
+    def all_alive(self) -> bool:
+        return all(child.poll() is None for child in self.children)
+
+    def stop(self) -> None:
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + GRACE
+        while time.monotonic() < deadline and any(c.poll() is None for c in self.children):
+            time.sleep(0.1)
+        self._signal(signal.SIGKILL)
+        for child in self.children:
+            child.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the session of each child: Flower's programs have children of their own."""
+        for child in self.children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, number)
+
+
+def supervise(
+    programs: Programs,
+    worker_command: tuple[str, ...],
+    node_command: tuple[str, ...],
+    patience: float,
+) -> int:
+    """Keep a site's worker and its SuperNode running until the SuperNode ends by itself; its exit
+    code. At the beginning it is tried again: the server may not be up yet, or not know the key yet.
+    """
+    began = time.monotonic()
+    worker = programs.start(*worker_command)
+    node = programs.start(*node_command)
+    while True:
+        time.sleep(0.5)
+        # out of memory, a broken driver: the next message finds a new one
+        if worker.poll() is not None:
+            time.sleep(1)
+            worker = programs.restart(worker)
+        if node.poll() is not None:
+            if not node.returncode or time.monotonic() - began > patience:
+                return int(node.returncode)
+            time.sleep(3)
+            node = programs.restart(node)
+
+
+def _die_with_parent() -> None:
+    """Between fork and exec: even `kill -9` leaves no orphaned server behind (Linux; elsewhere a
+    polite kill is needed).
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def require_program(name: str) -> None:
+    if not shutil.which(name, path=environment(Path())["PATH"]):
+        raise ConfigError(f'{name} is not installed: pip install "fedlens[flower]"')
+
+
+# -- Flower's configuration ------------------------------------------------------------------------
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -51,102 +157,10 @@ def flower_home() -> Path:
     """Flower's own if the user set one; else a folder of ours, so that nobody's Flower
     configuration is touched.
     """
-    home = Path(
-        os.environ.get("FLWR_HOME")
-        or Path(os.environ.get("FEDLENS_HOME", Path.home() / ".fedlens")) / "flwr"
-    ).absolute()
+    ours = Path(os.environ.get("FEDLENS_HOME", Path.home() / ".fedlens")) / "flwr"
+    home = Path(os.environ.get("FLWR_HOME") or ours).absolute()
     home.mkdir(parents=True, exist_ok=True)
     return home
-
-
-def need(program: str) -> str:
-    found = shutil.which(program, path=environment(Path())["PATH"])
-    if not found:
-        raise ConfigError(f'{program} is not installed: pip install "fedlens[flower]"')
-    return found
-
-
-def loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def _die_with_parent() -> None:
-    """Between fork and exec: even `kill -9` leaves no server behind that nobody watches (Linux;
-    elsewhere a polite kill is needed).
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
-class Crew:
-    """Child processes that live and die together. Each is announced as the command it is."""
-
-    def __init__(self, say: Say, home: Path) -> None:
-        self.say, self.env, self.children = say, environment(home), list[subprocess.Popen[bytes]]()
-
-    def line(self, *command: str) -> str:
-        """The command as a shell takes it. `flwr` finds our connection only with the Flower home
-        that it is written in.
-        """
-        home = f"FLWR_HOME={shlex.quote(self.env['FLWR_HOME'])} " if command[0] == "flwr" else ""
-        return home + shlex.join(command)
-
-    def start(self, *command: str, quiet: bool = False) -> subprocess.Popen[bytes]:
-        need(command[0])
-        if not quiet:
-            self.say("$ " + self.line(*command))
-        child = subprocess.Popen(
-            command, env=self.env, start_new_session=True, preexec_fn=_die_with_parent
-        )
-        self.children.append(child)
-        return child
-
-    def again(self, child: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-        """The same command once more, in place of one that ended."""
-        self.children.remove(child)
-        assert isinstance(child.args, tuple)
-        return self.start(*map(str, child.args), quiet=True)
-
-    def call(self, *command: str, check: bool = True) -> str:
-        """Run a short one to its end; its output."""
-        need(command[0])
-        self.say("$ " + self.line(*command))
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True)
-        if check and done.returncode:
-            lines = [x for x in (done.stderr + done.stdout).strip().splitlines() if x.strip()]
-            raise ConfigError(
-                f"{shlex.join(command[:3])} failed:"
-                f" {lines[-1].strip() if lines else done.returncode}"
-            )
-        return done.stdout + (done.stderr if not check else "")
-
-    def stop(self) -> None:
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            for child in self.children:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    # the session of a child: Flower's programs have children of their own
-                    os.killpg(child.pid, how)
-            until = time.monotonic() + 8
-            while (
-                how == signal.SIGTERM
-                and time.monotonic() < until
-                and any(c.poll() is None for c in self.children)
-            ):
-                time.sleep(0.1)
-        for child in self.children:
-            child.wait()
-
-    def __enter__(self) -> Crew:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a polite kill cleans up too
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
 
 def private_file(path: Path) -> Path:
@@ -159,43 +173,7 @@ def private_file(path: Path) -> Path:
     return path.absolute()
 
 
-def trusting(ca: Path) -> ssl.SSLContext:
-    """TLS that trusts this CA alone. Flower's programs would wait for ever with a file that is
-    none.
-    """
-    try:
-        return ssl.create_default_context(cafile=str(ca))
-    except ssl.SSLError as e:
-        raise ConfigError(
-            f"{ca} is not a CA certificate: take the ca.crt that `fedlens keys` made at the server"
-        ) from e
-
-
-def await_port(host: str, port: int, ca: Path, crew: Crew, seconds: float = 60) -> None:
-    trust, until, why = trusting(ca), time.monotonic() + seconds, ""
-    while time.monotonic() < until:
-        if any(c.poll() is not None for c in crew.children):
-            raise ConfigError("the SuperLink ended at once: its own words are above")
-        try:
-            with (
-                socket.create_connection((host, port), 1) as plain,
-                trust.wrap_socket(plain, server_hostname=host),
-            ):
-                return
-        except ssl.SSLCertVerificationError as e:  # waiting makes no other certificate of it
-            raise ConfigError(
-                f"the server at {host}:{port} cannot prove that it is the one of {ca}"
-                f" ({e.verify_message.strip('.')}): the CA file must be that server's, and its"
-                f" certificate must name {host} (`fedlens keys --host {host}` at the server makes"
-                " one)"
-            ) from e
-        except OSError as e:
-            why = e.strerror or str(e)
-        time.sleep(0.1)
-    raise ConfigError(f"the SuperLink did not answer at {host}:{port} within {seconds:g} s ({why})")
-
-
-def connection(home: Path, address: str, ca: Path) -> str:
+def write_connection(home: Path, address: str, ca: Path) -> str:
     """The name under which Flower's own commands reach this SuperLink, written into its config.toml
     once.
     """
@@ -211,12 +189,12 @@ def connection(home: Path, address: str, ca: Path) -> str:
     if table not in text:
         with contextlib.suppress(tomllib.TOMLDecodeError):
             if name in tomllib.loads(text).get("superlink", {}):
-                text = _without(text, f"[superlink.{name}]")
+                text = _without_table(text, f"[superlink.{name}]")
         file.write_text(text.rstrip() + "\n\n" + table if text.strip() else table)
     return name
 
 
-def _without(text: str, header: str) -> str:
+def _without_table(text: str, header: str) -> str:
     kept, skipping = [], False
     for line in text.splitlines():
         if line.startswith("["):
@@ -226,57 +204,16 @@ def _without(text: str, header: str) -> str:
     return "\n".join(kept)
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
+def node_config(values: Mapping[str, Any]) -> str:
+    """As a SuperNode takes it on its command line; what is empty is left out."""
+    return " ".join(f"{k}={_node_value(v)}" for k, v in values.items() if v not in (None, ""))
 
 
-def claim(host: str, port: int) -> None:
-    """Refuse a port that cannot be had. Somebody else's SuperLink there would take our sites' keys,
-    and only then would ours end.
-    """
-    try:
-        family, kind, _, _, place = socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind) as s:
-            # connections of a server that just ended are no obstacle
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            s.bind(place)
-    except OSError as e:
-        hint = (
-            "something listens there already, choose another --port"
-            if e.errno == errno.EADDRINUSE
-            else e.strerror or str(e)
-        )
-        raise ConfigError(f"cannot serve at {host}:{port}: {hint}") from e
-
-
-def split_address(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    number = int(port) if port.isascii() and port.isdigit() else 0
-    if not host or not 0 < number < 65536 or not host.isprintable() or set(host) & set("/@ "):
-        raise ConfigError(
-            f"{address!r} is not an address: write host:port, such as 127.0.0.1:8000, with a port"
-            " up to 65535"
-        )
-    return host.strip("[]"), number
-
-
-def node_config(facts: Mapping[str, Any]) -> str:
-    return " ".join(f"{k}={_toml(v)}" for k, v in facts.items() if v not in (None, ""))
-
-
-def _toml(value: Any) -> str:
+def _node_value(value: Any) -> str:
     """As Flower reads a node config: TOML, which has no surrogate pairs (JSON escapes an emoji as
     one), cut at the next quotation mark.
     """
     if not isinstance(value, str):
         return json.dumps(value)
-    return (
-        '"'
-        + r"\u0022".join(json.dumps(part, ensure_ascii=False)[1:-1] for part in value.split('"'))
-        + '"'
-    )
+    parts = [json.dumps(part, ensure_ascii=False)[1:-1] for part in value.split('"')]
+    return '"' + r"\u0022".join(parts) + '"'

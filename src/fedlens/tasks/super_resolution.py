@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedlens.core.client import Batch, Output
 from fedlens.core.federation import Federation
-from fedlens.core.lazy import named
+from fedlens.core.imports import load_reference
 from fedlens.core.limits import Natural, Positive
 from fedlens.core.picture import Picture
 from fedlens.core.task import Adapt, LearningTask, check_options
@@ -296,7 +296,7 @@ class Build:
 def find(name: str) -> Callable[..., nn.Module]:
     if ":" in name:
         try:
-            own: Callable[..., nn.Module] = named(name)
+            own: Callable[..., nn.Module] = load_reference(name)
         except (ImportError, AttributeError) as e:
             raise ValueError(f"no network at {name}: {e}") from e
         return own

@@ -391,7 +391,7 @@ def test_synthetic_is_reproducible_and_its_classes_differ() -> None:
     assert torch.equal(a.test.columns["x"], b.test.columns["x"]) and not torch.equal(
         a.test.columns["x"], c.test.columns["x"]
     )
-    assert len(set(list(a.facts.classes))) == 10
+    assert len(set(a.facts.classes)) == 10
     with pytest.raises(DataError, match="2 to 20 classes"):
         Synthetic(classes=21).federation(2, 0)
 

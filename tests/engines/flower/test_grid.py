@@ -22,7 +22,8 @@ from fedlens.engines.loopback import Loopback
 from fedlens.runs import job
 from fedlens.runs.checkpoint import Checkpoint
 from fedlens.runs.folder import read_records
-from fedlens.sites import study as sites
+from fedlens.sites import site as recipe_site
+from fedlens.sites.server import run_server
 
 pytest.importorskip("flwr")
 from flwr.app import (
@@ -73,7 +74,7 @@ class Grid:
                 "recipe",
             )
 
-        self.app = flower.client_app(sites.make_site if run else make_site)
+        self.app = flower.client_app(recipe_site.make_site if run else make_site)
 
     def get_node_ids(self) -> list[int]:
         return sorted(self.online)
@@ -315,7 +316,7 @@ def test_a_site_whose_classes_differ_is_not_let_in(tmp_path: Path) -> None:
             here,
             tmp_path / str(id),
             "recipe",
-            classes=tuple(list(federation.facts.classes)),
+            classes=tuple(federation.facts.classes),
         )
 
     grid.app = flower.client_app(make_site)
@@ -344,7 +345,7 @@ def test_a_full_disk_at_a_site_is_that_sites_alone(tmp_path: Path) -> None:
     (tmp_path / "real" / "flower.json").write_text('{"job": "j"}')
     (tmp_path / "1" / "j").mkdir(parents=True)
     (tmp_path / "1" / "j" / f"1.part{os.getpid()}").symlink_to("/dev/full")
-    sites.main(Grid(tmp_path, "", run=facts), facts)
+    run_server(Grid(tmp_path, "", run=facts), facts)
     lines = read_records(tmp_path / "real" / "metrics.jsonl")
     assert [line["heard"] for line in lines] == [2, 3]
     why = f"this site cannot write its memory to {tmp_path / '1'}: No space left on device"
@@ -382,7 +383,7 @@ def test_recipes_end_in_the_simulators_bits_also_when_resumed(
             "least": 3,
             "forgive": False,
         }
-        sites.main(Grid(tmp_path, "", run=facts), facts)
+        run_server(Grid(tmp_path, "", run=facts), facts)
     found = Checkpoint(tmp_path / "real" / "checkpoint").load()
     lines = [
         read_records(folder / "metrics.jsonl") for folder in (tmp_path / "real", wanted.folder)

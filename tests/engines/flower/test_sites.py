@@ -152,8 +152,8 @@ def test_every_method_ends_in_the_simulators_bits(two_sites: Deployment, name: s
     }
     flower.write_app(
         here.folder / f"app-{name}",
-        "fedlens.sites.study:main",
-        "fedlens.sites.study:make_site",
+        "fedlens.sites.server:run_server",
+        "fedlens.sites.site:make_site",
         facts,
     )
     here.submit(here.folder / f"app-{name}", f"run-{name}")
@@ -183,7 +183,7 @@ def test_the_example_app_runs_both_ways(two_sites: Deployment) -> None:
     """`flwr run examples/flower_app` as it is; then with the user's own ClientApp and the stack as
     a Strategy.
     """
-    here, example = two_sites, Path(__file__).resolve().parents[2] / "examples" / "flower_app"
+    here, example = two_sites, Path(__file__).resolve().parents[3] / "examples" / "flower_app"
     own = here.folder / "own"
     shutil.copytree(example, own)
     text = (own / "pyproject.toml").read_text()
@@ -261,7 +261,7 @@ def test_a_stranger_stays_outside(tmp_path: Path) -> None:
     with deployment(tmp_path) as here:
         here.superlink()
         here.supernode(0)
-        keys.site(here.keys / "site-1")  # made, and not registered
+        keys.make_site_key(here.keys / "site-1")  # made, and not registered
         here.supernode(1)
         stranger = here.running["site-1"]
         here.wait_for(lambda: stranger.poll() is not None, PATIENCE, "the stranger's refusal")
@@ -315,7 +315,7 @@ def test_the_walkthrough_works_as_written(tmp_path: Path) -> None:
     """docs/sites.md: every `sh` block, in order, in one empty folder. A line that ends in & runs on
     in the background.
     """
-    text = (Path(__file__).resolve().parents[2] / "docs" / "sites.md").read_text()
+    text = (Path(__file__).resolve().parents[3] / "docs" / "sites.md").read_text()
     blocks = [b.split("```")[0] for b in text.split("```sh\n")[1:]]
     assert len(blocks) >= 5
     here = Deployment(tmp_path)

@@ -43,7 +43,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def address(root: Path) -> Iterator[str]:
-    listener = cli_board._listen("127.0.0.1", 0)
+    listener = cli_board.listen_at("127.0.0.1", 0)
     server = uvicorn.Server(
         uvicorn.Config(make(root), log_level="warning", timeout_graceful_shutdown=1)
     )

@@ -1,4 +1,4 @@
-"""What there is: recipes, algorithms, layers, tasks, models, datasets, metrics, each with a line
+"""`fedlens list`: what there is of recipes, algorithms, layers and other parts, each with a line
 about it.
 """
 
@@ -8,18 +8,23 @@ import importlib
 import inspect
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fedlens.cli.options import examples
 from fedlens.cli.text import ACCENT, console, duration, few
 from fedlens.config import recipe as recipes
-from fedlens.config.convert import nearest
-from fedlens.config.parts import names, parameters
+from fedlens.config.convert import suggestion
+from fedlens.config.parts import exported_names, parameters
 from fedlens.config.recipe import ConfigError
+
+app = typer.Typer()
 
 KINDS = {
     "recipes": "to run as they are",
@@ -29,40 +34,69 @@ KINDS = {
     "models": "networks",
     "datasets": "where data comes from",
     "metrics": "how well it was done",
-    "generators": "what makes images of a class, for Balance",
+    "generators": "what makes images of a class",
     "engines": "what carries the messages",
 }
 # what a recipe calls them; they are found in several rooms
-OFFERED = {
+RECIPE_TABLES = {
     "tasks": "task",
     "datasets": "data",
 }
 
 
-def catalogue(kind: str, name: str = "") -> None:
-    """All kinds; or all of a kind; or one of them."""
+@app.command(
+    "list", epilog=examples("fedlens list", "fedlens list layers", "fedlens list layers LossAware")
+)
+def list_parts(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help=(
+                "recipes, algorithms, layers, tasks, models, datasets, metrics, generators or"
+                " engines."
+            ),
+            show_default=False,
+        ),
+    ] = "",
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="One of them: all that is said about it, and its keys.", show_default=False
+        ),
+    ] = "",
+) -> None:
+    """What there is: recipes, algorithms, layers, tasks, models, datasets, metrics."""
     if not kind:
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        for each, about in KINDS.items():
-            table.add_row(
-                f"[{ACCENT}]fedlens list {each}[/]",
-                about,
-                f"[dim]{escape(few(sorted(rows_of(each)), 6))}[/]",
-            )
-        console().print(table)
+        print_kinds()
         return
-    match = next((k for k in KINDS if k.rstrip("s") == kind.lower().rstrip("s")), None)
-    if match is None:
-        raise ConfigError(f"there is no list of {kind!r}{nearest(kind, KINDS)}")
-    rows = rows_of(match)
+    known = next((k for k in KINDS if k.rstrip("s") == kind.lower().rstrip("s")), None)
+    if known is None:
+        raise ConfigError(f"there is no list of {kind!r}{suggestion(kind, KINDS)}")
+    rows = rows_of(known)
     if name:
-        found = next((n for n in rows if n.lower() == name.lower()), None)
-        if found is None:
-            raise ConfigError(
-                f"there is nothing called {name!r} among the {match}{nearest(name, rows)}"
-            )
-        console().print(escape(page_of(match, found, rows[found])), highlight=False)
-        return
+        print_page(known, name, rows)
+    else:
+        print_rows(rows)
+
+
+def print_kinds() -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for kind, about in KINDS.items():
+        some = few(sorted(rows_of(kind)), 6)
+        table.add_row(f"[{ACCENT}]fedlens list {kind}[/]", about, f"[dim]{escape(some)}[/]")
+    console().print(table)
+
+
+def print_page(kind: str, name: str, rows: Mapping[str, str]) -> None:
+    found = next((n for n in rows if n.lower() == name.lower()), None)
+    if found is None:
+        raise ConfigError(
+            f"there is nothing called {name!r} among the {kind}{suggestion(name, rows)}"
+        )
+    console().print(escape(page_of(kind, found, rows[found])), highlight=False)
+
+
+def print_rows(rows: Mapping[str, str]) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style=f"bold {ACCENT}", no_wrap=True)
     table.add_column(overflow="fold")
@@ -84,7 +118,8 @@ def page_of(kind: str, name: str, line: str) -> str:
         inspect.getdoc(inspect.getmodule(thing)),
         inspect.getdoc(thing) if thing.__doc__ else None,
     ]
-    return "\n\n".join([*dict.fromkeys(t for t in texts if t), *keys_of(kind, thing)])
+    about = dict.fromkeys(t for t in texts if t)
+    return "\n\n".join([*about, *keys_of(kind, thing), *site_options_of(thing)])
 
 
 def rows_of(kind: str) -> dict[str, str]:
@@ -94,13 +129,13 @@ def rows_of(kind: str) -> dict[str, str]:
     if kind == "algorithms":
         from fedlens.algorithms.named import NAMED
 
-        known = {n.lower() for n in names("algorithm")}
-        whole = {
-            n: r for n, r in NAMED.items() if all(t["name"].lower() in known for t in r.tables())
-        }
-        return {
-            n: f"{r.about}  ({' + '.join(t['name'] for t in r.tables())})" for n, r in whole.items()
-        }
+        known = {n.lower() for n in exported_names("algorithm")}
+        rows = {}
+        for name, algorithm in NAMED.items():
+            parts = [table["name"] for table in algorithm.tables()]
+            if all(part.lower() in known for part in parts):
+                rows[name] = f"{algorithm.about}  ({' + '.join(parts)})"
+        return rows
     if kind == "engines":
         return {
             "simulator": "processes on this machine (the default)",
@@ -108,20 +143,17 @@ def rows_of(kind: str) -> dict[str, str]:
             "flower": "real clients through Flower",
         }
     about = {n: about_export(kind, room, n) for n, room in exported(kind).items()}
-    return (
-        {n: "\n".join([text, *measured(n)]) for n, text in about.items()}
-        if kind == "models"
-        else about
-    )
+    if kind != "models":
+        return about
+    return {name: "\n".join([text, *measured(name)]) for name, text in about.items()}
 
 
 def exported(kind: str) -> dict[str, str]:
     """Names of a kind, and the room each is in."""
-    found = (
-        names(OFFERED[kind])
-        if kind in OFFERED
-        else dict.fromkeys(importlib.import_module(f"fedlens.{kind}").__all__, kind)
-    )
+    if kind in RECIPE_TABLES:
+        found = exported_names(RECIPE_TABLES[kind])
+    else:
+        found = dict.fromkeys(importlib.import_module(f"fedlens.{kind}").__all__, kind)
     found.pop("ImageGenerator", None)  # the interface of the others
     if kind != "datasets":
         return found
@@ -157,6 +189,12 @@ def keys_of(kind: str, thing: Any) -> list[str]:
         for p in parameters(thing).values()
     ]
     return [f"[{', '.join(keys)}]"] if keys else []
+
+
+def site_options_of(thing: Any) -> list[str]:
+    """What a real site may choose for itself, where the part has such options."""
+    options = getattr(thing, "site_options", {})
+    return [f"[fedlens join ... {name}=VALUE: {text}]" for name, text in options.items()]
 
 
 def is_help(text: str, thing: Any) -> bool:

@@ -1,0 +1,173 @@
+"""`fedlens report`, `apply` and `analyse`: what to do with a run that has ended."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+from fedlens.cli.options import examples
+from fedlens.cli.text import console
+from fedlens.config import recipe as recipes
+from fedlens.config.convert import suggestion
+from fedlens.config.overrides import parse_overrides
+from fedlens.config.recipe import ConfigError
+
+if TYPE_CHECKING:
+    from fedlens.core.task import Task
+
+ANALYSES = ("landscape", "surface", "perturbation", "target")
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples("fedlens report runs/demo", "fedlens report runs/demo --figures pdf,png")
+)
+def report(
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A run folder, or a folder of runs to compare.", show_default=False),
+    ],
+    figures: Annotated[
+        str,
+        typer.Option(
+            help="Also figures and tables for papers, of these kinds: pdf, png, svg, eps.",
+            show_default=False,
+        ),
+    ] = "",
+) -> None:
+    """Write the report of a run (again), or of several side by side."""
+    if not folder.is_dir():
+        raise click.UsageError(f"there is no run folder {folder}")
+    from fedlens.report import html
+    from fedlens.runs.reading import printable
+
+    console().print(f"Report: {printable(str(html.write(folder)))}", soft_wrap=True)
+    if kinds := [kind for kind in figures.split(",") if kind.strip()]:
+        written = html.figures(folder, kinds)
+        console().print(
+            f"Figures and tables: {written[0].parent} ({len(written)} files)", soft_wrap=True
+        )
+
+
+@app.command(
+    epilog=examples(
+        "fedlens apply runs/vsr small.mp4 large.mp4", "fedlens apply runs/demo photos/ labels.csv"
+    )
+)
+def apply(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)
+    ],
+    source: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="A file or folder of yours.", show_default=False)
+    ],
+    target: Annotated[
+        Path, typer.Argument(metavar="OUTPUT", help="Where the result goes.", show_default=False)
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Options of the task.", show_default=False),
+    ] = None,
+) -> None:
+    """Use what was trained: upscale a video, find keypoints, classify, retrieve."""
+    require_run_folder(folder)
+    if not source.exists():
+        raise click.UsageError(f"there is no {source}")
+    if target.resolve() == source.resolve():
+        raise click.UsageError(f"the result would take the place of {source}: give it another name")
+    task = recipes.read(folder).build_task()
+    chosen = task_options(task, options or [])
+    console().print(task.apply(folder, source, target, **chosen), markup=False, soft_wrap=True)
+
+
+def require_run_folder(folder: Path) -> None:
+    if not (folder / "config.toml").is_file():
+        raise click.UsageError(f"{folder} is not a run folder: it has no config.toml")
+
+
+def task_options(task: Task, options: Sequence[str]) -> dict[str, Any]:
+    """The KEY=VALUE arguments of `apply`, checked against what the task's `apply` takes."""
+    known = dict(inspect.signature(task.apply).parameters)
+    for own in ("folder", "source", "target"):
+        known.pop(own, None)
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    chosen = {}
+    for key, value in parse_overrides(options):
+        if key not in known and not open_ended:
+            raise ConfigError(
+                f"{type(task).__name__} has no option {key!r}{suggestion(key, known)}"
+            )
+        chosen[key] = next(value.candidates())
+    return chosen
+
+
+@app.command(
+    epilog=examples(
+        "fedlens analyse landscape runs/central runs/fedvssl",
+        "fedlens analyse surface runs/fedvssl --points 15",
+        "fedlens analyse perturbation runs/central runs/fedvssl --draws 3",
+        "fedlens analyse target runs/fedavg runs/fedvssl --value 0.2",
+    )
+)
+def analyse(
+    what: Annotated[
+        str,
+        typer.Argument(help=f"{', '.join(ANALYSES[:-1])} or {ANALYSES[-1]}.", show_default=False),
+    ],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Finished run folders.", show_default=False),
+    ],
+    points: Annotated[int, typer.Option(help="Points along a direction.", min=2)] = 21,
+    span: Annotated[float, typer.Option(help="How far to go, in lengths of the filters.")] = 1.0,
+    draws: Annotated[int, typer.Option(help="Perturbations of each strength.", min=1)] = 1,
+    value: Annotated[float | None, typer.Option(help="The target.", show_default=False)] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Instead of the first one.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of directions and perturbations.")] = 0,
+) -> None:
+    """Loss landscape (1-D and 2-D), a metric under perturbed weights, or rounds, bytes and compute
+    to a target.
+
+    The plot goes into the report of every run named, the numbers into RUN/analysis/WHAT.json.
+    """
+    if what not in ANALYSES:
+        raise click.UsageError(f"there is no analysis {what!r}: {', '.join(ANALYSES)} are known")
+    for run in runs:
+        require_run_folder(run)
+    from fedlens.core.picture import add_picture
+    from fedlens.engines.worker import threads
+    from fedlens.report import analysis, html
+    from fedlens.runs.checkpoint import write
+    from fedlens.runs.reading import distinct
+
+    names = distinct([run.resolve() for run in runs])
+    with threads(1):
+        if what == "target":
+            if value is None:
+                raise click.UsageError("which target? add --value 0.2")
+            picture, numbers = analysis.target(runs, names, value, metric)
+        else:
+            finished = [analysis.Finished.read(run) for run in runs]
+            if what == "perturbation":
+                picture, numbers = analysis.perturbation(finished, names, draws, metric, seed)
+            elif what == "landscape":
+                picture, numbers = analysis.landscape(finished, names, points, span, seed)
+            else:
+                picture, numbers = analysis.surface(finished, names, points, span, seed)
+    for run in runs:
+        (run / "analysis").mkdir(exist_ok=True)
+        write(run / "analysis" / f"{what}.json", json.dumps(numbers, indent=1).encode())
+        add_picture(picture, run / "pictures", what)
+        html.write(run)
+    for name, fact in picture.facts.items():
+        click.echo(f"{name}: {fact}")
+    click.echo(f"{picture.caption}: in the report of {', '.join(str(r) for r in runs)}")

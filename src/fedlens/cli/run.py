@@ -1,0 +1,222 @@
+"""`fedlens run`: a recipe becomes a run folder; with --dry-run, only what it would take."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fedlens.cli.options import (
+    EngineOption,
+    OverridesArgument,
+    RecipeArgument,
+    WorkersOption,
+    examples,
+    loading,
+    read_config,
+)
+from fedlens.cli.text import console, duration, short, size
+from fedlens.config.convert import ConfigError, suggestion
+from fedlens.config.parts import Part
+from fedlens.config.recipe import Config
+
+if TYPE_CHECKING:
+    from fedlens.runs.estimate import Estimate
+    from fedlens.runs.job import Setup
+
+app = typer.Typer()
+
+
+@app.command(
+    "run",
+    epilog=examples(
+        "fedlens run demo",
+        "fedlens run classification --algorithm fedprox FedProx.mu=0.1 rounds=30",
+        "fedlens run my.toml --out runs/first --workers 4",
+        "fedlens run runs/first --resume",
+        "fedlens run cifar10 --dry-run",
+    ),
+)
+def run_recipe(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            "--algorithm",
+            "-a",
+            help=(
+                "Instead of the recipe's own: a name from `list algorithms` or `list layers`, or"
+                " parts joined by +."
+            ),
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Run folder. [dim]default: runs/RECIPE[/]", show_default=False
+        ),
+    ] = None,
+    engine: EngineOption = "simulator",
+    workers: WorkersOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over in a folder that already holds a run.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", "-n", help="Say what would be done, and what it would take."),
+    ] = False,
+    superlink: Annotated[
+        str | None,
+        typer.Option(
+            "--superlink",
+            help="With --engine flower: host:port, or a connection of your Flower config.",
+            show_default=False,
+        ),
+    ] = None,
+    ca: Annotated[
+        Path, typer.Option("--ca", help="With --engine flower: the federation's CA certificate.")
+    ] = Path("keys/ca.crt"),
+    patience: Annotated[
+        float, typer.Option("--patience", help="With --engine flower: seconds to wait for sites.")
+    ] = 600.0,
+    least: Annotated[
+        int, typer.Option("--least", help="With --engine flower: sites a round needs.")
+    ] = 1,
+    forgive: Annotated[
+        bool,
+        typer.Option(
+            "--forgive", help="With --engine flower: let sites that lost their memory begin anew."
+        ),
+    ] = False,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address",
+            help="With --engine ray: a running cluster. [dim]default: one is started here[/]",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run a recipe and leave a run folder with curves, model and report.
+
+    RECIPE is the name of a shipped recipe, a TOML file of yours, or a run folder. KEY=VALUE sets
+    one of its keys: rounds=6, data.alpha=0.1, FedProx.mu=0.01; where a key occurs once, its own
+    name will do.
+    """
+    if resume and fresh:
+        raise click.UsageError("--resume goes on, --fresh starts over: choose one")
+    with loading() as spinner:
+        from fedlens.cli import progress
+        from fedlens.runs import job
+
+        config = read_config(recipe, overrides, algorithm, workers)
+        if dry_run:
+            print_dry_run(config, engine, spinner)
+            return
+        folder = out or default_folder(recipe, config, resume, fresh)
+        if engine == "flower":
+            from fedlens.sites.submit import submit
+
+            if not superlink:
+                raise click.UsageError(
+                    "--engine flower needs --superlink host:port (`fedlens serve` starts one)"
+                )
+            spinner.stop()
+            code = submit(
+                config,
+                folder,
+                superlink,
+                ca=ca,
+                resume=resume,
+                fresh=fresh,
+                patience=patience,
+                least=least,
+                forgive=forgive,
+                log=lambda text: click.echo(text, err=True),
+            )
+            raise typer.Exit(code)
+        if ray_address:
+            os.environ["RAY_ADDRESS"] = ray_address
+        watch = progress.live(spinner)
+        job.start(config, folder, engine=engine, resume=resume, fresh=fresh, watch=watch)
+
+
+def default_folder(recipe: str, config: Config, resume: bool, fresh: bool) -> Path:
+    from fedlens.runs.folder import free_folder, newest_folder
+
+    if Path(recipe).is_dir():  # a run folder stands for itself
+        return Path(recipe)
+    if resume:
+        return newest_folder(config.name)
+    return Path("runs") / config.name if fresh else free_folder(config.name)
+
+
+# -- a dry run -------------------------------------------------------------------------------------
+
+
+def print_dry_run(config: Config, engine: str, spinner: Any) -> None:
+    """What would be done, with estimates from a little of it."""
+    from fedlens.runs.estimate import estimate
+    from fedlens.runs.job import ENGINES, prepare, rehearse
+
+    if engine not in ENGINES:
+        raise ConfigError(f"there is no engine {engine!r}{suggestion(engine, ENGINES)}")
+    setup = prepare(config)
+    rehearse(setup)
+    rows = plan_rows(setup, engine, estimate(setup))
+    spinner.stop()
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column()
+    for key, value in rows.items():
+        grid.add_row(key, escape(value))
+    out = console()
+    out.print(grid)
+    out.print("[dim]Nothing was run or written.[/]")
+
+
+def plan_rows(setup: Setup, engine: str, expected: Estimate) -> dict[str, str]:
+    config, settings = setup.config, setup.settings
+    workers = f"{expected.workers} worker{'s' if expected.workers > 1 else ''}"
+    per_client = short(expected.client_seconds)
+    return {
+        "recipe": f"{config.name}  {config.about}".strip(),
+        "task": constructor_call(config.task),
+        "data": constructor_call(config.data),
+        "clients": f"{len(setup.federation)}{describe_sizes(setup)}",
+        "algorithm": "\n".join(constructor_call(part) for part in config.algorithm),
+        "rounds": f"{settings.rounds}, {settings.cohort or 'all'} clients in each",
+        "engine": f"{engine}, {workers}, {setup.device}",
+        "model": f"{expected.parameters:,} numbers" if expected.parameters else "none",
+        "time": f"about {duration(expected.seconds)} ({per_client} a client){expected.left_out}",
+        "memory": f"about {size(expected.memory)}",
+        "traffic": f"{size(expected.bytes_down)} down, {size(expected.bytes_up)} up",
+    }
+
+
+def describe_sizes(setup: Setup) -> str:
+    sizes = [len(h) for h in setup.federation.holdings if hasattr(h, "__len__")]
+    if not sizes:
+        return ""
+    low, high = min(sizes), max(sizes)
+    each = f"{low} to {high}" if low < high else str(high)
+    return f", {each} examples each, {sum(sizes)} in all"
+
+
+def constructor_call(part: Part) -> str:
+    """As Python would write it."""
+    arguments = []
+    for key, value in part.given.items():
+        text = value.name if isinstance(value, Part) else repr(value)
+        arguments.append(f"{key}={text}")
+    return f"{part.name}({', '.join(arguments)})"

@@ -1,0 +1,123 @@
+"""The server's end of a recipe over real sites: Flower's ServerApp.
+
+The server needs no client's data; what its own [data] finds, if anything, is only tested on.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedlens.config.recipe import Config
+from fedlens.core.federation import Federation
+from fedlens.data.source import DataError
+from fedlens.report.page_data import UNEVALUATED
+from fedlens.runs import job
+from fedlens.sites.agreement import recipe_hash, recipe_of_run
+from fedlens.sites.programs import Log
+
+if TYPE_CHECKING:
+    from fedlens.engines.flower.engine import Flower
+
+
+def run_server(grid: Any, run: Mapping[str, Any]) -> None:
+    """The ServerApp: an ordinary job whose engine is Flower. The run folder is written here, on the
+    SuperLink's machine.
+    """
+    config = recipe_of_run(run)
+    agreed = recipe_hash(config)
+    # Sites remember one round back, not more: see engines/flower/site.py.
+    config = replace(config, federation=config.federation.with_value("checkpoint_every", 1))
+
+    def make_engine(setup: job.Setup, folder: Path, log: Log) -> Flower:
+        return _flower(grid, run, setup, agreed, folder, log)
+
+    lines = _LogLines()
+    job.start(
+        config,
+        Path(str(run["out"])),
+        engine=make_engine,
+        resume=bool(run["resume"]),
+        fresh=bool(run["fresh"]),
+        watch=lines,
+        setup=_prepare(config, lines.log),
+    )
+
+
+def _flower(
+    grid: Any, run: Mapping[str, Any], setup: job.Setup, agreed: str, folder: Path, log: Log
+) -> Flower:
+    from fedlens.engines.flower.engine import Flower
+
+    return Flower(
+        grid,
+        setup.algorithm,
+        len(setup.federation),
+        recipe=agreed,
+        job=job_id(folder),
+        timeout=setup.settings.timeout,
+        patience=float(run["patience"]),
+        least=int(run["least"]),
+        late=setup.settings.late,
+        forgive=bool(run["forgive"]),
+        log=log,
+        classes=", ".join(setup.federation.facts.classes),
+    )
+
+
+def _prepare(config: Config, log: Log) -> job.Setup:
+    """With the recipe's own [data] to test on where it is there, else with no data at all."""
+    try:
+        return job.prepare(config)
+    except DataError as e:
+        log(f"nothing to test on at the server: {e}")
+    task = config.build_task()
+    return job.Setup(
+        config,
+        config.settings,
+        task,
+        Federation([None] * config.settings.clients),
+        config.build_algorithm(task),
+    )
+
+
+def job_id(folder: Path) -> str:
+    """The job's name for the sites; it stays with the run folder, so that a resumed run finds their
+    memories again.
+    """
+    file = folder / "flower.json"
+    if not file.exists():
+        file.write_text(json.dumps({"job": secrets.token_hex(8)}))
+    job: str = json.loads(file.read_text())["job"]
+    return job
+
+
+class _LogLines(job.Watch):
+    """A job's progress as lines for the Flower log."""
+
+    def begin(self, setup: job.Setup, folder: Path, done: int) -> None:
+        self.log(
+            f"{setup.stack} with {len(setup.federation)} sites into {folder}, {done} of"
+            f" {setup.settings.rounds} rounds done"
+        )
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        numbers = {"training loss": record["loss"], **dict(list(record["metrics"].items())[:3])}
+        text = "  ".join(f"{k} {v:.4g}" for k, v in numbers.items() if v is not None)
+        self.log(
+            f"round {record['round']}: {record['heard']} of {record['asked']} heard in"
+            f" {record['seconds']:.1f} s  {text}"
+        )
+        for prefix, missing in (("", record["lost"]), (UNEVALUATED, record["unevaluated"])):
+            for lost in missing:
+                self.log(f"  client {lost['client']}: {prefix}{lost['reason']}")
+
+    def log(self, text: str) -> None:
+        print(f"fedlens: {text}", flush=True)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self.log("done")

@@ -1,0 +1,85 @@
+"""A site's end of a recipe over real sites: its recipe over its own data, with what it decides for
+itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedlens.config import recipe as recipes
+from fedlens.config.convert import suggestion
+from fedlens.config.parts import parameters
+from fedlens.config.recipe import Config, ConfigError
+from fedlens.core.algorithm import Algorithm
+from fedlens.engines.flower.site import Site, SiteError, alone
+from fedlens.sites.agreement import recipe_hash, recipe_of_run
+
+PLACES = ("root", "folder", "file", "image")  # what data sources call the place their data lies in
+OPTION = "option-"  # begins a site option's key in the node config: option-NAME = "value"
+
+
+def make_site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
+    """The site that a SuperNode's config and a run's config describe: its own copy of the recipe if
+    it has one, else the server's, over its own data.
+    """
+    id = site_number(node)
+    config = recipes.read(str(node["recipe"])) if node.get("recipe") else recipe_of_run(run)
+    agreed = recipe_hash(config)
+    own = str(node.get("data", ""))
+    if own:
+        config = with_data_at(config, own)
+    settings = config.settings
+    task = config.build_task()
+    algorithm = with_site_options(config.build_algorithm(task), node)
+    clients = 1 if own else settings.clients
+    federation = task.admit(config.build_source().federation(clients, settings.seed))
+    parts = settings.clients if own else len(federation)
+    if not 0 <= id < parts:
+        raise SiteError(f"this site is client {id}, but the recipe has {parts} (0 to {parts - 1})")
+    part = 0 if own else id
+    return Site(
+        id,
+        algorithm.given(federation.facts),
+        alone(id, federation.holdings[part], federation.held_out_of(part)),
+        Path(str(node["folder"])),
+        agreed,
+        settings.threads,
+        federation.facts.classes,
+        tuple(federation.facts.remarks()),
+    )
+
+
+def site_number(node: Mapping[str, Any]) -> int:
+    for key in ("client", "partition-id"):
+        if key in node:
+            return int(node[key])
+    raise SiteError("this site does not say which client it is: add client=N to its node config")
+
+
+def with_data_at(config: Config, place: str) -> Config:
+    """The same recipe over the data in a file or folder."""
+    known = parameters(config.data.cls)
+    key = next((k for k in PLACES if k in known), None)
+    if key is None:
+        raise ConfigError(
+            f"{config.data.name} reads no files, so it cannot take data from {place}: leave"
+            " --data out"
+        )
+    if not Path(place).exists():
+        raise ConfigError(f"there is no data at {place}")
+    return replace(config, data=config.data.with_value(key, place).checked())
+
+
+def with_site_options(algorithm: Algorithm, node: Mapping[str, Any]) -> Algorithm:
+    """The algorithm with what this site chose; every option has to be declared by a part of it."""
+    chosen = {k.removeprefix(OPTION): str(v) for k, v in node.items() if k.startswith(OPTION)}
+    parts = list(algorithm.parts())
+    known = [name for part in parts for name in part.site_options]
+    for name in chosen:
+        if name not in known:
+            stack = " + ".join(type(part).__name__ for part in parts)
+            raise SiteError(f"{stack} takes no site option {name!r}{suggestion(name, known)}")
+    return algorithm.at_site(chosen)
