@@ -53,32 +53,37 @@ def analyse(
     for run in runs:
         if not (run / "config.toml").is_file():
             raise click.UsageError(f"{run} is not a run folder: it has no config.toml")
+    from fedlens.core.files import write_atomically
     from fedlens.core.picture import add_picture
     from fedlens.engines.worker import threads
     from fedlens.report import analysis
-    from fedlens.report import html as report
-    from fedlens.runs import reading as folder
-    from fedlens.runs.checkpoint import write
+    from fedlens.report.html import write_report
+    from fedlens.report.landscape import FinishedRun
+    from fedlens.runs.reading import distinct_names
 
-    names = folder.distinct([r.resolve() for r in runs])
+    names = distinct_names([r.resolve() for r in runs])
     with threads(1):
         if what == "target":
             if value is None:
                 raise click.UsageError("which target? add --value 0.2")
-            picture, numbers = analysis.target(runs, names, value, metric)
+            picture, numbers = analysis.target_picture(runs, names, value, metric)
         else:
-            finished = [analysis.Finished.read(r) for r in runs]
+            finished = [FinishedRun.read(r) for r in runs]
             if what == "perturbation":
-                picture, numbers = analysis.perturbation(finished, names, draws, metric, seed)
+                picture, numbers = analysis.perturbation_picture(
+                    finished, names, draws, metric, seed
+                )
             else:
-                picture, numbers = (
-                    analysis.landscape if what == "landscape" else analysis.surface
-                )(finished, names, points, span, seed)
+                draw = {
+                    "landscape": analysis.landscape_picture,
+                    "surface": analysis.surface_picture,
+                }[what]
+                picture, numbers = draw(finished, names, points, span, seed)
     for run in runs:
         (run / "analysis").mkdir(exist_ok=True)
-        write(run / "analysis" / f"{what}.json", json.dumps(numbers, indent=1).encode())
+        write_atomically(run / "analysis" / f"{what}.json", json.dumps(numbers, indent=1))
         add_picture(picture, run / "pictures", what)
-        report.write(run)
+        write_report(run)
     for name, fact in picture.facts.items():
         click.echo(f"{name}: {fact}")
     click.echo(f"{picture.caption}: in the report of {', '.join(str(r) for r in runs)}")

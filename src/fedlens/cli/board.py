@@ -49,7 +49,7 @@ def serve(folder: Path, host: str = "127.0.0.1", port: int = 8600, browser: bool
     try:
         import uvicorn
 
-        from fedlens.report.board.app import make
+        from fedlens.report.board.app import make_app
     except ImportError as error:
         raise ValueError(
             f'The board needs a web server ({error.name} is missing): pip install "fedlens[board]"'
@@ -58,7 +58,7 @@ def serve(folder: Path, host: str = "127.0.0.1", port: int = 8600, browser: bool
     address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{listener.getsockname()[1]}/"
     own = host in ("127.0.0.1", "localhost")
     config = uvicorn.Config(
-        make(folder, ("127.0.0.1", "localhost") if own else ("*",)),
+        make_app(folder, ("127.0.0.1", "localhost") if own else ("*",)),
         log_level="warning",
         timeout_graceful_shutdown=1,
     )

@@ -159,7 +159,7 @@ def run(
     with waiting() as spinner:
         from fedlens.cli import progress as live
         from fedlens.cli import show
-        from fedlens.runs import job
+        from fedlens.runs.job import run_job
 
         config = load(recipe, overrides, algorithm, workers)
         if dry_run:
@@ -190,8 +190,8 @@ def run(
             )
         if ray_address:
             os.environ["RAY_ADDRESS"] = ray_address
-        job.start(
-            config, folder, engine=engine, resume=resume, fresh=fresh, watch=live.live(spinner)
+        run_job(
+            config, folder, engine=engine, resume=resume, fresh=fresh, listener=live.live(spinner)
         )
 
 
@@ -274,14 +274,16 @@ def compare(
         )
     with waiting():
         from fedlens.cli import show
-        from fedlens.runs.compare import cells
+        from fedlens.runs.compare import make_cells
         from fedlens.runs.job import Interrupted
 
-        cells(recipe, names, numbers, given, folder)  # refuses what cannot work before any search
+        make_cells(
+            recipe, names, numbers, given, folder
+        )  # refuses what cannot work before any search
     try:
         chosen = show.tune(recipe, names, given, folder, engine, trials) if tune else None
         show.compare(
-            cells(recipe, names, numbers, given, folder, chosen), folder, engine, fresh, target
+            make_cells(recipe, names, numbers, given, folder, chosen), folder, engine, fresh, target
         )
     except Interrupted as e:
         e.again = shlex.join(["fedlens", *[a for a in sys.argv[1:] if a != "--fresh"]])

@@ -21,7 +21,8 @@ from fedlens.config.overrides import split
 from fedlens.config.parts import Part
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.report.page_data import remarks
-from fedlens.runs.job import ENGINES, prepare, rehearse
+from fedlens.runs.engines import ENGINES
+from fedlens.runs.setup import make_setup, try_one_example
 
 if TYPE_CHECKING:
     from fedlens.core.federation import Federation
@@ -37,8 +38,8 @@ def dry_run(config: Config, engine: str, spinner: Any = None) -> None:
         raise ConfigError(f"there is no engine {engine!r}{nearest(engine, ENGINES)}")
     from fedlens.runs.estimate import estimate
 
-    setup, out = prepare(config), console()
-    rehearse(setup)
+    setup, out = make_setup(config), console()
+    try_one_example(setup)
     s = setup.settings
     sizes = [len(h) for h in setup.federation.holdings if hasattr(h, "__len__")]
     found = estimate(setup)
@@ -224,10 +225,10 @@ def tune(
     for name in names:
 
         def finish(cell: Cell, name: str = name) -> None:
-            comparison.finish(
+            comparison.run_cells(
                 [cell],
                 engine=engine,
-                watch=lambda c: Cells(f"{name:<{width}}  {c.folder.parts[-3]}", told),
+                listener=lambda c: Cells(f"{name:<{width}}  {c.folder.parts[-3]}", told),
             )
 
         found[name] = tuning.tune(recipe, name, given, folder, finish, trials)
@@ -238,6 +239,7 @@ def compare(
     todo: Sequence[Cell], folder: Path, engine: str, fresh: bool, target: float | None = None
 ) -> None:
     from fedlens.runs import compare as comparison
+    from fedlens.runs import table as tables
 
     out, width, told = console(), max(len(c.algorithm) for c in todo), set[str]()
     skipped = 0 if fresh else sum(comparison.is_finished(c) for c in todo)
@@ -245,23 +247,23 @@ def compare(
         f"[bold {ACCENT}]{escape(todo[0].config.name)}[/]: {len(todo)} runs"
         + (f", {skipped} of them finished before" if skipped else "")
     )
-    table = comparison.compare(
+    table = comparison.run_comparison(
         todo,
         folder,
         engine=engine,
         fresh=fresh,
         target=target,
-        watch=lambda c: Cells(f"{c.algorithm:<{width}}  seed {c.seed}", told),
+        listener=lambda c: Cells(f"{c.algorithm:<{width}}  seed {c.seed}", told),
     )
-    shown = comparison.columns(table)
+    shown = tables.table_columns(table)
     grid = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
     grid.add_column("algorithm", style=ACCENT)
     for _, head, _ in shown:
         grid.add_column(head, justify="right")
     for name, row in table["algorithms"].items():
-        cells = [comparison.text_of(row, k) for k, _, _ in shown]
+        cells = [tables.cell_text(row, k) for k, _, _ in shown]
         marked = [
-            f"[bold]{c}[/]" if name in comparison.best(table, k, larger) else c
+            f"[bold]{c}[/]" if name in tables.best_algorithms(table, k, larger) else c
             for c, (k, _, larger) in zip(cells, shown, strict=True)
         ]
         grid.add_row(name, *marked)
@@ -269,7 +271,7 @@ def compare(
     seeds = table["seeds"]
     several = f"mean ± standard deviation over {len(seeds)} seeds"
     out.print(f"[dim]{several if len(seeds) > 1 else 'one seed: no spread'}[/]")
-    for line in comparison.choices(table):
+    for line in tables.tuned_values(table):
         out.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
     out.print(
         f"{folder / 'report.html'}, {folder / 'table.md'}, {folder / 'table.json'},"
@@ -282,12 +284,13 @@ def compare(
 
 
 def report(folder: Path, figures: Sequence[str] = ()) -> None:
-    from fedlens.report import html as page
+    from fedlens.report.figures import write_figures
+    from fedlens.report.html import write_report
     from fedlens.runs.reading import printable
 
-    console().print(f"Report: {printable(str(page.write(folder)))}", soft_wrap=True)
+    console().print(f"Report: {printable(str(write_report(folder)))}", soft_wrap=True)
     if figures:
-        written = page.figures(folder, figures)
+        written = write_figures(folder, figures)
         console().print(
             f"Figures and tables: {written[0].parent} ({len(written)} files)", soft_wrap=True
         )

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.federation import Federation
+from fedlens.core.files import name_in_errors
 from fedlens.core.replies import Lost
 from fedlens.core.rounds import Round
-from fedlens.runs.checkpoint import naming
 
 
 def describe(r: Round) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Curves:
         )
 
     def _write(self, event: Any) -> None:
-        with naming(Path(self.file.name)):
+        with name_in_errors(Path(self.file.name)):
             self.writer.write(event.SerializeToString())
             self.file.flush()
 

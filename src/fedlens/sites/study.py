@@ -24,10 +24,13 @@ from fedlens.config import recipe as recipes
 from fedlens.config.parts import parameters
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.federation import Federation
+from fedlens.core.files import write_atomically
 from fedlens.data.source import DataError
 from fedlens.engines.flower.site import Facts, Site, SiteError, alone
 from fedlens.report.page_data import UNEVALUATED, remarks
-from fedlens.runs import job
+from fedlens.runs.job import run_job
+from fedlens.runs.listener import Listener
+from fedlens.runs.setup import Setup, make_setup
 from fedlens.sites.programs import Crew, Say, await_port, connection, flower_home, split_address
 
 PLACES = ("root", "folder", "file", "image")  # what data sources call the place their data lies in
@@ -54,7 +57,7 @@ def main(grid: Any, run: Facts) -> None:
     config = replace(config, federation=config.federation.with_value("checkpoint_every", 1))
     s = config.settings
 
-    def engine(setup: job.Setup, folder: Path, log: Say) -> Flower:
+    def engine(setup: Setup, folder: Path, log: Say) -> Flower:
         return Flower(
             grid,
             setup.algorithm,
@@ -70,28 +73,28 @@ def main(grid: Any, run: Facts) -> None:
             classes=", ".join(setup.federation.facts.get("classes", ())),
         )
 
-    watch = _Log()
-    job.start(
+    listener = _Log()
+    run_job(
         config,
         Path(str(run["out"])),
         engine=engine,
         resume=bool(run["resume"]),
         fresh=bool(run["fresh"]),
-        watch=watch,
-        setup=_server_setup(config, watch.log),
+        listener=listener,
+        setup=_server_setup(config, listener.log),
     )
 
 
-def _server_setup(config: Config, log: Say) -> job.Setup:
+def _server_setup(config: Config, log: Say) -> Setup:
     """The server needs no client's data. What the recipe's own [data] gives it, if it finds any, is
     something to test on.
     """
     try:
-        return job.prepare(config)
+        return make_setup(config)
     except DataError as e:
         log(f"nothing to test on at the server: {e}")
     task = config.build_task()
-    return job.Setup(
+    return Setup(
         config,
         config.settings,
         task,
@@ -100,16 +103,16 @@ def _server_setup(config: Config, log: Say) -> job.Setup:
     )
 
 
-class _Log(job.Watch):
+class _Log(Listener):
     """A job's progress as lines for the Flower log."""
 
-    def begin(self, setup: job.Setup, folder: Path, done: int) -> None:
+    def on_start(self, setup: Setup, folder: Path, done: int) -> None:
         self.log(
             f"{setup.stack} with {len(setup.federation)} sites into {folder}, {done} of"
             f" {setup.settings.rounds} rounds done"
         )
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def on_round(self, record: Mapping[str, Any]) -> None:
         numbers = {"training loss": record["loss"], **dict(list(record["metrics"].items())[:3])}
         text = "  ".join(f"{k} {v:.4g}" for k, v in numbers.items() if v is not None)
         self.log(
@@ -123,7 +126,7 @@ class _Log(job.Watch):
     def log(self, text: str) -> None:
         print(f"fedlens: {text}", flush=True)
 
-    def end(self, summary: Mapping[str, Any]) -> None:
+    def on_end(self, summary: Mapping[str, Any]) -> None:
         self.log("done")
 
 
@@ -133,7 +136,7 @@ def token(folder: Path) -> str:
     """
     file = folder / "flower.json"
     if not file.exists():
-        file.write_text(json.dumps({"job": secrets.token_hex(8)}))
+        write_atomically(file, json.dumps({"job": secrets.token_hex(8)}))
     job: str = json.loads(file.read_text())["job"]
     return job
 
