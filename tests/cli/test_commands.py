@@ -235,7 +235,7 @@ def test_a_pipe_hears_of_damage_and_of_a_report_that_failed(
     def broken(path: Path) -> None:
         raise RuntimeError("no ink")
 
-    monkeypatch.setattr(report, "write", broken)
+    monkeypatch.setattr(report, "write_report", broken)
     code, out, err = fedlens_command("run", "toy.toml", "rounds=3", "--resume")
     lines = out.splitlines()
     assert code == 0 and err == ""

@@ -95,12 +95,9 @@ def draw_figures(runs: Sequence[RunFolder], kinds: Sequence[str], out: Path) -> 
 def run_labels(runs: Sequence[RunFolder]) -> list[str]:
     """What tells the runs apart: their stacks, or else their folders."""
     stacks = [" + ".join(run.title["algorithm"]) for run in runs]
-    different = len(set(stacks)) == len(stacks) and all(stacks)
-    return (
-        stacks
-        if different and len(runs) > 1
-        else distinct_names([run.path.resolve() for run in runs])
-    )
+    if len(runs) > 1 and len(set(stacks)) == len(stacks) and all(stacks):
+        return stacks
+    return distinct_names([run.path.resolve() for run in runs])
 
 
 def seed_groups(runs: Sequence[RunFolder]) -> list[list[int]]:
@@ -111,9 +108,8 @@ def seed_groups(runs: Sequence[RunFolder]) -> list[list[int]]:
             **run.config,
             "federation": {**as_table(run.config.get("federation")), "seed": None},
         }
-        found.setdefault(
-            repr(rest) if run.config and run.status == "finished" else str(k), []
-        ).append(k)
+        key = repr(rest) if run.config and run.status == "finished" else str(k)
+        found.setdefault(key, []).append(k)
     return list(found.values())
 
 
@@ -131,23 +127,16 @@ def result_rows(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[list[s
         stack = " + ".join(runs[members[0]].title["algorithm"])
         values = [[finals[k][name] for k in members if name in finals[k]] for name in columns]
         means.append([statistics.fmean(v) if v else None for v in values])
-        rows.append(
-            [
-                stack if len(members) > 1 and stack else labels[members[0]],
-                str(len(members)),
-                *map(_spread, values),
-            ]
-        )
+        method = stack if len(members) > 1 and stack else labels[members[0]]
+        rows.append([method, str(len(members)), *map(_spread, values)])
     for c, name in enumerate(columns):
-        known = [m[c] for m in means if m[c] is not None]
-        best = (
-            (max if higher_is_better(name) else min)(x for x in known if x is not None)
-            if len(known) > 1
-            else None
-        )
-        for r, m in enumerate(means):
-            if best is not None and m[c] == best:
-                rows[r + 1][c + 2] = f"**{rows[r + 1][c + 2]}**"
+        known = [x for m in means if (x := m[c]) is not None]
+        if len(known) < 2:
+            continue
+        best = max(known) if higher_is_better(name) else min(known)
+        for row, m in zip(rows[1:], means):
+            if m[c] == best:
+                row[c + 2] = f"**{row[c + 2]}**"
     return rows
 
 

@@ -151,7 +151,9 @@ def test_only_what_changed_is_read_again(root: Path, monkeypatch: pytest.MonkeyP
 
     board, read = Board(root), []
     real = views.run_card
-    monkeypatch.setattr(views, "card", lambda path, name: (read.append(name), real(path, name))[1])
+    monkeypatch.setattr(
+        views, "run_card", lambda path, name: (read.append(name), real(path, name))[1]
+    )
     board.cards()
     read.clear()
     board.cards()
@@ -187,14 +189,14 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(
             raise KeyError("whatever it is")
         return real(path)
 
-    monkeypatch.setattr(views, "glance", fail)
+    monkeypatch.setattr(views, "read_overview", fail)
     cards = board.cards()
     assert (
         cards["a"]["status"] == "broken"
         and cards["a"]["problem"] == "This folder could not be read (KeyError)."
     )
     assert cards["sweep/b"]["status"] == "finished"
-    monkeypatch.setattr(views, "glance", real)
+    monkeypatch.setattr(views, "read_overview", real)
     assert board.cards()["a"]["status"] == "finished"
 
 

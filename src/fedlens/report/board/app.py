@@ -231,13 +231,12 @@ async def _stream(request: Request, look: Callable[[], Any]) -> AsyncIterator[st
 def _watch_runs(board: Board, names: list[str]) -> Callable[[], Any]:
     paths = board.there(names)
 
-    def marks() -> dict[
-        str, Any
-    ]:  # a folder that loses its files and one that is gone have the same signature
-        return {
-            name: (os.path.isdir(path), folders.folder_signature(path))
-            for name, path in paths.items()
-        }
+    def mark(path: Path) -> Any:
+        # a folder that loses its files and one that is gone have the same signature
+        return os.path.isdir(path), folders.folder_signature(path)
+
+    def marks() -> dict[str, Any]:
+        return {name: mark(path) for name, path in paths.items()}
 
     before = marks()
 
