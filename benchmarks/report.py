@@ -28,7 +28,7 @@ import numpy as np
 from run_folders import round_line, write_run
 
 from fedlens.cli import board as cli_board
-from fedlens.report import html as report
+from fedlens.report.html import write_report
 
 
 def measure_report(folder: Path) -> dict[str, float]:
@@ -36,7 +36,7 @@ def measure_report(folder: Path) -> dict[str, float]:
     seconds = []
     for _ in range(10):
         began = time.perf_counter()
-        path = report.write(run)
+        path = write_report(run)
         seconds.append(time.perf_counter() - began)
     return {
         "report_seconds": statistics.median(seconds),
@@ -48,11 +48,11 @@ def measure_report(folder: Path) -> dict[str, float]:
 def serve(root: Path) -> tuple[Any, threading.Thread, int]:
     import uvicorn
 
-    from fedlens.report.board.app import make
+    from fedlens.report.board.app import make_app
 
     listener = cli_board.listen_at("127.0.0.1", 0)
     server = uvicorn.Server(
-        uvicorn.Config(make(root), log_level="warning", timeout_graceful_shutdown=1)
+        uvicorn.Config(make_app(root), log_level="warning", timeout_graceful_shutdown=1)
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

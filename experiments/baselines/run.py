@@ -25,7 +25,7 @@ import torch
 from fedlens import run
 from fedlens.config.recipe import from_tables
 from fedlens.engines.simulator import Simulator
-from fedlens.runs.job import prepare
+from fedlens.runs.setup import make_setup
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -72,7 +72,7 @@ def cell(recipe: Path, method: str, seed: int, overrides: dict[str, Any]) -> dic
         recipe.stem,
         {**own, **overrides, "federation.seed": seed},
     )
-    setup = prepare(config)
+    setup = make_setup(config)
     s, curve, up, down, lost = setup.settings, [], 0, 0, 0
     began, worked = time.perf_counter(), time.process_time()
 

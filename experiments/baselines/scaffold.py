@@ -35,7 +35,7 @@ from fedlens.core.message import Message
 from fedlens.core.tree import Tree
 from fedlens.engines.simulator import Simulator
 from fedlens.layers.scaffold import Scaffold, linear
-from fedlens.runs.job import prepare
+from fedlens.runs.setup import make_setup
 
 RECIPE = Path(__file__).resolve().parent / "cifar10-0.1.toml"
 
@@ -86,7 +86,7 @@ def measure(row: str, seed: int, rounds: int) -> tuple[float, float, int | None,
         "federation.rounds": rounds,
         **own,
     }
-    setup = prepare(from_tables(tomllib.loads(RECIPE.read_text()), RECIPE.stem, settings))
+    setup = make_setup(from_tables(tomllib.loads(RECIPE.read_text()), RECIPE.stem, settings))
     algorithm = stack(setup.algorithm, layer) if layer else setup.algorithm
     accuracies, broke, push, way = [], None, 0.0, 0.0
 
@@ -118,11 +118,11 @@ STEPS = (1, 2, 4, 8, 16)
 def probe(seed: int) -> None:
     tables = tomllib.loads(RECIPE.read_text())
     plain = {"FedAvg.momentum": 0.0, "FedAvg.lr": 0.1, "federation.seed": seed}
-    setup = prepare(from_tables(tables, RECIPE.stem, {**plain, "data.alpha": 0.5}))
+    setup = make_setup(from_tables(tables, RECIPE.stem, {**plain, "data.alpha": 0.5}))
     with Simulator(setup.algorithm, setup.federation, workers=0, threads=1) as engine:
         start = Message({"model": run(setup.algorithm, engine, 8, seed=seed).trees["model"]})
     for split in ({"data.partition": "iid"}, {"data.alpha": 0.5}, {"data.alpha": 0.1}):
-        setup = prepare(from_tables(tables, RECIPE.stem, {**plain, **split}))
+        setup = make_setup(from_tables(tables, RECIPE.stem, {**plain, **split}))
         base, holdings, test = setup.algorithm, setup.federation.holdings, setup.federation.test
         assert isinstance(base, FedAvg)
         own = [

@@ -32,7 +32,7 @@ from fedlens import run
 from fedlens.config.recipe import from_tables
 from fedlens.engines.simulator import Simulator
 from fedlens.generators.generator import store
-from fedlens.runs.job import Setup, prepare
+from fedlens.runs.setup import Setup, make_setup
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -166,14 +166,14 @@ def setup_of(row: str, split: str, seed: int, where: argparse.Namespace) -> Setu
     if own.get("from public"):
         overrides |= {"FedAvg.init_from": str(_weights(where, split, seed))}
     overrides |= {k: v for k, v in own.items() if "." in k}
-    setup = prepare(from_tables({**tables, "algorithm": stacked}, split, overrides))
+    setup = make_setup(from_tables({**tables, "algorithm": stacked}, split, overrides))
     if own.get("alone"):
         given = from_tables(
             {**tables, "algorithm": [*stacked, _placed(fbl(own["alone"])[0], public, where)]},
             split,
             overrides,
         )
-        layer: Any = prepare(given, setup.federation).algorithm
+        layer: Any = make_setup(given, setup.federation).algorithm
         counts = dict(enumerate(setup.federation.facts.labels[0]))
         made, fresh = store(str(where.work / "made")).images(
             layer.generator, counts, setup.federation.facts.shape, seed, 10**6

@@ -28,7 +28,7 @@ from fedlens.core.rounds import Round, run
 from fedlens.deblur.task import score
 from fedlens.engines.flaky import Flaky
 from fedlens.engines.simulator import Simulator
-from fedlens.runs import job
+from fedlens.runs.setup import make_setup
 
 HERE = Path(__file__).resolve().parent
 PACK = Path(os.environ.get("FEDLENS_DATA", HERE.parents[2] / "shared" / "data"))
@@ -73,7 +73,7 @@ def restore(
     """Run one cell and say what came out: means, every image, rounds, seconds, and the curve every
     `curve` rounds.
     """
-    setup = job.prepare(
+    setup = make_setup(
         config.read(
             HERE / "paper.toml",
             {"image": str(GREY), **keys},

@@ -139,7 +139,10 @@ def test_a_run_in_a_pipe_prints_plain_lines(fedlens_command: Callable[..., Said]
         (["run", "dmeo"], "there is no recipe 'dmeo': did you mean demo?"),
         (["run", "toy.toml", "roundz=1"], "did you mean rounds?"),
         (["run", "toy.toml", "--algorithm", "scafold"], "did you mean Scaffold?"),
-        (["run", "toy.toml", "clients=0"], "federation.clients is 0: at least 1 is needed."),
+        (
+            ["run", "toy.toml", "clients=0"],
+            "federation.clients must be a whole number of at least 1, not 0.",
+        ),
         (["run", "toy.toml", "cohort=9"], "there are only 6 clients"),
         (["run", "toy.toml", "broken=true"], "images.bin ends after 12 of 100 bytes."),
         (["run", "toy.toml", "--engine", "pigeon"], "there is no engine 'pigeon'"),
@@ -232,7 +235,7 @@ def test_a_pipe_hears_of_damage_and_of_a_report_that_failed(
     def broken(path: Path) -> None:
         raise RuntimeError("no ink")
 
-    monkeypatch.setattr(report, "write", broken)
+    monkeypatch.setattr(report, "write_report", broken)
     code, out, err = fedlens_command("run", "toy.toml", "rounds=3", "--resume")
     lines = out.splitlines()
     assert code == 0 and err == ""
@@ -289,7 +292,7 @@ def test_a_client_missing_from_the_evaluation_is_named_with_its_reason(
         and line["lost"] == []
     )
     assert json.loads(Path("runs/toy/summary.json").read_text())["unevaluated"] == 2
-    shown = view.view(folder.read(Path("runs/toy")), str)["lost"]
+    shown = view.run_view(folder.read_run(Path("runs/toy")), str)["lost"]
     assert shown == [
         {
             "reason": "left out of the evaluation: OSError: cannot read image 9",

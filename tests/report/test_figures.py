@@ -9,8 +9,7 @@ import pytest
 from run_folders import write_run
 
 from fedlens.report import figures
-from fedlens.report import html as report
-from fedlens.runs.reading import read
+from fedlens.runs.reading import read_run
 
 
 def run_with(folder: Path, seed: int, layer: str, **metrics: float) -> Path:
@@ -28,20 +27,20 @@ def test_table_over_seeds_by_hand(tmp_path: Path) -> None:
         for k in range(3)
     ]
     runs.append(run_with(tmp_path / "l", 0, "LossAware", accuracy=0.55, loss=1.5))
-    read_runs = [read(run) for run in runs]
-    rows = figures.results(read_runs, figures.names(read_runs))
+    read_runs = [read_run(run) for run in runs]
+    rows = figures.result_rows(read_runs, figures.run_labels(read_runs))
     assert rows == [
         ["method", "runs", "accuracy", "loss"],
         ["FedAvg + FedProx", "3", "**0.6000 ± 0.1000**", "2.0000 ± 1.0000"],
         ["l", "1", "0.5500", "**1.5000**"],
     ]
     assert (
-        figures.markdown(rows).splitlines()[2]
+        figures.markdown_table(rows).splitlines()[2]
         == "| FedAvg + FedProx | 3 | **0.6000 ± 0.1000** | 2.0000 ± 1.0000 |"
     )
     assert (
         "FedAvg + FedProx & 3 & \\textbf{0.6000 $\\pm$ 0.1000} & 2.0000 $\\pm$ 1.0000 \\\\"
-        in figures.latex(rows)
+        in figures.latex_table(rows)
     )
 
 
@@ -56,7 +55,7 @@ def test_files_of_the_kinds_asked_for(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rounds=1, clients=5, cohort=4)
     line = json.loads((run / "metrics.jsonl").read_text())
     (run / "metrics.jsonl").write_text(json.dumps(line | {"metrics": {"accuracy": 0.5}}) + "\n")
-    written = report.figures(run, ["pdf", "PNG"])
+    written = figures.write_figures(run, ["pdf", "PNG"])
     names = {p.name for p in written}
     assert {
         "training_loss.pdf",
@@ -77,10 +76,10 @@ def test_files_of_the_kinds_asked_for(tmp_path: Path) -> None:
 def test_refused_in_one_sentence(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rounds=1, pictures=False)
     with pytest.raises(ValueError, match="no figure kind 'gif'"):
-        report.figures(run, ["gif"])
+        figures.write_figures(run, ["gif"])
     (run / "metrics.jsonl").write_text("")
     with pytest.raises(ValueError, match="no rounds to draw"):
-        report.figures(run, ["pdf"])
+        figures.write_figures(run, ["pdf"])
 
 
 def test_which_metrics_are_better_when_higher() -> None:

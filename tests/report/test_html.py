@@ -44,13 +44,13 @@ def data_of(page: str) -> dict[str, object]:
 
 
 def test_a_report_needs_nothing_else(tmp_path: Path) -> None:
-    path = report.write(write_run(tmp_path / "run", rounds=4))
+    path = report.write_report(write_run(tmp_path / "run", rounds=4))
     page = path.read_text()
     seen = Addresses()
     seen.feed(page)
     assert seen.found == ["#main"]
     assert "default-src 'none'" in page and "@import" not in page and "url(" not in page
-    assert path.name == "report.html" and not list(path.parent.glob("*.part"))
+    assert path.name == "report.html" and not list(path.parent.glob(".*.part*"))
 
 
 def test_what_a_run_says_cannot_become_markup(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_what_a_run_says_cannot_become_markup(tmp_path: Path) -> None:
     index = json.loads((run / "pictures" / "index.json").read_text())
     index[0]["caption"] = "</script><script>alert(2)</script><!--"
     (run / "pictures" / "index.json").write_text(json.dumps(index))
-    page = report.write(run).read_text()
+    page = report.write_report(run).read_text()
     seen = Addresses()
     seen.feed(page)
     assert seen.scripts == 3
@@ -74,12 +74,12 @@ def test_what_a_run_says_cannot_become_markup(tmp_path: Path) -> None:
 
 def test_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is empty"):
-        report.write(tmp_path)
+        report.write_report(tmp_path)
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(ValueError, match="is not a run folder"):
-        report.write(tmp_path)
+        report.write_report(tmp_path)
     with pytest.raises(ValueError, match="is not a folder"):
-        report.write(tmp_path / "absent")
+        report.write_report(tmp_path / "absent")
     with pytest.raises(ValueError, match="no runs"):
         report.write_comparison([], tmp_path)
 
@@ -102,7 +102,7 @@ def test_large_pictures_are_made_to_fit(tmp_path: Path) -> None:
         json.dumps([{"caption": "c", "kind": "compare", "files": names}])
     )
     assert sum(p.stat().st_size for p in (run / "pictures").glob("*.png")) > 10_000_000
-    assert report.write(run).stat().st_size < 5_000_000
+    assert report.write_report(run).stat().st_size < 5_000_000
 
 
 def test_a_comparison_holds_shared_images_once(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_folder_of_runs_gets_them_side_by_side(tmp_path: Path) -> None:
     for name in ("fedavg", "fedprox"):
         write_run(tmp_path / name / "seed-0", rounds=1, pictures=False)
     (tmp_path / "table.md").write_text("x")
-    data = data_of(report.write(tmp_path).read_text())
+    data = data_of(report.write_report(tmp_path).read_text())
     views = data["views"]
     assert isinstance(views, list) and [v["name"] for v in views] == [
         "fedavg/seed-0",
@@ -147,9 +147,9 @@ def test_a_map_says_what_its_colours_mean(tmp_path: Path) -> None:
 def test_a_folder_whose_name_is_not_utf8_gets_its_report(tmp_path: Path) -> None:
     run = write_run(tmp_path / os.fsdecode(b"bad\xffname"), rounds=1, pictures=False)
     for folder in (run, tmp_path):  # alone, and among the runs below a folder
-        views = data_of(report.write(folder).read_text(encoding="utf-8"))["views"]
+        views = data_of(report.write_report(folder).read_text(encoding="utf-8"))["views"]
         assert isinstance(views, list) and views[0]["name"] == "bad\\udcffname"
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob(".*.part*"))
 
 
 def test_half_a_character_in_a_caption_does_not_cost_the_report(tmp_path: Path) -> None:
@@ -157,12 +157,12 @@ def test_half_a_character_in_a_caption_does_not_cost_the_report(tmp_path: Path) 
     index = json.loads((run / "pictures" / "index.json").read_text())
     index[0]["caption"] = "half \ud800"
     (run / "pictures" / "index.json").write_text(json.dumps(index))
-    assert "half ?" in report.write(run).read_text(encoding="utf-8")
+    assert "half ?" in report.write_report(run).read_text(encoding="utf-8")
 
 
 def test_a_report_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rounds=1, pictures=False)
     (run / "report.html").mkdir()
     with pytest.raises(OSError):
-        report.write(run)
-    assert not list(run.glob("*.part"))
+        report.write_report(run)
+    assert not list(run.glob(".*.part*"))

@@ -25,7 +25,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = write_run(tmp_path_factory.mktemp("report") / "run", rounds=12, clients=8, cohort=6)
-    report.write(run)
+    report.write_report(run)
     return run
 
 
@@ -317,14 +317,14 @@ def test_a_run_that_died_says_so(show: Open, tmp_path: Path) -> None:
     run = write_run(tmp_path / "died", rounds=3, planned=20, pictures=False, finished=False)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"round": 3, "los')
-    page = show(report.write(run)).page
+    page = show(report.write_report(run)).page
     assert "incomplete" in page.locator(".problems").inner_text()
     assert "3 of 20 rounds" in page.locator(".what").inner_text()
 
 
 def test_a_run_without_a_single_round(show: Open, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('[task]\nname = "Classification"\n')
-    page = show(report.write(tmp_path)).page
+    page = show(report.write_report(tmp_path)).page
     assert "There is no metrics.jsonl yet." in page.locator(".problems").inner_text()
 
 
@@ -335,6 +335,6 @@ def test_captions_are_text(show: Open, tmp_path: Path) -> None:
         "<img src=x onerror=alert(1)></script><script>document.title='owned'</script>"
     )
     (run / "pictures" / "index.json").write_text(json.dumps(index))
-    page = show(report.write(run)).page
+    page = show(report.write_report(run)).page
     assert page.locator(".picture h3").first.inner_text().startswith("<img src=x")
     assert page.title() == "run · FedLens"

@@ -16,8 +16,8 @@ from fedlens.runs import reading as folders
 
 
 def test_every_round_and_every_client_is_shown(tmp_path: Path) -> None:
-    run = folders.read(write_run(tmp_path / "run", rounds=6, clients=5, cohort=3))
-    seen = views.view(run, str)
+    run = folders.read_run(write_run(tmp_path / "run", rounds=6, clients=5, cohort=3))
+    seen = views.run_view(run, str)
     assert seen["done"] == 6 and len(seen["curves"]["loss"]) == 6
     assert sum(len(rows) for rows in seen["clients"]["heard"]) == sum(
         r["heard"] for r in run.rounds
@@ -42,12 +42,12 @@ def test_every_round_and_every_client_is_shown(tmp_path: Path) -> None:
 def test_a_broken_file_is_a_sentence_at_most(tmp_path: Path, name: str, content: bytes) -> None:
     run = write_run(tmp_path / "run", rounds=2, clients=3, cohort=2)
     (run / name).write_bytes(content)
-    json.dumps(views.view(folders.read(run), str), allow_nan=False)
-    assert views.card(run, "run")["name"] == "run"
+    json.dumps(views.run_view(folders.read_run(run), str), allow_nan=False)
+    assert views.run_card(run, "run")["name"] == "run"
 
 
 def test_numbers_no_browser_reads_become_null() -> None:
-    assert views.clean({"a": [math.nan, -math.inf, 1 / 3], "b": {1: np.float64(2)}}) == {
+    assert views.json_safe({"a": [math.nan, -math.inf, 1 / 3], "b": {1: np.float64(2)}}) == {
         "a": [None, None, 0.33333],
         "b": {"1": 2.0},
     }
@@ -61,7 +61,7 @@ def test_who_holds_what_in_either_form(tmp_path: Path) -> None:
         "facts": {"labels": [[1, 2], [5, 0]], "classes": ["cat", "dog"], "names": ["A", "B"]},
     }
     (run / "federation.json").write_text(json.dumps(told))
-    seen = views.view(folders.read(run), str)["federation"]
+    seen = views.run_view(folders.read_run(run), str)["federation"]
     assert seen == {
         "sizes": [3, 5],
         "labels": [[1, 2], [5, 0]],
@@ -70,7 +70,7 @@ def test_who_holds_what_in_either_form(tmp_path: Path) -> None:
         "remarks": [],
     }
     (run / "federation.json").write_text(json.dumps({"labels": [[1, 2], [5, 0]]}))
-    assert views.view(folders.read(run), str)["federation"]["sizes"] == [3, 5]
+    assert views.run_view(folders.read_run(run), str)["federation"]["sizes"] == [3, 5]
 
 
 def test_what_was_left_out_is_said() -> None:
@@ -91,11 +91,11 @@ def test_a_card_of_a_long_run_agrees_with_all_of_it(tmp_path: Path) -> None:
         tmp_path / "run", rounds=120, clients=40, cohort=40, pictures=False, finished=False
     )
     assert (run / "metrics.jsonl").stat().st_size > 1 << 18
-    whole, card = folders.read(run), views.card(run, "run")
-    assert card["done"] == 120 and card["metrics"] == views.clean(folders.final_metrics(whole))
-    assert card["loss"][0] == views.clean(whole.rounds[0]["loss"]) and card["loss"][
+    whole, card = folders.read_run(run), views.run_card(run, "run")
+    assert card["done"] == 120 and card["metrics"] == views.json_safe(folders.final_metrics(whole))
+    assert card["loss"][0] == views.json_safe(whole.rounds[0]["loss"]) and card["loss"][
         -1
-    ] == views.clean(whole.rounds[-1]["loss"])
+    ] == views.json_safe(whole.rounds[-1]["loss"])
 
 
 def test_long_runs_are_thinned_but_keep_their_end() -> None:

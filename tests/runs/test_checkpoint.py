@@ -11,7 +11,7 @@ from toy import same_bits
 
 from fedlens import Message, Progress
 from fedlens.core.memory import Memory, Record, read_record
-from fedlens.runs.checkpoint import Checkpoint, CheckpointError, naming, write
+from fedlens.runs.checkpoint import Checkpoint, CheckpointError, _seal
 
 
 def state(value: float) -> Message:
@@ -144,8 +144,6 @@ def test_a_folder_without_any_has_none(tmp_path: Path) -> None:
 
 
 def test_a_manifest_cannot_point_outside(two: Path) -> None:
-    from fedlens.runs.checkpoint import _seal
-
     path = two / "manifest-000002.json"
     body = json.loads(path.read_bytes())
     body.pop("seal")
@@ -156,19 +154,19 @@ def test_a_manifest_cannot_point_outside(two: Path) -> None:
     assert found and found[0].done == 1 and "outside the folder" in told[0]
 
 
-def test_write_leaves_the_old_file_when_it_cannot_finish(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(b"old")
-    with pytest.raises(TypeError):
-        write(path, "not bytes")  # type: ignore[arg-type]
-    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+def relabel(manifest: Path, format: int) -> None:
+    """A manifest as another version of FedLens would have written it."""
+    body = json.loads(manifest.read_bytes())
+    body.pop("seal")
+    body["format"] = format
+    manifest.write_text(json.dumps({**body, "seal": _seal(body)}))
 
 
-def test_a_write_that_fails_names_its_file() -> None:
-    with (
-        pytest.raises(OSError) as failed,
-        naming(Path("run/metrics.jsonl")),
-        Path("/dev/full").open("w") as f,
-    ):
-        f.write("a line")
-    assert failed.value.filename == "run/metrics.jsonl"
+def test_what_another_version_wrote_is_refused_and_left_as_it_is(two: Path) -> None:
+    for manifest in two.glob("manifest-*"):
+        relabel(manifest, 1)
+    before = {p: p.read_bytes() for p in two.iterdir()}
+    said = r"another version of FedLens \(format 1, this one reads 2\): start over with --fresh"
+    with pytest.raises(CheckpointError, match=said):
+        Checkpoint(two).load()
+    assert {p: p.read_bytes() for p in two.iterdir()} == before

@@ -26,8 +26,9 @@ from fedlens.data.source import Source
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import LossAware, Scaffold
 from fedlens.runs import job, records
-from fedlens.runs.folder import claim, free_folder, newest_folder
-from fedlens.runs.job import Interrupted, Outcome, Watch
+from fedlens.runs.folder import free_folder, lock_folder, newest_folder
+from fedlens.runs.job import Interrupted, Outcome
+from fedlens.runs.listener import Listener
 
 
 @pytest.fixture
@@ -64,8 +65,8 @@ def test_pictures_come_while_the_run_is_under_way_and_change_no_bits(
         return [Picture("noise", [torch.rand(3, 4, 4)])]
 
     monkeypatch.setattr(Toy, "pictures", pictures)
-    monkeypatch.setattr(job, "PATIENCE", 0.0)
-    monkeypatch.setattr(job, "LOOKING", 1e9)
+    monkeypatch.setattr(job, "PICTURE_DELAY", 0.0)
+    monkeypatch.setattr(job, "PICTURE_SHARE", 1e9)
     watched = go(recipe, tmp_path / "watched", evaluate_every=1)
     assert drawn == [0, 1, 2, 3] and (tmp_path / "watched" / "pictures" / "index.json").is_file()
     assert same_bits(plain.state, watched.state)
@@ -188,13 +189,13 @@ def test_who_got_lost_and_why_is_written_down() -> None:
     assert line["metrics"] == {"psnr": None} and json.loads(json.dumps(line)) == line
 
 
-class StopAfter(Watch):
-    """Ctrl-C when a round has been told."""
+class StopAfter(Listener):
+    """Ctrl-C after a round was reported."""
 
     def __init__(self, done: int) -> None:
         self.done = done
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def on_round(self, record: Mapping[str, Any]) -> None:
         if record["round"] + 1 == self.done:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -212,7 +213,7 @@ def test_ctrl_c_saves_and_a_resumed_run_ends_in_the_same_bits(
             rounds=5,
             workers=workers,
             checkpoint_every=every,
-            watch=StopAfter(2),
+            listener=StopAfter(2),
         )
     assert e.value.again == f"fedlens run {tmp_path / 'cut'} --resume"
     assert json.loads((tmp_path / "cut" / "summary.json").read_text())["interrupted"] is True
@@ -292,7 +293,7 @@ class StopsAtTwo(fedlens.Layer):
 
 def test_a_cut_line_in_metrics_is_dropped(recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        go(recipe, tmp_path / "run", watch=StopAfter(2))
+        go(recipe, tmp_path / "run", listener=StopAfter(2))
     with (tmp_path / "run" / "metrics.jsonl").open("a") as f:
         f.write('{"round": 2, "seco')
     assert [r["round"] for r in go(recipe, tmp_path / "run", resume=True).rounds] == [0, 1, 2, 3]
@@ -315,21 +316,21 @@ def test_a_run_that_ended_is_not_emptied_for_want_of_a_checkpoint(
 def test_a_killed_run_without_a_checkpoint_says_that_it_starts_over(
     recipe: Path, tmp_path: Path
 ) -> None:
-    out, watch = tmp_path / "run", Told()
+    out, listener = tmp_path / "run", Lines()
     go(recipe, out, checkpoint_every=0)
     (out / "summary.json").unlink()  # a kill leaves none
-    assert len(go(recipe, out, resume=True, watch=watch).rounds) == 4
-    assert watch.told == [
+    assert len(go(recipe, out, resume=True, listener=listener).rounds) == 4
+    assert listener.lines == [
         "there is no checkpoint yet, so the run starts over: 4 rounds will be run again"
     ]
 
 
-class Told(Watch):
+class Lines(Listener):
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.lines: list[str] = []
 
     def log(self, text: str) -> None:
-        self.told.append(text)
+        self.lines.append(text)
 
 
 def test_refusals(recipe: Path, tmp_path: Path) -> None:
@@ -376,7 +377,10 @@ def test_fresh_removes_the_old_run_and_nothing_else(recipe: Path, tmp_path: Path
 
 
 def test_one_job_a_folder(recipe: Path, tmp_path: Path) -> None:
-    with claim(tmp_path / "run"), pytest.raises(ConfigError, match="another job is running in"):
+    with (
+        lock_folder(tmp_path / "run"),
+        pytest.raises(ConfigError, match="another job is running in"),
+    ):
         go(recipe, tmp_path / "run")
 
 

@@ -18,7 +18,7 @@ def line(number: int, **more: object) -> str:
 
 
 def test_a_whole_run_has_no_problems(tmp_path: Path) -> None:
-    run = folders.read(write_run(tmp_path / "run", rounds=6, clients=5, cohort=3))
+    run = folders.read_run(write_run(tmp_path / "run", rounds=6, clients=5, cohort=3))
     assert (run.status, list(run.problems), len(run.rounds), run.planned) == ("finished", [], 6, 6)
     assert run.title["algorithm"] == ["FedAvg", "LossAware"]
 
@@ -27,14 +27,14 @@ def test_a_corrupt_line_costs_that_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         line(0) + '{"round": 1, "lo\x00ss"\n' + "[1, 2]\n" + line(2)
     )
-    run = folders.read(tmp_path)
+    run = folders.read_run(tmp_path)
     assert [r["round"] for r in run.rounds] == [0, 2]
     assert "2 unreadable lines skipped (line 2, 3)" in " ".join(run.problems)
 
 
 def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(line(0) + line(1)[:-9])
-    run = folders.read(tmp_path)
+    run = folders.read_run(tmp_path)
     assert [r["round"] for r in run.rounds] == [0]
     assert any("incomplete" in text for text in run.problems)
 
@@ -51,26 +51,26 @@ def test_a_line_that_names_no_round_is_never_an_exception(text: str, end: str) -
 
 def test_a_round_written_again_counts_as_written_last(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(line(0) + line(1, seconds=1) + line(1, seconds=2))
-    assert [r.get("seconds") for r in folders.read(tmp_path).rounds] == [None, 2]
+    assert [r.get("seconds") for r in folders.read_run(tmp_path).rounds] == [None, 2]
 
 
 def test_running_stopped_interrupted_finished(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rounds=3, planned=9, pictures=False, finished=False)
-    assert folders.read(run).status == "running"
+    assert folders.read_run(run).status == "running"
     for file in run.iterdir():
         os.utime(file, (time.time() - 5000,) * 2)
-    died = folders.read(run)
+    died = folders.read_run(run)
     assert died.status == "stopped" and "3 rounds are recorded" in died.problems[0]
     (run / "summary.json").write_text(json.dumps({"rounds": 3, "interrupted": True}))
-    assert folders.read(run).status == "stopped"
+    assert folders.read_run(run).status == "stopped"
     (run / "summary.json").write_text(json.dumps({"rounds": 3, "interrupted": False}))
-    assert folders.read(run).status == "finished"
+    assert folders.read_run(run).status == "finished"
 
 
 def test_a_summary_older_than_the_last_round_is_out_of_date(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rounds=3, pictures=False)
     os.utime(run / "summary.json", (time.time() - 60,) * 2)
-    assert folders.read(run).status == "running"
+    assert folders.read_run(run).status == "running"
 
 
 def test_a_job_that_holds_the_folder_is_running_however_quiet_it_is(tmp_path: Path) -> None:
@@ -82,17 +82,20 @@ def test_a_job_that_holds_the_folder_is_running_however_quiet_it_is(tmp_path: Pa
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folders._locked(run / ".lock"):
             pytest.skip("this system does not list its locks")
-        assert folders.read(run).status == "running"
-    assert folders.read(run).status == "stopped"
+        assert folders.read_run(run).status == "running"
+    assert folders.read_run(run).status == "stopped"
 
 
 def test_what_is_no_run_says_so(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("x")
-    assert [folders.read(tmp_path / n).status for n in ("empty", "notes")] == ["empty", "not a run"]
+    assert [folders.read_run(tmp_path / n).status for n in ("empty", "notes")] == [
+        "empty",
+        "not a run",
+    ]
     with pytest.raises(ValueError, match="is not a folder"):
-        folders.read(tmp_path / "absent")
+        folders.read_run(tmp_path / "absent")
 
 
 def test_an_index_cannot_name_files_outside(tmp_path: Path) -> None:
@@ -113,7 +116,7 @@ def test_an_index_cannot_name_files_outside(tmp_path: Path) -> None:
     (pictures / "index.json").write_text(
         json.dumps([{"caption": "c", "kind": "image", "files": files}])
     )
-    read = folders.read(run)
+    read = folders.read_run(run)
     assert read.pictures == [] and "5 of 5 files" in read.problems[0]
 
 
@@ -136,11 +139,11 @@ HUGE, DEEP = "1" + "0" * 400, "[" * 100_000
 )
 def test_a_line_too_large_or_too_deep_costs_that_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(line(0) + text + "\n" + line(2))
-    run = folders.read(tmp_path)
+    run = folders.read_run(tmp_path)
     assert [r["round"] for r in run.rounds] == [0, 2] and "1 unreadable line skipped" in " ".join(
         run.problems
     )
-    assert folders.done(folders.glance(tmp_path).rounds) == 3
+    assert folders.rounds_done(folders.read_overview(tmp_path).rounds) == 3
 
 
 @pytest.mark.parametrize(
@@ -179,9 +182,9 @@ def test_a_file_too_large_or_too_deep_is_a_sentence(
 ) -> None:
     run = write_run(tmp_path / "run", rounds=2, pictures=False)
     (run / file).write_text(text)
-    read = folders.read(run)
+    read = folders.read_run(run)
     assert reason in read.problems and len(read.rounds) == 2
-    folders.final_metrics(folders.glance(run))
+    folders.final_metrics(folders.read_overview(run))
 
 
 @pytest.mark.parametrize(
@@ -195,14 +198,14 @@ def test_a_picture_that_cannot_be_named_is_left_out(tmp_path: Path, name: str) -
     (run / "pictures" / "index.json").write_text(
         json.dumps([{"caption": "c", "files": [name, "00-00.png"]}])
     )
-    read = folders.read(run)
+    read = folders.read_run(run)
     assert [len(p["paths"]) for p in read.pictures] == [
         1
     ] and "1 of 2 files are missing or not allowed" in read.problems[-1]
 
 
 def test_names_that_are_not_utf8_can_be_shown_and_told_apart() -> None:
-    names = folders.distinct(
+    names = folders.distinct_names(
         [Path(os.fsdecode(b"bad\xff")), Path(os.fsdecode(b"bad\xfe")), Path("größe")]
     )
     assert len(set(names)) == 3 and names[2] == "größe" and all(name.encode() for name in names)

@@ -4,6 +4,8 @@ because its clients remember.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import random
 import shutil
@@ -22,6 +24,7 @@ from toy_job import write_recipe
 
 import fedlens
 from fedlens import Message
+from fedlens.cli import main as cli
 from fedlens.core.memory import Record
 from fedlens.runs.checkpoint import Checkpoint
 
@@ -195,3 +198,32 @@ def test_the_command_itself_killed_many_times(tmp_path: Path) -> None:
                 data[rng.randrange(len(data))] ^= 1
                 victim.write_bytes(data)
         assert same_bits(final_state(out), whole), f"run {number}"
+
+
+def test_a_checkpoint_of_an_older_format_is_refused_in_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A manifest as format 1 had it, with its seal over the sorted JSON. --fresh gets rid of it."""
+    recipe, out = write_recipe(tmp_path), tmp_path / "run"
+    fedlens.experiment(recipe, out=out, rounds=2)
+    checkpoint = out / "checkpoint"
+    shutil.rmtree(checkpoint)
+    checkpoint.mkdir()
+    (checkpoint / "state-000002.safetensors").write_bytes(b"old")
+    body = {
+        "format": 1,
+        "done": 2,
+        "heard": "[[0, 1]]",
+        "state": "state-000002.safetensors",
+        "clients": {},
+        "sha256": {"state-000002.safetensors": hashlib.sha256(b"old").hexdigest()},
+    }
+    seal = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    (checkpoint / "manifest-000002.json").write_text(json.dumps({**body, "seal": seal}))
+    capsys.readouterr()
+    assert cli.invoke(["run", str(out), "--resume"]) == 2
+    said = capsys.readouterr().err.split()
+    words = "was written by another version of FedLens (format 1, this one reads 2):"
+    assert " ".join(said).count(words) == 1 and " ".join(said).endswith("start over with --fresh.")
+    assert (checkpoint / "state-000002.safetensors").read_bytes() == b"old"
+    assert cli.invoke(["run", str(out), "--fresh", "rounds=2"]) == 0

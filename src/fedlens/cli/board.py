@@ -45,7 +45,7 @@ def serve_board(
     try:
         import uvicorn
 
-        from fedlens.report.board.app import make
+        from fedlens.report.board.app import make_app
     except ImportError as error:
         raise ValueError(
             f'The board needs a web server ({error.name} is missing): pip install "fedlens[board]"'
@@ -55,7 +55,7 @@ def serve_board(
     address = f"http://{reached}:{listener.getsockname()[1]}/"
     local = ("127.0.0.1", "localhost")
     config = uvicorn.Config(
-        make(folder, local if host in local else ("*",)),
+        make_app(folder, local if host in local else ("*",)),
         log_level="warning",
         timeout_graceful_shutdown=1,
     )

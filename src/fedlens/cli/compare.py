@@ -104,14 +104,15 @@ def compare_algorithms(
     given = all_overrides(overrides, workers)
     folder = out or Path("runs") / f"{Path(recipe).stem}-compare"
     with loading():
-        from fedlens.runs.compare import cells
+        from fedlens.runs.compare import make_cells
         from fedlens.runs.job import Interrupted
 
-        cells(recipe, names, numbers, given, folder)  # refuses what cannot work before any search
+        # Refuses what cannot work before any search.
+        make_cells(recipe, names, numbers, given, folder)
     try:
         chosen = search_parameters(recipe, names, given, folder, engine, trials) if tune else None
-        todo = cells(recipe, names, numbers, given, folder, chosen)
-        run_cells(todo, folder, engine, fresh, target)
+        todo = make_cells(recipe, names, numbers, given, folder, chosen)
+        run_and_print(todo, folder, engine, fresh, target)
     except Interrupted as e:
         e.again = shlex.join(["fedlens", *[a for a in sys.argv[1:] if a != "--fresh"]])
         raise
@@ -153,13 +154,13 @@ def search_parameters(
 
         def finish(cell: Cell, name: str = name) -> None:
             title = f"{name:<{width}}  {cell.folder.parts[-3]}"
-            comparison.finish([cell], engine=engine, watch=lambda _: CellBar(title, shown))
+            comparison.run_cells([cell], engine=engine, listener=lambda _: CellBar(title, shown))
 
         found[name] = tuning.tune(recipe, name, given, folder, finish, trials)
     return found
 
 
-def run_cells(
+def run_and_print(
     todo: Sequence[Cell], folder: Path, engine: str, fresh: bool, target: float | None
 ) -> None:
     """Run what is not finished, then print the table."""
@@ -173,22 +174,22 @@ def run_cells(
         f"[bold {ACCENT}]{escape(todo[0].config.name)}[/]: {len(todo)} runs"
         + (f", {skipped} of them finished before" if skipped else "")
     )
-    table = comparison.compare(
+    table = comparison.run_comparison(
         todo,
         folder,
         engine=engine,
         fresh=fresh,
         target=target,
-        watch=lambda cell: CellBar(f"{cell.algorithm:<{width}}  seed {cell.seed}", shown),
+        listener=lambda cell: CellBar(f"{cell.algorithm:<{width}}  seed {cell.seed}", shown),
     )
     print_comparison(table, folder)
 
 
 def print_comparison(table: Mapping[str, Any], folder: Path) -> None:
-    from fedlens.runs import compare as comparison
+    from fedlens.runs import table as tables
 
     out = console()
-    columns = comparison.columns(table)
+    columns = tables.table_columns(table)
     grid = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
     grid.add_column("algorithm", style=ACCENT)
     for _, head, _ in columns:
@@ -196,15 +197,15 @@ def print_comparison(table: Mapping[str, Any], folder: Path) -> None:
     for name, row in table["algorithms"].items():
         values = []
         for key, _, larger in columns:
-            value = comparison.text_of(row, key)
-            is_best = name in comparison.best(table, key, larger)
+            value = tables.cell_text(row, key)
+            is_best = name in tables.best_algorithms(table, key, larger)
             values.append(f"[bold]{value}[/]" if is_best else value)
         grid.add_row(name, *values)
     out.print(grid)
     seeds = len(table["seeds"])
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed: no spread"
     out.print(f"[dim]{spread}[/]")
-    for line in comparison.choices(table):
+    for line in tables.tuned_values(table):
         out.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
     files = ("report.html", "table.md", "table.json", "compare.png")
     out.print(", ".join(str(folder / name) for name in files), soft_wrap=True)

@@ -12,25 +12,26 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from fedlens.cli.text import ACCENT, console, duration, few, rounded, size, spark
 from fedlens.report.page_data import UNEVALUATED
-from fedlens.runs.job import Setup, Watch
+from fedlens.runs.listener import Listener
+from fedlens.runs.setup import Setup
 
 
-def live(spinner: Any = None) -> Watch:
+def live(spinner: Any = None) -> Listener:
     return Live(spinner) if console().is_terminal else Plain()
 
 
-class Plain(Watch):
+class Plain(Listener):
     """One line a round."""
 
     def __init__(self) -> None:
         self.console = console()
 
-    def begin(self, setup: Setup, folder: Path, done: int) -> None:
+    def on_start(self, setup: Setup, folder: Path, done: int) -> None:
         self.rounds, self.folder = setup.settings.rounds, folder
         for line in [*opening_lines(setup, folder, done), *setup.federation.facts.remarks()]:
             self.print(line)
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def on_round(self, record: Mapping[str, Any]) -> None:
         self.print(
             f"round {record['round'] + 1}/{self.rounds}  {'  '.join(facts(record))} "
             f" {record['seconds']:.2f} s"
@@ -42,7 +43,7 @@ class Plain(Watch):
         if not in_round(text):
             self.print(text)
 
-    def end(self, summary: Mapping[str, Any]) -> None:
+    def on_end(self, summary: Mapping[str, Any]) -> None:
         for line in [*closing_lines(summary), report_or_folder(self.folder)]:
             self.print(line)
 
@@ -50,7 +51,7 @@ class Plain(Watch):
         self.console.print(text, markup=False, soft_wrap=True)
 
 
-class Live(Watch):
+class Live(Listener):
     """A bar that shows round, loss, metric, clients heard and time left, with what went wrong above
     it.
     """
@@ -71,7 +72,7 @@ class Live(Watch):
         self.losses: list[float] = []
         self.scores: list[float] = []
 
-    def begin(self, setup: Setup, folder: Path, done: int) -> None:
+    def on_start(self, setup: Setup, folder: Path, done: int) -> None:
         self.close()
         first, *rest = opening_lines(setup, folder, done)
         self.console.print(f"[bold {ACCENT}]{escape(first)}[/]", soft_wrap=True)
@@ -90,7 +91,7 @@ class Live(Watch):
         )
         self.bar.start()
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def on_round(self, record: Mapping[str, Any]) -> None:
         done = record["round"] + 1
         spent = time.monotonic() - self.began
         left = spent / (done - self.first) * (self.rounds - done)
@@ -119,7 +120,7 @@ class Live(Watch):
         if not in_round(text):
             self.console.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
 
-    def end(self, summary: Mapping[str, Any]) -> None:
+    def on_end(self, summary: Mapping[str, Any]) -> None:
         self.close()
         first, *rest = [*closing_lines(summary), report_or_folder(self.folder)]
         self.console.print(f"[bold green]✓[/] [bold]{escape(first)}[/]", soft_wrap=True)
@@ -141,7 +142,7 @@ class CellBar(Live):
         super().__init__()
         self.title, self.shown = title, shown
 
-    def begin(self, setup: Setup, folder: Path, done: int) -> None:
+    def on_start(self, setup: Setup, folder: Path, done: int) -> None:
         for line in setup.federation.facts.remarks():
             if line not in self.shown:
                 self.console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
@@ -161,13 +162,13 @@ class CellBar(Live):
         )
         self.bar.start()
 
-    def round(self, record: Mapping[str, Any]) -> None:
-        super().round(record)
+    def on_round(self, record: Mapping[str, Any]) -> None:
+        super().on_round(record)
         self.bar.update(
             self.task, facts=f"[bold]{escape(self.title)}[/]  {self.bar.tasks[0].fields['facts']}"
         )
 
-    def end(self, summary: Mapping[str, Any]) -> None:
+    def on_end(self, summary: Mapping[str, Any]) -> None:
         self.close()
         self.console.print(
             f"[green]✓[/] {escape(self.title)}  {escape(closing_lines(summary)[0])} "

@@ -45,12 +45,13 @@ def report(
     """Write the report of a run (again), or of several side by side."""
     if not folder.is_dir():
         raise click.UsageError(f"there is no run folder {folder}")
-    from fedlens.report import html
+    from fedlens.report.figures import write_figures
+    from fedlens.report.html import write_report
     from fedlens.runs.reading import printable
 
-    console().print(f"Report: {printable(str(html.write(folder)))}", soft_wrap=True)
+    console().print(f"Report: {printable(str(write_report(folder)))}", soft_wrap=True)
     if kinds := [kind for kind in figures.split(",") if kind.strip()]:
-        written = html.figures(folder, kinds)
+        written = write_figures(folder, kinds)
         console().print(
             f"Figures and tables: {written[0].parent} ({len(written)} files)", soft_wrap=True
         )
@@ -143,31 +144,35 @@ def analyse(
         raise click.UsageError(f"there is no analysis {what!r}: {', '.join(ANALYSES)} are known")
     for run in runs:
         require_run_folder(run)
+    from fedlens.core.files import write_atomically
     from fedlens.core.picture import add_picture
     from fedlens.engines.worker import threads
-    from fedlens.report import analysis, html
-    from fedlens.runs.checkpoint import write
-    from fedlens.runs.reading import distinct
+    from fedlens.report import analysis
+    from fedlens.report.html import write_report
+    from fedlens.report.landscape import FinishedRun
+    from fedlens.runs.reading import distinct_names
 
-    names = distinct([run.resolve() for run in runs])
+    names = distinct_names([run.resolve() for run in runs])
     with threads(1):
         if what == "target":
             if value is None:
                 raise click.UsageError("which target? add --value 0.2")
-            picture, numbers = analysis.target(runs, names, value, metric)
+            picture, numbers = analysis.target_picture(runs, names, value, metric)
         else:
-            finished = [analysis.Finished.read(run) for run in runs]
+            finished = [FinishedRun.read(run) for run in runs]
             if what == "perturbation":
-                picture, numbers = analysis.perturbation(finished, names, draws, metric, seed)
+                picture, numbers = analysis.perturbation_picture(
+                    finished, names, draws, metric, seed
+                )
             elif what == "landscape":
-                picture, numbers = analysis.landscape(finished, names, points, span, seed)
+                picture, numbers = analysis.landscape_picture(finished, names, points, span, seed)
             else:
-                picture, numbers = analysis.surface(finished, names, points, span, seed)
+                picture, numbers = analysis.surface_picture(finished, names, points, span, seed)
     for run in runs:
         (run / "analysis").mkdir(exist_ok=True)
-        write(run / "analysis" / f"{what}.json", json.dumps(numbers, indent=1).encode())
+        write_atomically(run / "analysis" / f"{what}.json", json.dumps(numbers, indent=1))
         add_picture(picture, run / "pictures", what)
-        html.write(run)
+        write_report(run)
     for name, fact in picture.facts.items():
         click.echo(f"{name}: {fact}")
     click.echo(f"{picture.caption}: in the report of {', '.join(str(r) for r in runs)}")

@@ -27,7 +27,7 @@ from fedlens.config.recipe import Config
 
 if TYPE_CHECKING:
     from fedlens.runs.estimate import Estimate
-    from fedlens.runs.job import Setup
+    from fedlens.runs.setup import Setup
 
 app = typer.Typer()
 
@@ -117,7 +117,7 @@ def run_recipe(
         raise click.UsageError("--resume goes on, --fresh starts over: choose one")
     with loading() as spinner:
         from fedlens.cli import progress
-        from fedlens.runs import job
+        from fedlens.runs.job import run_job
 
         config = read_config(recipe, overrides, algorithm, workers)
         if dry_run:
@@ -147,8 +147,8 @@ def run_recipe(
             raise typer.Exit(code)
         if ray_address:
             os.environ["RAY_ADDRESS"] = ray_address
-        watch = progress.live(spinner)
-        job.start(config, folder, engine=engine, resume=resume, fresh=fresh, watch=watch)
+        listener = progress.live(spinner)
+        run_job(config, folder, engine=engine, resume=resume, fresh=fresh, listener=listener)
 
 
 def default_folder(recipe: str, config: Config, resume: bool, fresh: bool) -> Path:
@@ -166,13 +166,14 @@ def default_folder(recipe: str, config: Config, resume: bool, fresh: bool) -> Pa
 
 def print_dry_run(config: Config, engine: str, spinner: Any) -> None:
     """What would be done, with estimates from a little of it."""
+    from fedlens.runs.engines import ENGINES
     from fedlens.runs.estimate import estimate
-    from fedlens.runs.job import ENGINES, prepare, rehearse
+    from fedlens.runs.setup import make_setup, try_one_example
 
     if engine not in ENGINES:
         raise ConfigError(f"there is no engine {engine!r}{suggestion(engine, ENGINES)}")
-    setup = prepare(config)
-    rehearse(setup)
+    setup = make_setup(config)
+    try_one_example(setup)
     rows = plan_rows(setup, engine, estimate(setup))
     spinner.stop()
     grid = Table.grid(padding=(0, 2))

@@ -19,6 +19,7 @@ from fedlens.config.convert import ConfigError as ConfigError
 from fedlens.config.convert import suggestion, toml_section, toml_value
 from fedlens.config.overrides import apply_overrides, parse_overrides
 from fedlens.config.parts import Part, exported_names, find_class, make_part, parameters
+from fedlens.core.limits import Count, Natural, Positive
 
 if TYPE_CHECKING:
     from fedlens.core.algorithm import Algorithm
@@ -35,41 +36,23 @@ class Settings:
     evaluate_every, checkpoint_every: rounds, 0 for never. personal: evaluate on the clients'
     held-out parts too. timeout: seconds a client may take. late: rounds a reply may be late."""
 
-    clients: int = 10
-    cohort: int | None = None
-    rounds: int = 10
-    seed: int = 0
-    workers: int | None = None
-    threads: int = 1
-    evaluate_every: int = 1
+    clients: Count = 10
+    cohort: Count | None = None
+    rounds: Count = 10
+    seed: Natural = 0
+    workers: Natural | None = None
+    threads: Count = 1
+    evaluate_every: Natural = 1
     personal: bool = False
-    timeout: float | None = None
-    checkpoint_every: int = 1
-    late: int = 0
+    timeout: Positive | None = None
+    checkpoint_every: Natural = 1
+    late: Natural = 0
 
     def __post_init__(self) -> None:
-        for name in ("clients", "rounds", "threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"federation.{name} is {getattr(self, name)}: at least 1 is needed"
-                )
-        for name in ("seed", "workers", "evaluate_every", "checkpoint_every", "late"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(
-                    f"federation.{name} is {getattr(self, name)}: it cannot be negative"
-                )
-        if self.cohort is not None and self.cohort < 1:
-            raise ConfigError(
-                f"federation.cohort is {self.cohort}: at least one client has to be asked"
-            )
         if self.cohort is not None and self.cohort > self.clients:
             raise ConfigError(
                 f"federation.cohort is {self.cohort}, but there are only {self.clients} clients"
                 " (federation.clients)"
-            )
-        if self.timeout is not None and self.timeout <= 0:
-            raise ConfigError(
-                f"federation.timeout is {self.timeout:g}: it has to be more than 0 seconds"
             )
 
 

@@ -9,13 +9,13 @@ draft's, the draft becomes the memory, otherwise it is forgotten.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedlens.core.files import write_atomically
 from fedlens.core.message import BadMessage, Header, Message
 from fedlens.core.tree import Tree, count_bytes
 
@@ -178,14 +178,7 @@ class Memory:
             self.bytes -= gone.count_bytes()
 
     def _write(self, client: int, record: Record) -> None:
-        part = self.path(client).with_suffix(f".part{os.getpid()}")
-        try:
-            part.write_bytes(record.to_message().to_bytes())
-            os.replace(part, self.path(client))
-        except OSError:
-            # half a file on a full disk is in the way of those that would still fit
-            part.unlink(missing_ok=True)
-            raise
+        write_atomically(self.path(client), record.to_message().to_bytes(), sync=False)
 
 
 def read_record(path: Path) -> Record:

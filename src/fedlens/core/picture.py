@@ -13,6 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
+from fedlens.core.files import write_atomically
+
 Kind = Literal["image", "compare", "strip", "sheet", "map"]
 
 
@@ -68,9 +70,7 @@ def save_pictures(pictures: Sequence[Picture], folder: Path) -> None:
         ):  # the files are stretched to 0..255: a colour bar needs to know from what
             entry["ranges"] = ranges
         index.append(entry)
-    part = folder / "index.json.part"
-    part.write_text(json.dumps(index, indent=1))
-    part.replace(folder / "index.json")
+    write_atomically(folder / "index.json", json.dumps(index, indent=1), sync=False)
 
 
 def add_picture(picture: Picture, folder: Path, name: str) -> None:
@@ -92,9 +92,7 @@ def add_picture(picture: Picture, folder: Path, name: str) -> None:
         "facts": dict(picture.facts),
     }
     kept = [e for e in index if not any(str(f).startswith(f"{name}-") for f in e.get("files", ()))]
-    part = folder / "index.json.part"
-    part.write_text(json.dumps([*kept, entry], indent=1))
-    part.replace(folder / "index.json")
+    write_atomically(folder / "index.json", json.dumps([*kept, entry], indent=1), sync=False)
 
 
 def to_uint8(pixels: Tensor, ends: tuple[float, float] | None = None) -> np.ndarray[Any, Any]:

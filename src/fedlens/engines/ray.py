@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,9 +32,6 @@ from fedlens.core.memory import Memory
 from fedlens.core.message import Message
 from fedlens.engines.pool import Crew, Desk, Gone, Hand, Job
 from fedlens.engines.worker import Log, Worker
-
-if TYPE_CHECKING:
-    from fedlens.config.recipe import Settings
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray's workers would give way to everything else on the machine
@@ -196,24 +193,6 @@ class _Hand(Hand):
 
     def kill(self) -> None:
         ray.kill(self.actor)
-
-
-def make(
-    algorithm: Algorithm, federation: Federation, *, settings: Settings, folder: Path, log: Log
-) -> Ray:
-    """As `fedlens run --engine ray` wants it; the cluster is the one RAY_ADDRESS names, as
-    everywhere with Ray, or a local one.
-    """
-    return Ray(
-        algorithm,
-        federation,
-        workers=settings.workers,
-        threads=settings.threads,
-        address=os.environ.get("RAY_ADDRESS"),
-        timeout=settings.timeout,
-        folder=folder,
-        log=log,
-    )
 
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}

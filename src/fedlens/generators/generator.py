@@ -20,6 +20,7 @@ from torch import Generator, Tensor
 
 from fedlens.core.client import generator as stream
 from fedlens.core.client import seeded
+from fedlens.core.files import write_atomically
 from fedlens.core.message import BadMessage, Message
 from fedlens.data.source import DataError
 
@@ -194,8 +195,5 @@ def _read(path: Path, wanted: Mapping[int, int], shape: Sequence[int]) -> dict[i
 
 def _write(path: Path, made: Mapping[int, Tensor]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".part{os.getpid()}")
-    part.write_bytes(
-        Message({"made": {str(label): t.contiguous() for label, t in made.items()}}).to_bytes()
-    )
-    os.replace(part, path)
+    trees = {"made": {str(label): t.contiguous() for label, t in made.items()}}
+    write_atomically(path, Message(trees).to_bytes(), sync=False)

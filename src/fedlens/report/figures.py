@@ -12,8 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedlens.report.page_data import clean, view
-from fedlens.runs.reading import RunFolder, distinct, final_metrics, table
+from fedlens.report.page_data import json_safe, run_view
+from fedlens.runs.reading import (
+    RunFolder,
+    as_table,
+    distinct_names,
+    final_metrics,
+    read_run,
+    runs_in,
+)
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#444444")
 DASHES = ("-", "--", "-.", ":")
@@ -46,7 +53,20 @@ WORSE = (
 )  # fmt: skip
 
 
-def draw(runs: Sequence[RunFolder], kinds: Sequence[str], out: Path) -> list[Path]:
+def write_figures(
+    folder: Path | str | Sequence[Path | str],
+    kinds: Sequence[str] = ("pdf", "png"),
+    out: Path | str | None = None,
+) -> list[Path]:
+    """Publication-ready figures and tables of one run or several, in `folder/figures` unless `out`
+    says otherwise.
+    """
+    many = [Path(folder)] if isinstance(folder, str | Path) else [Path(one) for one in folder]
+    target = Path(out) if out else many[0] / "figures"
+    return draw_figures([read_run(one) for path in many for one in runs_in(path)], kinds, target)
+
+
+def draw_figures(runs: Sequence[RunFolder], kinds: Sequence[str], out: Path) -> list[Path]:
     """Everything that these runs have something to show for. Returns the files written."""
     kinds = [kind.strip().lower().lstrip(".") for kind in kinds if kind.strip()]
     if wrong := [kind for kind in kinds if kind not in KINDS]:
@@ -56,41 +76,44 @@ def draw(runs: Sequence[RunFolder], kinds: Sequence[str], out: Path) -> list[Pat
             f"{runs[0].path} has no rounds to draw." if runs else "There are no runs to draw."
         )
     out.mkdir(parents=True, exist_ok=True)
-    views = [view(run, str) for run in runs]
-    labels = names(runs)
+    views = [run_view(run, str) for run in runs]
+    labels = run_labels(runs)
     written = [
         path
-        for name, paint in _plots(views, labels, groups(runs))
+        for name, paint in _plots(views, labels, seed_groups(runs))
         for path in _save(name, paint, kinds, out)
     ]
     for k, entry in enumerate(p for v in views for p in v["pictures"] if p["kind"] == "compare"):
         written += _row_of_images(entry, f"picture-{k:02d}", kinds, out)
-    rows = results(runs, labels)
-    for name, text in (("results.md", markdown(rows)), ("results.tex", latex(rows))):
+    rows = result_rows(runs, labels)
+    for name, text in (("results.md", markdown_table(rows)), ("results.tex", latex_table(rows))):
         (out / name).write_text(text)
         written.append(out / name)
     return written
 
 
-def names(runs: Sequence[RunFolder]) -> list[str]:
+def run_labels(runs: Sequence[RunFolder]) -> list[str]:
     """What tells the runs apart: their stacks, or else their folders."""
     stacks = [" + ".join(run.title["algorithm"]) for run in runs]
-    different = len(set(stacks)) == len(stacks) and all(stacks)
-    return stacks if different and len(runs) > 1 else distinct([run.path.resolve() for run in runs])
+    if len(runs) > 1 and len(set(stacks)) == len(stacks) and all(stacks):
+        return stacks
+    return distinct_names([run.path.resolve() for run in runs])
 
 
-def groups(runs: Sequence[RunFolder]) -> list[list[int]]:
+def seed_groups(runs: Sequence[RunFolder]) -> list[list[int]]:
     """Finished runs that differ only in their seed belong together."""
     found: dict[str, list[int]] = {}
     for k, run in enumerate(runs):
-        rest = {**run.config, "federation": {**table(run.config.get("federation")), "seed": None}}
-        found.setdefault(
-            repr(rest) if run.config and run.status == "finished" else str(k), []
-        ).append(k)
+        rest = {
+            **run.config,
+            "federation": {**as_table(run.config.get("federation")), "seed": None},
+        }
+        key = repr(rest) if run.config and run.status == "finished" else str(k)
+        found.setdefault(key, []).append(k)
     return list(found.values())
 
 
-def results(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[list[str]]:
+def result_rows(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[list[str]]:
     """A header and a row for each method: runs that differ only in their seed become mean ±
     standard deviation.
     """
@@ -100,27 +123,20 @@ def results(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[list[str]]
     )
     rows = [["method", "runs", *columns]]
     means: list[list[float | None]] = []
-    for members in groups(runs):
+    for members in seed_groups(runs):
         stack = " + ".join(runs[members[0]].title["algorithm"])
         values = [[finals[k][name] for k in members if name in finals[k]] for name in columns]
         means.append([statistics.fmean(v) if v else None for v in values])
-        rows.append(
-            [
-                stack if len(members) > 1 and stack else labels[members[0]],
-                str(len(members)),
-                *map(_spread, values),
-            ]
-        )
+        method = stack if len(members) > 1 and stack else labels[members[0]]
+        rows.append([method, str(len(members)), *map(_spread, values)])
     for c, name in enumerate(columns):
-        known = [m[c] for m in means if m[c] is not None]
-        best = (
-            (max if higher_is_better(name) else min)(x for x in known if x is not None)
-            if len(known) > 1
-            else None
-        )
-        for r, m in enumerate(means):
-            if best is not None and m[c] == best:
-                rows[r + 1][c + 2] = f"**{rows[r + 1][c + 2]}**"
+        known = [x for m in means if (x := m[c]) is not None]
+        if len(known) < 2:
+            continue
+        best = max(known) if higher_is_better(name) else min(known)
+        for row, m in zip(rows[1:], means):
+            if m[c] == best:
+                row[c + 2] = f"**{row[c + 2]}**"
     return rows
 
 
@@ -128,13 +144,13 @@ def higher_is_better(name: str) -> bool:
     return not any(part in WORSE for part in name.lower().replace("-", "_").split("_"))
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     head, *body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def latex(rows: Sequence[Sequence[str]]) -> str:
+def latex_table(rows: Sequence[Sequence[str]]) -> str:
     """For `\\usepackage{booktabs}`."""
 
     def cell(text: str) -> str:
@@ -370,6 +386,6 @@ def _row_of_images(
 
 def _file(name: str) -> str:
     return (
-        "".join(c if c.isalnum() or c in "-_" else "-" for c in str(clean(name))).strip("-")
+        "".join(c if c.isalnum() or c in "-_" else "-" for c in str(json_safe(name))).strip("-")
         or "figure"
     )

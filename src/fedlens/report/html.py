@@ -1,4 +1,4 @@
-"""From run folders to one self-contained `report.html`, and to figures and tables for papers.
+"""From run folders to one self-contained `report.html`.
 
 A report needs nothing but the folder: no task, no model, no network, when it is written and when it
 is opened. The page itself is plain HTML, CSS and JavaScript in `page/`, shared with the board; this
@@ -15,9 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.report.page_data import view
-from fedlens.runs import reading as folders
-from fedlens.runs.reading import RunFolder
+from fedlens.core.files import write_atomically
+from fedlens.report.page_data import run_view
+from fedlens.runs.reading import (
+    RunFolder,
+    distinct_names,
+    image_digest,
+    printable,
+    read_run,
+    runs_in,
+)
 
 PAGE = Path(__file__).parent / "page"
 SCRIPTS = ("draw.js", "pictures.js", "view.js")
@@ -26,22 +33,22 @@ SCRIPTS = ("draw.js", "pictures.js", "view.js")
 PICTURES = 3_300_000
 
 
-def write(folder: Path | str) -> Path:
+def write_report(folder: Path | str) -> Path:
     """(Re)write `folder/report.html` and return its path. A run that died or is still running gets
     the report of what there is; a folder of runs gets them side by side."""
-    run = folders.read(Path(folder))
-    if run.status == "not a run" and (below := _below(run.path)):
+    run = read_run(Path(folder))
+    if run.status == "not a run" and (below := runs_in(run.path)):
         return write_comparison(below, run.path)
     if run.status in ("empty", "not a run"):
         raise ValueError(_refusal(run))
-    return _save(render([run]), run.path / "report.html")
+    return _save(render_page([run]), run.path / "report.html")
 
 
 def write_comparison(runs: Sequence[Path | str], out: Path | str, title: str | None = None) -> Path:
     """Several runs side by side. `out` is the file to write, or a folder that gets a
     `report.html`.
     """
-    read = [folders.read(Path(one)) for one in runs]
+    read = [read_run(Path(one)) for one in runs]
     for run in read:
         if run.status in ("empty", "not a run"):
             raise ValueError(_refusal(run))
@@ -50,35 +57,15 @@ def write_comparison(runs: Sequence[Path | str], out: Path | str, title: str | N
     target = Path(out)
     target = target if target.suffix == ".html" else target / "report.html"
     target.parent.mkdir(parents=True, exist_ok=True)
-    return _save(render(read, title or target.parent.resolve().name), target)
+    return _save(render_page(read, title or target.parent.resolve().name), target)
 
 
-def figures(
-    folder: Path | str | Sequence[Path | str],
-    kinds: Sequence[str] = ("pdf", "png"),
-    out: Path | str | None = None,
-) -> list[Path]:
-    """Publication-ready figures and tables of one run or several, in `folder/figures` unless `out`
-    says otherwise.
-    """
-    from fedlens.report.figures import draw
-
-    many = [Path(folder)] if isinstance(folder, str | Path) else [Path(one) for one in folder]
-    target = Path(out) if out else many[0] / "figures"
-    runs = [
-        folders.read(one)
-        for path in many
-        for one in ([path] if folders.is_run(path) else _below(path))
-    ]
-    return draw(runs, kinds, target)
-
-
-def render(runs: Sequence[RunFolder], title: str | None = None) -> str:
+def render_page(runs: Sequence[RunFolder], title: str | None = None) -> str:
     """The page as text. With a title it is a comparison, however many runs there are."""
     images = _Images(runs)
-    views = [view(run, images.name) for run in runs]
-    title = title and folders.printable(title)
-    names = folders.distinct([run.path.resolve() for run in runs])
+    views = [run_view(run, images.name) for run in runs]
+    title = title and printable(title)
+    names = distinct_names([run.path.resolve() for run in runs])
     for seen, name in zip(views, names):
         seen["name"] = name
     data = {"views": views, "images": images.addresses, "title": title}
@@ -109,7 +96,7 @@ class _Images:
 
     def __init__(self, runs: Sequence[RunFolder]) -> None:
         paths = {
-            folders.digest(p): p for run in runs for entry in run.pictures for p in entry["paths"]
+            image_digest(p): p for run in runs for entry in run.pictures for p in entry["paths"]
         }
         excess = sum(p.stat().st_size for p in paths.values()) - PICTURES
         self.addresses: list[str] = []
@@ -123,7 +110,7 @@ class _Images:
             self.addresses.append(f"data:image/{kind};base64,{base64.b64encode(raw).decode()}")
 
     def name(self, path: Path) -> str:
-        return f"#{self._place[folders.digest(path)]}"
+        return f"#{self._place[image_digest(path)]}"
 
 
 def _compressed(raw: bytes, most: int = 1600) -> bytes | None:
@@ -152,11 +139,6 @@ def _plain(views: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _below(path: Path) -> list[Path]:
-    """The runs inside a folder that is none itself."""
-    return [found for found in folders.find_runs(path).values() if folders.is_run(found)]
-
-
 def _refusal(run: RunFolder) -> str:
     what = (
         "is empty"
@@ -167,10 +149,5 @@ def _refusal(run: RunFolder) -> str:
 
 
 def _save(text: str, path: Path) -> Path:
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_atomically(path, text, sync=False)
     return path

@@ -1,5 +1,5 @@
-"""What a page shows about a run, as plain JSON: `view` is all of it, `card` a line in the board's
-list. `page/view.js` draws it.
+"""What a page shows about a run, as plain JSON: `run_view` is all of it, `run_card` a line in the
+board's list. `page/view.js` draws it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from fedlens.core.facts import remarks
 from fedlens.runs.reading import (
     RunFolder,
-    changed,
-    digest,
-    done,
+    as_list,
+    as_number,
+    as_table,
     final_metrics,
-    glance,
-    number,
+    image_digest,
+    last_change,
     printable,
-    sequence,
-    table,
+    read_overview,
+    rounds_done,
 )
 
 CELLS = 200_000  # client-rounds a page can hold; longer runs show every k-th round
@@ -30,7 +30,7 @@ POINTS = 2_000  # rounds a curve can hold
 UNEVALUATED = "left out of the evaluation: "
 
 
-def view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
+def run_view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
     """What the page draws, as plain JSON. `source` turns an image file into what `<img src>` gets:
     a data URI or an address.
     """
@@ -39,7 +39,7 @@ def view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
         "status": run.status,
         "problems": list(run.problems),
         "title": run.title,
-        "done": done(run.rounds),
+        "done": rounds_done(run.rounds),
         "final": final_metrics(run),
         "curves": _curves(run.rounds),
         "clients": _clients(run.rounds),
@@ -47,33 +47,33 @@ def view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
         "federation": _holdings(run.federation),
         "pictures": _pictures(run.pictures, source),
         "config": run.config_text,
-        "settings": flatten(run.config),
+        "settings": flat_settings(run.config),
         "summary": run.summary,
     }
-    cleaned: dict[str, Any] = clean(seen)
+    cleaned: dict[str, Any] = json_safe(seen)
     return cleaned
 
 
-def card(path: Path, name: str) -> dict[str, Any]:
+def run_card(path: Path, name: str) -> dict[str, Any]:
     """A line in the board's list."""
-    run = glance(path)
+    run = read_overview(path)
     if run.status in ("empty", "not a run"):
         return _bare(path, name, run.status)
-    return clean(  # type: ignore[no-any-return]
+    return json_safe(  # type: ignore[no-any-return]
         {
             "name": name,
             "status": run.status,
             "title": run.title,
             "metrics": final_metrics(run),
             "loss": [r.get("loss") for r in run.rounds],
-            "done": done(run.rounds),
+            "done": rounds_done(run.rounds),
             "seconds": run.summary.get("seconds"),
-            "changed": changed(path),
+            "changed": last_change(path),
         }
     )
 
 
-def broken(path: Path, name: str, reason: str) -> dict[str, Any]:
+def broken_card(path: Path, name: str, reason: str) -> dict[str, Any]:
     """The line of a folder that cannot be shown, with the reason."""
     return {**_bare(path, name, "broken"), "problem": reason}
 
@@ -86,7 +86,7 @@ def _bare(path: Path, name: str, status: str) -> dict[str, Any]:
         "metrics": {},
         "loss": [],
         "done": 0,
-        "changed": changed(path),
+        "changed": last_change(path),
     }
 
 
@@ -95,8 +95,8 @@ def _curves(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     step = max(1, math.ceil(len(rounds) / POINTS))
     thin = [r for k, r in enumerate(rounds) if k % step == 0 or k == len(rounds) - 1]
     columns = ("round", "seconds", "loss", "bytes_down", "bytes_up", "asked", "heard", "refused")
-    curves: dict[str, Any] = {name: [number(r.get(name)) for r in thin] for name in columns}
-    curves["lost"] = [len(sequence(r.get("lost"))) for r in thin]
+    curves: dict[str, Any] = {name: [as_number(r.get(name)) for r in thin] for name in columns}
+    curves["lost"] = [len(as_list(r.get("lost"))) for r in thin]
     return curves | {
         "metrics": _by_name(rounds, "metrics"),
         "state": _by_name(rounds, "state"),
@@ -110,8 +110,8 @@ def _by_name(rounds: Sequence[Mapping[str, Any]], column: str) -> dict[str, list
     """
     found: dict[str, list[list[float]]] = {}
     for r in rounds:
-        for name, value in table(r.get(column)).items():
-            if number(value) is not None:
+        for name, value in as_table(r.get(column)).items():
+            if as_number(value) is not None:
                 found.setdefault(name, []).append([int(r["round"]), value])
     return {k: v[-1 :: -max(1, math.ceil(len(v) / POINTS))][::-1] for k, v in found.items()}
 
@@ -120,19 +120,19 @@ def _clients(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Who took part, sparse: for each round shown, [client, weight, loss, examples] of those heard
     and the ids of those lost.
     """
-    cells = sum(len(table(r.get("clients"))) + len(sequence(r.get("lost"))) for r in rounds)
+    cells = sum(len(as_table(r.get("clients"))) + len(as_list(r.get("lost"))) for r in rounds)
     step = max(1, math.ceil(cells / CELLS))
     shown = rounds[::step]
     heard = []
     for r in shown:
         rows = []
-        for id, facts in table(r.get("clients")).items():
-            f = table(facts)
+        for id, facts in as_table(r.get("clients")).items():
+            f = as_table(facts)
             rows.append(
-                [_id(id), *(number(f.get(name)) for name in ("weight", "loss", "examples"))]
+                [_id(id), *(as_number(f.get(name)) for name in ("weight", "loss", "examples"))]
             )
         heard.append(rows)
-    lost = [[_id(table(x).get("client")) for x in sequence(r.get("lost"))] for r in shown]
+    lost = [[_id(as_table(x).get("client")) for x in as_list(r.get("lost"))] for r in shown]
     ids = {row[0] for rows in heard for row in rows} | {i for row in lost for i in row}
     return {
         "ids": sorted(ids, key=_order),
@@ -150,7 +150,7 @@ def _reasons(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     who: dict[str, Counter[Any]] = {}
     for r in rounds:
         for column, before in (("lost", ""), ("unevaluated", UNEVALUATED)):
-            for entry in map(table, sequence(r.get(column))):
+            for entry in map(as_table, as_list(r.get(column))):
                 who.setdefault(before + _reason(entry.get("reason")), Counter())[
                     _id(entry.get("client"))
                 ] += 1
@@ -180,16 +180,16 @@ def _holdings(federation: Mapping[str, Any]) -> dict[str, Any]:
     """Who holds what: sizes, counts of labels, names. What a source tells about its split stands
     under `facts`.
     """
-    told = {**table(federation.get("facts")), **federation}
-    sizes = [number(s) or 0 for s in sequence(told.get("sizes", told.get("examples")))]
+    described = {**as_table(federation.get("facts")), **federation}
+    sizes = [as_number(s) or 0 for s in as_list(described.get("sizes", described.get("examples")))]
     labels = [
-        [c if isinstance(c, int | float) else 0 for c in sequence(row)]
-        for row in sequence(told.get("labels"))
+        [c if isinstance(c, int | float) else 0 for c in as_list(row)]
+        for row in as_list(described.get("labels"))
     ]
     if len({len(row) for row in labels}) > 1 or not all(labels):
         labels = []
-    unusable = [[str(x) for x in sequence(told.get(key))] for key in ("skipped", "notes")]
-    names, classes = (sequence(told.get(key)) for key in ("names", "classes"))
+    unusable = [[str(x) for x in as_list(described.get(key))] for key in ("skipped", "notes")]
+    names, classes = (as_list(described.get(key)) for key in ("names", "classes"))
     held = {
         "sizes": sizes if any(sizes) else [sum(row) for row in labels],
         "labels": labels,
@@ -208,16 +208,16 @@ def _pictures(
             "caption": str(p.get("caption", "")),
             "kind": p.get("kind", "image"),
             "images": [source(path) for path in p["paths"]],
-            "ids": [digest(path) for path in p["paths"]],
-            "labels": [str(x) for x in sequence(p.get("labels"))],
-            "facts": table(p.get("facts")),
-            "ranges": sequence(p.get("ranges")),
+            "ids": [image_digest(path) for path in p["paths"]],
+            "labels": [str(x) for x in as_list(p.get("labels"))],
+            "facts": as_table(p.get("facts")),
+            "ranges": as_list(p.get("ranges")),
         }
         for p in sorted(pictures, key=lambda p: p.get("kind") not in ("compare", "strip"))
     ]
 
 
-def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat_settings(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Dotted settings of a config, the way they are written as overrides; an algorithm's part is
     named by its `name`.
     """
@@ -225,18 +225,18 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     for key, item in value.items():
         where = f"{prefix}{key}"
         if isinstance(item, dict):
-            flat |= flatten(item, f"{where}.")
+            flat |= flat_settings(item, f"{where}.")
         elif isinstance(item, list) and item and all(isinstance(x, dict) for x in item):
             flat[where] = " + ".join(str(x.get("name", "?")) for x in item)
             for part in item:
                 rest = {k: v for k, v in part.items() if k != "name"}
-                flat |= flatten(rest, f"{where}.{part.get('name', '?')}.")
+                flat |= flat_settings(rest, f"{where}.{part.get('name', '?')}.")
         else:
             flat[where] = json.dumps(item, default=str)
     return flat
 
 
-def clean(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """JSON that every browser reads: no NaN, no infinity, five digits. Whatever else is in there
     becomes text.
     """
@@ -249,7 +249,7 @@ def clean(value: Any) -> Any:
             else None
         )
     if isinstance(value, Mapping):
-        return {str(k): clean(v) for k, v in value.items()}
+        return {str(k): json_safe(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [clean(v) for v in value]
+        return [json_safe(v) for v in value]
     return str(value)

@@ -16,7 +16,6 @@ forgets it.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -25,10 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedlens.core.files import write_atomically
 from fedlens.core.message import BadMessage, Message
 from fedlens.core.rounds import Progress
 
-FORMAT = 1
+FORMAT = 2  # of manifests and of the messages they name
 KEPT = 2  # the newest, and the one before in case the newest turns out damaged
 
 
@@ -69,17 +69,28 @@ class Checkpoint:
             "clients": {str(id): name for id, name in sorted(self.clients.items())},
             "sha256": {name: self.sums[name] for name in files},
         }
-        write(
+        write_atomically(
             self.folder / f"manifest-{stamp}.json",
             json.dumps({**body, "seal": _seal(body)}, indent=1).encode(),
         )
         self.done = progress.done
         self._tidy()
 
+    def check_format(self) -> None:
+        """Refuse what another version wrote. It is whole, so there is nothing to fall back on."""
+        for path in self._manifests():
+            found = _format(path)
+            if found not in (None, FORMAT):
+                raise CheckpointError(
+                    f"{self.folder} was written by another version of FedLens (format {found},"
+                    f" this one reads {FORMAT}): start over with --fresh"
+                )
+
     def load(self) -> tuple[Progress, dict[int, Path]] | None:
         """The newest checkpoint that is whole, and its clients' files; None where there has never
         been one.
         """
+        self.check_format()
         found = self._manifests()
         for k, path in enumerate(found):
             try:
@@ -107,7 +118,7 @@ class Checkpoint:
         return None
 
     def _add(self, name: str, data: bytes | bytearray) -> str:
-        write(self.folder / name, data)
+        write_atomically(self.folder / name, data)
         self.sums[name] = hashlib.sha256(data).hexdigest()
         return name
 
@@ -130,8 +141,6 @@ class Checkpoint:
         body: dict[str, Any] = json.loads(path.read_bytes())
         if body.pop("seal") != _seal(body):
             raise ValueError("the manifest was changed")
-        if body["format"] != FORMAT:
-            raise ValueError(f"format {body['format']} is not known")
         for name, sha in body["sha256"].items():
             if Path(name).name != name:
                 raise ValueError(f"{name} is outside the folder")
@@ -168,31 +177,13 @@ class Checkpoint:
         self.sums = {name: sha for name, sha in self.sums.items() if name in named}
 
 
-def write(path: Path, data: bytes | bytearray) -> None:
-    """All of it or nothing: written beside, flushed to the disk, renamed into place. What was there
-    before survives a full disk.
-    """
-    part = path.with_name(path.name + ".part")
+def _format(manifest: Path) -> Any:
+    """As a manifest says, if it was not damaged since."""
     try:
-        with naming(path), part.open("wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """A write that fails does not say where, and whoever has to make room wants to know."""
-    try:
-        yield
-    except OSError as e:
-        if e.filename is None:
-            e.filename = str(path)
-        raise
+        body = json.loads(manifest.read_bytes())
+        return body["format"] if body.pop("seal") == _seal(body) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _named(manifest: Path) -> Iterator[str]:

@@ -19,8 +19,8 @@ from fedlens.core.federation import Federation
 from fedlens.core.memory import Memory
 from fedlens.core.message import Header, Message
 from fedlens.engines.worker import threads
-from fedlens.runs.job import Setup
 from fedlens.runs.records import memory_in_use
+from fedlens.runs.setup import Setup
 
 FEW = 4  # batches that the client works on
 SLOW = 2.0  # seconds: what takes longer is not done on more to know it better

@@ -18,20 +18,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import shutil
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.algorithm import Algorithm
-from fedlens.runs.checkpoint import write
+from fedlens.core.files import atomic_files, write_atomically
 from fedlens.runs.reading import parse_rounds
 
-OWN = (
+RUN_FILES = (
     "config.toml",
     "federation.json",
     "metrics.jsonl",
@@ -48,8 +47,8 @@ OWN = (
     ".part",
 )
 # What may change when a run goes on: none of these alters what a round computes (the number of
-# rounds: unless `may_go_on` objects).
-FREE = tuple(
+# rounds: unless `check_rounds` objects).
+CHANGEABLE = tuple(
     f"federation.{k}"
     for k in ("rounds", "workers", "timeout", "checkpoint_every", "evaluate_every", "personal")
 )
@@ -77,9 +76,9 @@ def newest_folder(name: str, root: Path = Path("runs")) -> Path:
     return folder
 
 
-def clear(folder: Path) -> None:
+def clear_folder(folder: Path) -> None:
     """Remove what a run writes, and nothing else that may lie there."""
-    for name in OWN:
+    for name in RUN_FILES:
         path = folder / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -88,7 +87,7 @@ def clear(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def claim(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """One job a folder: two would write over each other."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +104,7 @@ def claim(folder: Path) -> Iterator[None]:
         yield
 
 
-def same_run(config: Config, folder: Path) -> int:
+def check_settings(config: Config, folder: Path) -> int:
     """Refuse to go on with other settings. How many rounds were planned before."""
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"there is no run in {folder} to resume")
@@ -113,7 +112,7 @@ def same_run(config: Config, folder: Path) -> int:
         before = tomllib.loads((folder / "config.toml").read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise ConfigError(f"{folder / 'config.toml'} is damaged: {e}") from e
-    if change := config.difference(before, FREE):
+    if change := config.difference(before, CHANGEABLE):
         raise ConfigError(
             f"{folder} was run with other settings ({change}): resume it as it was, or start over"
             " with --fresh"
@@ -121,7 +120,7 @@ def same_run(config: Config, folder: Path) -> int:
     return int(before.get("federation", {}).get("rounds", config.settings.rounds))
 
 
-def may_go_on(algorithm: Algorithm, folder: Path, done: int, planned: int, rounds: int) -> None:
+def check_rounds(algorithm: Algorithm, folder: Path, done: int, planned: int, rounds: int) -> None:
     """Refuse another number of rounds where the rounds so far would have been others, or are more
     already.
     """
@@ -145,27 +144,26 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return parse_rounds(path.read_text(errors="replace") if path.exists() else "", [])
 
 
-def trim(path: Path, done: int) -> list[dict[str, Any]]:
+def trim_records(path: Path, done: int) -> list[dict[str, Any]]:
     """Rounds behind the checkpoint will be run again: their lines go."""
     records = [r for r in read_records(path) if r["round"] < done]
-    write(path, "".join(json.dumps(r) + "\n" for r in records).encode())
+    write_atomically(path, "".join(json.dumps(r) + "\n" for r in records))
     return records
 
 
-def put_in_place(folder: Path, save: Any) -> None:
+def save_result(folder: Path, save: Callable[[Path], None]) -> None:
     """Let a task write its files beside, then move each into place whole."""
-    part = folder / ".part"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
+    with atomic_files(folder) as part:
         save(part)
-        for path in sorted(part.iterdir()):
-            target = folder / path.name
-            if path.is_dir() and target.is_dir():
-                shutil.rmtree(target)
-            elif path.is_file() and (folder / "config.toml").exists():
+        if (folder / "config.toml").exists():
+            for path in filter(Path.is_file, part.iterdir()):
                 # safetensors lets nobody else read what it writes
                 shutil.copymode(folder / "config.toml", path)
-            os.replace(path, target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / "summary.json").read_bytes())
+        return found
+    except (OSError, ValueError):
+        return {}

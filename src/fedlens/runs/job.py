@@ -1,87 +1,54 @@
-"""A job: a config becomes a federation, an algorithm and an engine, runs, and leaves a run folder.
+"""A job: a config runs, from the beginning or from a checkpoint, and leaves a run folder.
 
-What is in the folder, and who may write there: `runs.py`.
+What is in the folder, and who may write there: `folder.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.metadata
 import json
 import math
 import os
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedlens.config import recipe as recipes
-from fedlens.config.convert import suggestion
-from fedlens.config.parts import parameters
-from fedlens.config.recipe import Config, ConfigError, Settings
-from fedlens.core.algorithm import Algorithm
+from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.client import generator, seeded
-from fedlens.core.federation import Federation
+from fedlens.core.files import name_in_errors, write_atomically
 from fedlens.core.memory import NEVER, read_record
 from fedlens.core.message import Message
 from fedlens.core.picture import save_pictures
-from fedlens.core.rounds import Engine, Progress, Round, run
-from fedlens.core.task import Task
+from fedlens.core.rounds import Progress, Round, run
 from fedlens.core.tree import Tree
 from fedlens.engines.worker import threads
-from fedlens.runs.checkpoint import Checkpoint, naming, write
+from fedlens.runs.checkpoint import Checkpoint
+from fedlens.runs.engines import MakeEngine, make_engine
 from fedlens.runs.folder import (
-    claim,
-    clear,
+    check_rounds,
+    check_settings,
+    clear_folder,
     free_folder,
     holds_run,
-    may_go_on,
-    put_in_place,
+    lock_folder,
     read_records,
-    same_run,
-    trim,
+    save_result,
+    trim_records,
 )
+from fedlens.runs.listener import Listener
 from fedlens.runs.records import Curves, Peak, describe, describe_federation, versions
-from fedlens.runs.stopping import stoppable, undisturbed
+from fedlens.runs.setup import Setup, make_setup, try_one_example
+from fedlens.runs.stopping import interrupts_deferred, sigterm_interrupts
 
-ENGINES = ("simulator", "ray", "flower")
 # pictures of a run under way may take this share of its time, and none in its first seconds
-LOOKING = 0.05
-PATIENCE = 10.0
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a config stands for, built."""
-
-    config: Config
-    settings: Settings
-    task: Task
-    federation: Federation
-    algorithm: Algorithm
-
-    @property
-    def stack(self) -> str:
-        return " + ".join(type(p).__name__ for p in self.algorithm.parts())
-
-    @property
-    def device(self) -> str:
-        return str(self.algorithm.place)
-
-
-class Watch:
-    """Hears how a job goes; this one keeps quiet. The command line has one that draws."""
-
-    def begin(self, setup: Setup, folder: Path, done: int) -> None: ...
-    def round(self, record: Mapping[str, Any]) -> None: ...
-    def log(self, text: str) -> None: ...
-    def end(self, summary: Mapping[str, Any]) -> None: ...
-    def close(self) -> None:
-        """Whatever happened, it is over."""
+PICTURE_SHARE = 0.05
+PICTURE_DELAY = 10.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +91,7 @@ def experiment(
     engine: str = "simulator",
     resume: bool = False,
     fresh: bool = False,
-    watch: Watch | None = None,
+    listener: Listener | None = None,
     **overrides: Any,
 ) -> Outcome:
     """A recipe from Python: `experiment("demo", rounds=3, algorithm="fedprox")`. Dotted overrides
@@ -132,132 +99,51 @@ def experiment(
     """
     config = recipes.read(recipe, overrides, algorithm)
     folder = Path(out) if out else free_folder(config.name)
-    return start(config, folder, engine=engine, resume=resume, fresh=fresh, watch=watch)
+    return run_job(config, folder, engine=engine, resume=resume, fresh=fresh, listener=listener)
 
 
-def load_federation(config: Config) -> Federation:
-    return config.build_source().federation(config.settings.clients, config.settings.seed)
-
-
-def prepare(config: Config, federation: Federation | None = None) -> Setup:
-    """Build everything, and refuse what cannot work, before any work starts."""
-    settings = config.settings
-    task = config.build_task()
-    algorithm = config.build_algorithm(task)
-    federation = task.admit(federation or load_federation(config))
-    if not len(federation):
-        raise ConfigError(f"{config.data.name} found no clients")
-    if settings.cohort is not None and settings.cohort > len(federation):
-        raise ConfigError(
-            f"federation.cohort is {settings.cohort}, but {config.data.name} has only"
-            f" {len(federation)} clients"
-        )
-    federation = _with_remark(config, federation) if settings.personal else federation
-    return Setup(config, settings, task, federation, algorithm.given(federation.facts))
-
-
-def _with_remark(config: Config, federation: Federation) -> Federation:
-    """Not refused, because recipes ask for personal metrics of whatever data somebody may put in;
-    but not passed over either.
-    """
-    if any(h is not None and len(h) for h in federation.held_out):
-        return federation
-    advice = ": data.holdout=0.1 keeps a tenth" if "holdout" in parameters(config.data.cls) else ""
-    note = (
-        f"federation.personal has no effect, because no client of {config.data.name} keeps anything"
-        f" for its own evaluation{advice}"
-    )
-    return replace(federation, facts=federation.facts.noting(note))
-
-
-def rehearse(setup: Setup) -> None:
-    """Sizes and labels that do not fit are found out here, not by every client on its own."""
-    try:
-        setup.algorithm.rehearse(setup.federation)
-    except ValueError as e:
-        raise ConfigError(
-            f"{setup.config.data.name} does not fit {setup.config.task.name} as it is set up"
-            f" here: {e}"
-        ) from e
-
-
-MakeEngine = Callable[[Setup, Path, Any], Engine]
-
-
-def make_engine(name: str | MakeEngine, setup: Setup, folder: Path, log: Any) -> Engine:
-    """The only place that knows what engines there are; a function makes one that needs more than a
-    config, such as a network.
-    """
-    s = setup.settings
-    if not isinstance(name, str):
-        return name(setup, folder, log)
-    if name == "simulator":
-        from fedlens.engines.simulator import Simulator
-
-        return Simulator(
-            setup.algorithm,
-            setup.federation,
-            workers=s.workers,
-            threads=s.threads,
-            timeout=s.timeout,
-            folder=folder / "memory",
-            log=log,
-        )
-    if name not in ENGINES:
-        raise ConfigError(f"there is no engine {name!r}{suggestion(name, ENGINES)}")
-    try:
-        module = importlib.import_module(f"fedlens.engines.{name}")
-    except ImportError as e:
-        raise ConfigError(
-            f'the engine {name} cannot be loaded ({e}): pip install "fedlens[{name}]"'
-        ) from e
-    engine: Engine = module.make(
-        setup.algorithm, setup.federation, settings=s, folder=folder / "memory", log=log
-    )
-    return engine
-
-
-def start(
+def run_job(
     config: Config,
     folder: Path,
     *,
     engine: str | MakeEngine = "simulator",
     resume: bool = False,
     fresh: bool = False,
-    watch: Watch | None = None,
+    listener: Listener | None = None,
     setup: Setup | None = None,
 ) -> Outcome:
     """Run a config into a folder, from the beginning or from its newest checkpoint. `setup`: where
     it is not simply what the config says, because the clients' data is elsewhere or already loaded.
     """
-    watch = watch or Watch()
-    with contextlib.closing(watch), claim(folder):
+    listener = listener or Listener()
+    with contextlib.closing(listener), lock_folder(folder):
         if fresh:
-            clear(folder)
+            clear_folder(folder)
+        checkpoint = Checkpoint(folder / "checkpoint", listener.log)
         if resume:
-            planned = same_run(config, folder)
+            checkpoint.check_format()
+            planned = check_settings(config, folder)
         elif holds_run(folder):
             raise ConfigError(
                 f"{folder} already holds a run: --resume goes on with it, --fresh starts over,"
                 " --out DIR puts the new one elsewhere"
             )
-        setup = setup or prepare(config)
+        setup = setup or make_setup(config)
         if not resume:
-            rehearse(setup)
-        checkpoint = Checkpoint(folder / "checkpoint", watch.log)
-        found = go_on(checkpoint, folder, watch) if resume else None
+            try_one_example(setup)
+        found = resume_point(checkpoint, folder, listener) if resume else None
         if found:
-            may_go_on(setup.algorithm, folder, found[0].done, planned, setup.settings.rounds)
-        write(folder / "config.toml", config.to_toml().encode())
-        write(
+            check_rounds(setup.algorithm, folder, found[0].done, planned, setup.settings.rounds)
+        write_atomically(folder / "config.toml", config.to_toml())
+        write_atomically(
             folder / "federation.json",
-            json.dumps(describe_federation(setup.federation), indent=1).encode(),
+            json.dumps(describe_federation(setup.federation), indent=1),
         )
-        return _Job(setup, folder, engine, watch, checkpoint).run(found)
+        return _Job(setup, folder, engine, listener, checkpoint).run(found)
 
 
-def go_on(
-    checkpoint: Checkpoint, folder: Path, watch: Watch
+def resume_point(
+    checkpoint: Checkpoint, folder: Path, listener: Listener
 ) -> tuple[Progress, dict[int, Path]] | None:
     """Where a run goes on. What came to its end is never run again from the beginning; what was
     killed may have to be, and says so.
@@ -270,34 +156,25 @@ def go_on(
             " puts a new one elsewhere"
         )
     if behind := len(read_records(folder / "metrics.jsonl")):
-        watch.log(
+        listener.log(
             f"there is no checkpoint yet, so the run starts over: {behind}"
             f" round{'s' if behind > 1 else ''} will be run again"
         )
     return None
 
 
+@dataclass
 class _Job:
     """One run under way: keeps the files of the folder in step with the rounds."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        folder: Path,
-        engine: str | MakeEngine,
-        watch: Watch,
-        checkpoint: Checkpoint,
-    ) -> None:
-        self.setup, self.folder, self.make_engine, self.watch, self.checkpoint = (
-            setup,
-            folder,
-            engine,
-            watch,
-            checkpoint,
-        )
-        self.records: list[dict[str, Any]] = []
-        self.peak = Peak()
-        self.looking = 0.0  # seconds spent on pictures so far
+    setup: Setup
+    folder: Path
+    engine_kind: str | MakeEngine
+    listener: Listener
+    checkpoint: Checkpoint
+    records: list[dict[str, Any]] = field(default_factory=list)
+    peak: Peak = field(default_factory=Peak)
+    picture_seconds: float = 0.0  # spent on pictures so far
 
     def run(self, found: tuple[Progress, dict[int, Path]] | None) -> Outcome:
         s = self.setup.settings
@@ -305,7 +182,7 @@ class _Job:
         with (
             threads(s.threads),
             contextlib.closing(
-                make_engine(self.make_engine, self.setup, self.folder, self.watch.log)
+                make_engine(self.engine_kind, self.setup, self.folder, self.listener.log)
             ) as self.engine,
         ):
             progress, memories = found or (Progress(self.setup.algorithm.init()), {})
@@ -313,15 +190,15 @@ class _Job:
             # memories of rounds that will be run again.
             self.engine.restore(memories)
             self.safe = Progress(progress.state, progress.done, dict(progress.heard))
-            self.records = trim(self.folder / "metrics.jsonl", progress.done)
+            self.records = trim_records(self.folder / "metrics.jsonl", progress.done)
             self.curves = Curves(self.folder / "tensorboard", progress.done)
-            self.watch.begin(self.setup, self.folder, progress.done)
+            self.listener.on_start(self.setup, self.folder, progress.done)
             try:
-                with self.peak, stoppable():
+                with self.peak, sigterm_interrupts():
                     self._rounds(progress)
                     return self._finish()
             except KeyboardInterrupt:
-                with contextlib.suppress(KeyboardInterrupt), undisturbed():
+                with contextlib.suppress(KeyboardInterrupt), interrupts_deferred():
                     self._save()
                     self._summarise(interrupted=True)
                 raise Interrupted(self.folder, self.safe.done, s.rounds) from None
@@ -354,9 +231,9 @@ class _Job:
         # alone
         if full and memory.exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(memory))
-        with undisturbed():
+        with interrupts_deferred():
             record = describe(finished, self.setup.algorithm)
-            with naming(lines := self.folder / "metrics.jsonl"), lines.open("a") as f:
+            with name_in_errors(lines := self.folder / "metrics.jsonl"), lines.open("a") as f:
                 f.write(json.dumps(record) + "\n")
             self.records.append(record)
             self.curves.add(record)
@@ -365,7 +242,7 @@ class _Job:
             every = self.setup.settings.checkpoint_every
             if every and (here.done % every == 0 or here.done == self.setup.settings.rounds):
                 self._save()
-        self.watch.round(record)
+        self.listener.on_round(record)
         if finished.metrics and here.done < self.setup.settings.rounds:
             self._show_progress(finished.number)
 
@@ -374,12 +251,12 @@ class _Job:
 
     def _finish(self) -> Outcome:
         state, folder = self.safe.state, self.folder
-        put_in_place(folder, lambda part: self.setup.task.save(state, part))
+        save_result(folder, lambda part: self.setup.task.save(state, part))
         self._draw(state)
         summary = self._summarise(interrupted=False)
         shutil.rmtree(folder / "memory", ignore_errors=True)
-        write_report(folder, self.watch)
-        self.watch.end(summary)
+        self._write_report()
+        self.listener.on_end(summary)
         return Outcome(folder, summary, self.records, self.setup, state)
 
     def _draw(self, state: Message) -> None:
@@ -388,25 +265,23 @@ class _Job:
             return
         state = state.with_header(seed=setup.settings.seed, population=len(setup.federation))
         own = setup.algorithm.pictures(state, setup.federation, self._remembered)
-        if pictures := [
-            *setup.task.pictures(setup.algorithm.result(state), setup.federation),
-            *own,
-        ]:
+        shown = setup.task.pictures(setup.algorithm.result(state), setup.federation)
+        if pictures := [*shown, *own]:
             save_pictures(pictures, self.folder / "pictures")
 
     def _remembered(self, client: int) -> Mapping[str, Tree]:
         """A simulated client's memory, as far as a checkpoint has it."""
         if client not in self.checkpoint.clients:
             return {}
-        return read_record(self.checkpoint.folder / self.checkpoint.clients[client]).settle(
-            self.safe.heard.get(client, NEVER)
-        )
+        record = read_record(self.checkpoint.folder / self.checkpoint.clients[client])
+        return record.settle(self.safe.heard.get(client, NEVER))
 
     def _show_progress(self, number: int) -> None:
         """Pictures as they improve, for whoever looks at the board. They cost little of the run's
         time and none of its bits: what is random in them has a stream of its own. A run is worth
         more than its pictures, so a failure is logged and they are left alone."""
-        if sum(r["seconds"] for r in self.records) < PATIENCE + self.looking / LOOKING:
+        least = PICTURE_DELAY + self.picture_seconds / PICTURE_SHARE
+        if sum(r["seconds"] for r in self.records) < least:
             return
         began = time.perf_counter()
         try:
@@ -415,9 +290,9 @@ class _Job:
         except OSError:
             raise
         except Exception as e:
-            self.watch.log(f"no pictures while the run is under way: {type(e).__name__}: {e}")
-            self.looking = math.inf
-        self.looking += time.perf_counter() - began
+            self.listener.log(f"no pictures while the run is under way: {type(e).__name__}: {e}")
+            self.picture_seconds = math.inf
+        self.picture_seconds += time.perf_counter() - began
 
     def _summarise(self, interrupted: bool) -> dict[str, Any]:
         setup, records = self.setup, self.records
@@ -444,19 +319,16 @@ class _Job:
             "device": setup.device,
             "versions": versions(),
         }
-        write(self.folder / "summary.json", json.dumps(summary, indent=1).encode())
+        write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1))
         return summary
 
+    def _write_report(self) -> None:
+        """A run is worth keeping even if its page cannot be drawn."""
+        from fedlens.report.html import write_report
 
-def write_report(folder: Path, watch: Watch) -> None:
-    """A run is worth keeping even if its page cannot be drawn."""
-    try:
-        from fedlens.report import html as report  # type: ignore[attr-defined,unused-ignore]
-    except ImportError:
-        return
-    try:
-        report.write(folder)
-    except Exception as e:
-        if isinstance(e, OSError):
+        try:
+            write_report(self.folder)
+        except OSError:
             raise
-        watch.log(f"report.html could not be written: {type(e).__name__}: {e}")
+        except Exception as e:
+            self.listener.log(f"report.html could not be written: {type(e).__name__}: {e}")

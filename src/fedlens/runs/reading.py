@@ -41,7 +41,7 @@ class RunFolder:
 
     @property
     def planned(self) -> int | None:
-        value = table(self.config.get("federation")).get("rounds")
+        value = as_table(self.config.get("federation")).get("rounds")
         return value if isinstance(value, int) else None
 
     @property
@@ -49,9 +49,11 @@ class RunFolder:
         """What was run, in few words, from the resolved recipe."""
         stack = self.config.get("algorithm")
         names = (
-            [str(table(part).get("name", "?")) for part in stack] if isinstance(stack, list) else []
+            [str(as_table(part).get("name", "?")) for part in stack]
+            if isinstance(stack, list)
+            else []
         )
-        parts = {key: table(self.config.get(key)) for key in ("task", "data", "federation")}
+        parts = {key: as_table(self.config.get(key)) for key in ("task", "data", "federation")}
         return {
             "task": parts["task"].get("name"),
             "data": parts["data"].get("name"),
@@ -63,7 +65,7 @@ class RunFolder:
         }
 
 
-def read(path: Path) -> RunFolder:
+def read_run(path: Path) -> RunFolder:
     """Everything a page shows about one run."""
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder.")
@@ -76,7 +78,7 @@ def read(path: Path) -> RunFolder:
     summary = _json(path / "summary.json", problems)
     federation = _json(path / "federation.json", problems)
     pictures = read_pictures(path, problems)
-    status = _progress(path, rounds, table(summary), config)
+    status = _progress(path, rounds, as_table(summary), config)
     if status == "stopped":
         problems.insert(
             0,
@@ -84,18 +86,26 @@ def read(path: Path) -> RunFolder:
             " no up-to-date summary.json.",
         )
     return RunFolder(
-        path, status, config, text, rounds, table(summary), table(federation), pictures, problems
+        path,
+        status,
+        config,
+        text,
+        rounds,
+        as_table(summary),
+        as_table(federation),
+        pictures,
+        problems,
     )
 
 
-def glance(path: Path) -> RunFolder:
+def read_overview(path: Path) -> RunFolder:
     """What a line in a list needs: cheap even for long runs, because only some lines of
     metrics.jsonl are read.
     """
     if (kind := _kind(path)) is not None:
         return RunFolder(path, kind)
     config = _toml(_text(path / "config.toml", []), [])
-    summary = table(_json(path / "summary.json", []))
+    summary = as_table(_json(path / "summary.json", []))
     # A summary has the final metrics; without one the latest evaluation is looked for in the last
     # lines.
     some = _sampled(path / "metrics.jsonl", end=1 << 13 if summary.get("metrics") else 1 << 17)
@@ -132,7 +142,7 @@ def parse_rounds(text: str, problems: list[str]) -> list[dict[str, Any]]:
 
 def _entry(line: str) -> dict[str, Any] | None:
     try:
-        entry = decode(line)
+        entry = parse_safely(line)
     except ValueError:
         return None
     whole = (
@@ -143,7 +153,7 @@ def _entry(line: str) -> dict[str, Any] | None:
     return entry if whole else None
 
 
-def decode(text: str, parse: Callable[[str], Any] = json.loads) -> Any:
+def parse_safely(text: str, parse: Callable[[str], Any] = json.loads) -> Any:
     """What a text says, or a ValueError with the reason, whatever is wrong with it."""
     try:
         value = parse(text)
@@ -174,7 +184,7 @@ def read_pictures(path: Path, problems: list[str]) -> list[dict[str, Any]]:
         return []
     inside, entries = folder.resolve(), []
     for entry in index:
-        names = table(entry).get("files")
+        names = as_table(entry).get("files")
         files = [str(name) for name in names] if isinstance(names, list) else []
         paths = [p for name in files if (p := _image(inside, name)) is not None]
         if len(paths) < len(files):
@@ -200,29 +210,29 @@ def _image(folder: Path, name: str) -> Path | None:
     return path if allowed else None
 
 
-def done(rounds: Sequence[Mapping[str, Any]]) -> int:
+def rounds_done(rounds: Sequence[Mapping[str, Any]]) -> int:
     """How many rounds are behind; they are numbered from 0."""
     return int(rounds[-1]["round"]) + 1 if rounds else 0
 
 
 def final_metrics(run: RunFolder) -> dict[str, float]:
     """From the summary, or the last evaluation of a run that has none yet."""
-    from_summary = table(run.summary.get("metrics"))
-    last = next((table(r.get("metrics")) for r in reversed(run.rounds) if r.get("metrics")), {})
+    from_summary = as_table(run.summary.get("metrics"))
+    last = next((as_table(r.get("metrics")) for r in reversed(run.rounds) if r.get("metrics")), {})
     chosen = from_summary if from_summary and run.status != "running" else last
     return {k: float(v) for k, v in chosen.items() if isinstance(v, int | float)}
 
 
-def signature(path: Path) -> tuple[tuple[int, int], ...]:
+def folder_signature(path: Path) -> tuple[tuple[int, int], ...]:
     """Changes whenever a page about this run would."""
     return tuple(_stamp(path / name) for name in (*MARKS, "federation.json", "pictures/index.json"))
 
 
-def changed(path: Path) -> float:
+def last_change(path: Path) -> float:
     return max((_stamp(p)[0] for p in (path, *(path / name for name in MARKS))), default=0) / 1e9
 
 
-def digest(path: Path) -> str:
+def image_digest(path: Path) -> str:
     """Which image this is, so that one that several runs share is shown once."""
     return _digest(path, *_stamp(path))
 
@@ -264,7 +274,12 @@ def find_runs(root: Path, depth: int = 3) -> dict[str, Path]:
     return found
 
 
-def distinct(paths: Sequence[Path]) -> list[str]:
+def runs_in(path: Path) -> list[Path]:
+    """A run folder itself, or the runs below a folder that is none."""
+    return [path] if is_run(path) else [p for p in find_runs(path).values() if is_run(p)]
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
     """The shortest tails of the paths that tell the runs apart."""
     for parts in range(1, 5):
         names = [printable("/".join(p.parts[-parts:])) for p in paths]
@@ -280,15 +295,15 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def table(value: Any) -> dict[str, Any]:
+def as_table(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def sequence(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def number(value: Any) -> float | int | None:
+def as_number(value: Any) -> float | int | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -319,14 +334,14 @@ def _progress(
         _stamp(path / name) for name in ("metrics.jsonl", "summary.json", "config.toml")
     )
     if summary and summary_at + 2_000_000_000 >= metrics_at:
-        planned, reached = table(config.get("federation")).get("rounds"), summary.get("rounds")
+        planned, reached = as_table(config.get("federation")).get("rounds"), summary.get("rounds")
         stopped = bool(summary.get("interrupted")) or (
             not rounds and bool(planned) and reached == 0
         )
         return "stopped" if stopped else "finished"
     if _locked(path / ".lock"):
         return "running"
-    slowest = max((r["seconds"] for r in rounds[-20:] if number(r.get("seconds"))), default=0.0)
+    slowest = max((r["seconds"] for r in rounds[-20:] if as_number(r.get("seconds"))), default=0.0)
     return (
         "running"
         if time.time() - max(metrics_at, config_at) / 1e9 < max(QUIET, 5 * slowest)
@@ -367,7 +382,7 @@ def _text(path: Path, problems: list[str], wanted: bool = False) -> str:
 
 def _toml(text: str, problems: list[str]) -> dict[str, Any]:
     try:
-        return table(decode(text, tomllib.loads))
+        return as_table(parse_safely(text, tomllib.loads))
     except ValueError as error:
         problems.append(f"config.toml is not valid TOML ({error}).")
         return {}
@@ -378,7 +393,7 @@ def _json(path: Path, problems: list[str]) -> Any:
     if not text:
         return {}
     try:
-        return decode(text)
+        return parse_safely(text)
     except ValueError as error:
         problems.append(f"{path.name} is not valid JSON ({error}).")
         return {}

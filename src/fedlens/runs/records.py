@@ -16,9 +16,9 @@ from typing import Any
 
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
+from fedlens.core.files import name_in_errors
 from fedlens.core.replies import Lost
 from fedlens.core.rounds import Round
-from fedlens.runs.checkpoint import naming
 
 
 def describe(done: Round, algorithm: Algorithm) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Curves:
         )
 
     def _write(self, event: Any) -> None:
-        with naming(Path(self.file.name)):
+        with name_in_errors(Path(self.file.name)):
             self.writer.write(event.SerializeToString())
             self.file.flush()
 

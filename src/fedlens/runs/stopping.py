@@ -1,4 +1,4 @@
-"""Ctrl-C, and a polite kill: when they may take effect."""
+"""Ctrl-C and SIGTERM: when they take effect."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """A polite kill is handled like Ctrl-C: save, say how to resume."""
+def sigterm_interrupts() -> Iterator[None]:
+    """Inside, SIGTERM is handled like Ctrl-C: save, say how to resume."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -23,8 +23,8 @@ def stoppable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ctrl-C waits until the files are whole."""
+def interrupts_deferred() -> Iterator[None]:
+    """Inside, Ctrl-C waits until the files are whole."""
     waiting: list[int] = []
     with _handling(lambda number, _: waiting.append(number)):
         yield

@@ -17,7 +17,8 @@ from typing import Any
 from fedlens.config.overrides import parse_overrides
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.algorithm import Layer
-from fedlens.runs.compare import Cell, cells, read_summary
+from fedlens.runs.compare import Cell, make_cells
+from fedlens.runs.folder import read_summary
 
 SEED = 0
 TRIALS = 6
@@ -34,30 +35,30 @@ def tune(
     name: str,
     overrides: Sequence[str] | Mapping[str, Any],
     folder: Path,
-    finish: Callable[[Cell], None],
+    run_cell: Callable[[Cell], None],
     trials: int = TRIALS,
 ) -> dict[str, float]:
-    """The best of `trials` settings of one algorithm, as overrides. `finish` runs a cell that is
+    """The best of `trials` settings of one algorithm, as overrides. `run_cell` runs a cell that is
     not finished.
     """
     if trials < 3:
         raise ConfigError(f"tuning takes at least 3 trials, not {trials}")
     given = dict(parse_overrides(overrides))
-    base, own = parameters(cells(recipe, [name], [SEED], given, folder)[0].config)
+    base, own = tuned_parameters(make_cells(recipe, [name], [SEED], given, folder)[0].config)
     done: list[Trial] = []
 
     def attempt(chosen: Mapping[str, float]) -> None:
         if len(done) < trials:
-            cell = cells(
+            cell = make_cells(
                 recipe, [name], [SEED], {**given, **chosen}, folder / "tune" / f"trial-{len(done)}"
             )[0]
-            finish(cell)
-            done.append(Trial(dict(chosen), headline(cell.folder)))
+            run_cell(cell)
+            done.append(Trial(dict(chosen), headline_value(cell.folder)))
 
     key, rate = base
     for factor in (1.0, 1 / 3, 3.0):
         attempt({key: rate * factor})
-    best = winner(done).chosen
+    best = best_trial(done).chosen
     for value in own[1][1:] if own else ():
         attempt({**best, own[0]: value})  # type: ignore[index]
     at = best[key]
@@ -69,11 +70,13 @@ def tune(
         1 / outward,
         *(3 ** (k / 8) for k in range(1, trials)),
     ):
-        attempt({**winner(done).chosen, key: at * factor})
-    return {**({own[0]: own[1][0]} if own else {}), **winner(done).chosen}
+        attempt({**best_trial(done).chosen, key: at * factor})
+    return {**({own[0]: own[1][0]} if own else {}), **best_trial(done).chosen}
 
 
-def parameters(config: Config) -> tuple[tuple[str, float], tuple[str, tuple[float, ...]] | None]:
+def tuned_parameters(
+    config: Config,
+) -> tuple[tuple[str, float], tuple[str, tuple[float, ...]] | None]:
     """The base's learning rate, and the outermost layer's own parameter with the recipe's value and
     those to try besides it.
     """
@@ -94,7 +97,7 @@ def parameters(config: Config) -> tuple[tuple[str, float], tuple[str, tuple[floa
     return (f"{first.name}.lr", float(rate)), None
 
 
-def headline(folder: Path) -> float | None:
+def headline_value(folder: Path) -> float | None:
     """The first metric at the end of a run; one that is better when smaller is turned round."""
     found = next(iter(read_summary(folder).get("metrics", {}).items()), None)
     if found is None:
@@ -103,6 +106,6 @@ def headline(folder: Path) -> float | None:
     return None if value is None else -float(value) if name.endswith("loss") else float(value)
 
 
-def winner(done: Sequence[Trial]) -> Trial:
+def best_trial(done: Sequence[Trial]) -> Trial:
     """The best; among equals the earliest, which is nearest to the recipe."""
     return max(done, key=lambda t: float("-inf") if t.value is None else t.value)

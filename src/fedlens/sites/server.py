@@ -16,7 +16,9 @@ from fedlens.config.recipe import Config
 from fedlens.core.federation import Federation
 from fedlens.data.source import DataError
 from fedlens.report.page_data import UNEVALUATED
-from fedlens.runs import job
+from fedlens.runs.job import run_job
+from fedlens.runs.listener import Listener
+from fedlens.runs.setup import Setup, make_setup
 from fedlens.sites.agreement import recipe_hash, recipe_of_run
 from fedlens.sites.programs import Log
 
@@ -33,23 +35,23 @@ def run_server(grid: Any, run: Mapping[str, Any]) -> None:
     # Sites remember one round back, not more: see engines/flower/site.py.
     config = replace(config, federation=config.federation.with_value("checkpoint_every", 1))
 
-    def make_engine(setup: job.Setup, folder: Path, log: Log) -> Flower:
+    def make_engine(setup: Setup, folder: Path, log: Log) -> Flower:
         return _flower(grid, run, setup, agreed, folder, log)
 
     lines = _LogLines()
-    job.start(
+    run_job(
         config,
         Path(str(run["out"])),
         engine=make_engine,
         resume=bool(run["resume"]),
         fresh=bool(run["fresh"]),
-        watch=lines,
+        listener=lines,
         setup=_prepare(config, lines.log),
     )
 
 
 def _flower(
-    grid: Any, run: Mapping[str, Any], setup: job.Setup, agreed: str, folder: Path, log: Log
+    grid: Any, run: Mapping[str, Any], setup: Setup, agreed: str, folder: Path, log: Log
 ) -> Flower:
     from fedlens.engines.flower.engine import Flower
 
@@ -69,14 +71,14 @@ def _flower(
     )
 
 
-def _prepare(config: Config, log: Log) -> job.Setup:
+def _prepare(config: Config, log: Log) -> Setup:
     """With the recipe's own [data] to test on where it is there, else with no data at all."""
     try:
-        return job.prepare(config)
+        return make_setup(config)
     except DataError as e:
         log(f"nothing to test on at the server: {e}")
     task = config.build_task()
-    return job.Setup(
+    return Setup(
         config,
         config.settings,
         task,
@@ -96,16 +98,16 @@ def job_id(folder: Path) -> str:
     return job
 
 
-class _LogLines(job.Watch):
+class _LogLines(Listener):
     """A job's progress as lines for the Flower log."""
 
-    def begin(self, setup: job.Setup, folder: Path, done: int) -> None:
+    def on_start(self, setup: Setup, folder: Path, done: int) -> None:
         self.log(
             f"{setup.stack} with {len(setup.federation)} sites into {folder}, {done} of"
             f" {setup.settings.rounds} rounds done"
         )
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def on_round(self, record: Mapping[str, Any]) -> None:
         numbers = {"training loss": record["loss"], **dict(list(record["metrics"].items())[:3])}
         text = "  ".join(f"{k} {v:.4g}" for k, v in numbers.items() if v is not None)
         self.log(
@@ -119,5 +121,5 @@ class _LogLines(job.Watch):
     def log(self, text: str) -> None:
         print(f"fedlens: {text}", flush=True)
 
-    def end(self, summary: Mapping[str, Any]) -> None:
+    def on_end(self, summary: Mapping[str, Any]) -> None:
         self.log("done")

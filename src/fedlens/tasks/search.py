@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlens.core.files import atomic_path
 from fedlens.data.source import DataError
 from fedlens.data.video.files import find_clips
 from fedlens.data.video.frame_cache import Cache
@@ -173,17 +174,13 @@ def write_index(
     everything else, again. The file takes its name when it is complete."""
     from safetensors.torch import save_file
 
-    part = file.with_name(f".{file.name}.part")
     header = {
         "plan": json.dumps(plan, sort_keys=True),
         "videos": json.dumps(videos),
         "broken": json.dumps(broken),
     }
-    try:
+    with atomic_path(file) as part:
         save_file({"rows": rows.contiguous()}, part, metadata=header)
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def decoded(videos: VideoSet, seen: Sequence[int], skipped: list[str]) -> VideoSet:

@@ -19,9 +19,9 @@ from fedlens import Round, run
 from fedlens.config import recipe as recipes
 from fedlens.data.images.folders import ImageFolder
 from fedlens.engines.loopback import Loopback
-from fedlens.runs import job
 from fedlens.runs.checkpoint import Checkpoint
 from fedlens.runs.folder import read_records
+from fedlens.runs.job import run_job
 from fedlens.sites import site as recipe_site
 from fedlens.sites.server import run_server
 
@@ -344,7 +344,7 @@ def test_a_full_disk_at_a_site_is_that_sites_alone(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "flower.json").write_text('{"job": "j"}')
     (tmp_path / "1" / "j").mkdir(parents=True)
-    (tmp_path / "1" / "j" / f"1.part{os.getpid()}").symlink_to("/dev/full")
+    (tmp_path / "1" / "j" / f".1.part{os.getpid()}.safetensors").symlink_to("/dev/full")
     run_server(Grid(tmp_path, "", run=facts), facts)
     lines = read_records(tmp_path / "real" / "metrics.jsonl")
     assert [line["heard"] for line in lines] == [2, 3]
@@ -368,7 +368,7 @@ def test_recipes_end_in_the_simulators_bits_also_when_resumed(
     rounds and resumed by a new server: networks, and a scene whose images, kernels and multipliers
     live at the sites."""
     config = recipes.read(name, [*METHODS[name], "workers=0"])
-    wanted = job.start(config, tmp_path / "simulated")
+    wanted = run_job(config, tmp_path / "simulated")
     half = recipes.read(
         name, [*METHODS[name], "workers=0", f"rounds={config.settings.rounds // 2}"]
     )

@@ -23,9 +23,9 @@ from toy import same_bits, toy_federation
 from fedlens import Lost, Message, run
 from fedlens.config import recipe as recipes
 from fedlens.engines.loopback import Loopback
-from fedlens.runs import job as jobs
 from fedlens.runs.checkpoint import Checkpoint
 from fedlens.runs.folder import read_records
+from fedlens.runs.job import run_job
 
 pytest.importorskip("flwr")
 from fedlens.engines.flower import engine as flower
@@ -158,7 +158,7 @@ def test_every_method_ends_in_the_simulators_bits(two_sites: Deployment, name: s
     )
     here.submit(here.folder / f"app-{name}", f"run-{name}")
     here.wait_for(lambda: (out / "summary.json").exists(), PATIENCE, f"the end of {name}")
-    wanted = jobs.start(config, here.folder / f"{name}-simulated")
+    wanted = run_job(config, here.folder / f"{name}-simulated")
     found = Checkpoint(out / "checkpoint").load()
     assert found and same_bits(found[0].state, wanted.state)
     real, simulated = (read_records(f / "metrics.jsonl") for f in (out, wanted.folder))

@@ -15,7 +15,7 @@ pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from fedlens.cli import board as cli_board
-from fedlens.report.board.app import Board, make
+from fedlens.report.board.app import Board, make_app
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(root: Path) -> TestClient:
-    return TestClient(make(root), base_url="http://127.0.0.1", raise_server_exceptions=False)
+    return TestClient(make_app(root), base_url="http://127.0.0.1", raise_server_exceptions=False)
 
 
 def test_the_list(client: TestClient) -> None:
@@ -150,8 +150,10 @@ def test_only_what_changed_is_read_again(root: Path, monkeypatch: pytest.MonkeyP
     from fedlens.report import page_data as views
 
     board, read = Board(root), []
-    real = views.card
-    monkeypatch.setattr(views, "card", lambda path, name: (read.append(name), real(path, name))[1])
+    real = views.run_card
+    monkeypatch.setattr(
+        views, "run_card", lambda path, name: (read.append(name), real(path, name))[1]
+    )
     board.cards()
     read.clear()
     board.cards()
@@ -180,21 +182,21 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(
 ) -> None:
     from fedlens.report import page_data as views
 
-    real, board = views.glance, Board(root)
+    real, board = views.read_overview, Board(root)
 
     def fail(path: Path) -> object:
         if path.name == "a":
             raise KeyError("whatever it is")
         return real(path)
 
-    monkeypatch.setattr(views, "glance", fail)
+    monkeypatch.setattr(views, "read_overview", fail)
     cards = board.cards()
     assert (
         cards["a"]["status"] == "broken"
         and cards["a"]["problem"] == "This folder could not be read (KeyError)."
     )
     assert cards["sweep/b"]["status"] == "finished"
-    monkeypatch.setattr(views, "glance", real)
+    monkeypatch.setattr(views, "read_overview", real)
     assert board.cards()["a"]["status"] == "finished"
 
 
@@ -212,7 +214,7 @@ def test_a_name_that_is_not_utf8_is_listed_but_not_opened(client: TestClient, ro
 
 def test_a_board_over_a_folder_whose_name_is_not_utf8(root: Path) -> None:
     odd = root.rename(root.parent / os.fsdecode(b"odd\xff"))
-    client = TestClient(make(odd), base_url="http://127.0.0.1")
+    client = TestClient(make_app(odd), base_url="http://127.0.0.1")
     assert client.get("/api/runs").json()["root"] == "odd\\udcff"
     for path in ("/api/run?name=a", "/report?run=a"):
         assert client.get(path).status_code == 200

@@ -20,7 +20,7 @@ from run_folders import round_line, write_pictures, write_run
 uvicorn = pytest.importorskip("uvicorn", reason='the board needs "fedlens[board]"')
 
 from fedlens.cli import board as cli_board  # noqa: E402
-from fedlens.report.board.app import make  # noqa: E402
+from fedlens.report.board.app import make_app  # noqa: E402
 
 COUNTS = np.full((6, 10), 20)
 
@@ -45,7 +45,7 @@ def root(tmp_path: Path) -> Path:
 def address(root: Path) -> Iterator[str]:
     listener = cli_board.listen_at("127.0.0.1", 0)
     server = uvicorn.Server(
-        uvicorn.Config(make(root), log_level="warning", timeout_graceful_shutdown=1)
+        uvicorn.Config(make_app(root), log_level="warning", timeout_graceful_shutdown=1)
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -5,7 +5,6 @@ a crop reads only its own rows.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlens.core.files import atomic_path
 from fedlens.data.video.files import open_frames
 from fedlens.data.video.frames import Box, Frames, pictures_in
 
@@ -51,15 +51,14 @@ class Cache:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{key}.npy"
         if not path.exists():
-            part = path.with_suffix(f".{os.getpid()}.part")
-            out = np.lib.format.open_memmap(
-                part, mode="w+", dtype=np.uint8, shape=(len(frames), *frames.size, 3)
-            )  # type: ignore[no-untyped-call]
-            for low in range(0, len(frames), 16):
-                high = min(low + 16, len(frames))
-                out[low:high] = frames.read(low, high).permute(0, 2, 3, 1).numpy()
-            out.flush()
-            part.rename(path)
+            with atomic_path(path) as part:
+                out = np.lib.format.open_memmap(
+                    part, mode="w+", dtype=np.uint8, shape=(len(frames), *frames.size, 3)
+                )  # type: ignore[no-untyped-call]
+                for low in range(0, len(frames), 16):
+                    high = min(low + 16, len(frames))
+                    out[low:high] = frames.read(low, high).permute(0, 2, 3, 1).numpy()
+                out.flush()
         return np.load(path, mmap_mode="r")
 
     def __getstate__(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedlens.core.files import atomic_path
 from fedlens.data.source import DataError
 from fedlens.data.video.files import VIDEOS, FileFrames, load_av
 from fedlens.data.video.frames import PICTURES, FolderFrames, Frames
@@ -47,13 +48,8 @@ def writer(target: Path, like: Frames, size: tuple[int, int], quality: int = 16)
         yield _folder_writer(target, like)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.stem}.part{target.suffix}")
-    try:
-        with _file_writer(part, like, size, quality) as write:
-            yield write
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_path(target) as part, _file_writer(part, like, size, quality) as write:
+        yield write
 
 
 def _folder_writer(folder: Path, like: Frames) -> Write:

@@ -322,13 +322,6 @@ def _failure(envelope: Envelope) -> str | None:
     return str(lost) if lost is not None else None
 
 
-def make(*_: Any, **__: Any) -> Flower:
-    """Every other engine starts where the user is; this one lives in a ServerApp."""
-    raise ValueError(
-        "Flower runs at a SuperLink: fedlens run RECIPE --engine flower --superlink host:port"
-    )
-
-
 # -- an app ----------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ import fedlens
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.answer import answer
 from fedlens.core.federation import Federation
+from fedlens.core.files import write_atomically
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import Message
 from fedlens.engines.worker import threads
@@ -150,9 +151,7 @@ def respond(
                 raise SiteError(_amnesia(heard, last, folder))
             Memory(folder, durable=True).save(site.id, memory.load(site.id))
         if not evaluating:
-            part = stamp.with_suffix(".part")
-            part.write_text(json.dumps([message.round, heard]))
-            os.replace(part, stamp)
+            write_atomically(stamp, json.dumps([message.round, heard]), sync=False)
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
             raise SiteError(

@@ -1,3 +1,3 @@
 """The board: a local web page over all run folders below one directory. See `app.py` for the
-server, `fedlens/page` for the page.
+server, `report/page` for the page.
 """

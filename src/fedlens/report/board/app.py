@@ -61,7 +61,7 @@ class Board:
         found = folders.find_runs(self.root)
         seen = {}
         for name, path in found.items():
-            mark = folders.signature(path)
+            mark = folders.folder_signature(path)
             old = self._cards.get(name)
             fresh = old is None or old[0] != mark or old[1]["status"] in ("running", "broken")
             seen[name] = (mark, _card(path, name)) if fresh or old is None else old
@@ -84,11 +84,11 @@ class Board:
 
         def address(image: Path) -> str:
             return "/picture?" + urlencode(
-                {"run": name, "file": image.name, "v": folders.digest(image)}
+                {"run": name, "file": image.name, "v": folders.image_digest(image)}
             )
 
         return {
-            **views.view(folders.read(path), address),
+            **views.run_view(folders.read_run(path), address),
             "name": name if name != "." else folders.printable(path.name),
         }
 
@@ -112,7 +112,7 @@ class Board:
         return found
 
 
-def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Starlette:
+def make_app(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Starlette:
     """The application. `hosts` are the names a browser may use for it: another page must not reach
     it under a name of its own.
     """
@@ -167,7 +167,7 @@ def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Sta
     async def save(request: Request) -> Response:
         """The self-contained report, made on the spot: nothing is written."""
         path = board.folder(request.query_params.get("run", ""))
-        text = await _aside(lambda: report.render([folders.read(path)]))
+        text = await _aside(lambda: report.render_page([folders.read_run(path)]))
         return HTMLResponse(
             text,
             headers={"Content-Disposition": f'attachment; filename="{_plain(path.name)}.html"'},
@@ -200,13 +200,15 @@ def make(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Sta
 def _card(path: Path, name: str) -> dict[str, Any]:
     """One run that cannot be read, for whatever reason, must not take the list with it."""
     if (shown := folders.printable(name)) != name:  # an address is UTF-8, so none leads there
-        return views.broken(
+        return views.broken_card(
             path, shown, "The name of this folder is not UTF-8. Rename it to open it here."
         )
     try:
-        return views.card(path, name)
+        return views.run_card(path, name)
     except Exception as error:
-        return views.broken(path, name, f"This folder could not be read ({type(error).__name__}).")
+        return views.broken_card(
+            path, name, f"This folder could not be read ({type(error).__name__})."
+        )
 
 
 async def _stream(request: Request, look: Callable[[], Any]) -> AsyncIterator[str]:
@@ -229,12 +231,12 @@ async def _stream(request: Request, look: Callable[[], Any]) -> AsyncIterator[st
 def _watch_runs(board: Board, names: list[str]) -> Callable[[], Any]:
     paths = board.there(names)
 
-    def marks() -> dict[
-        str, Any
-    ]:  # a folder that loses its files and one that is gone have the same signature
-        return {
-            name: (os.path.isdir(path), folders.signature(path)) for name, path in paths.items()
-        }
+    def mark(path: Path) -> Any:
+        # a folder that loses its files and one that is gone have the same signature
+        return os.path.isdir(path), folders.folder_signature(path)
+
+    def marks() -> dict[str, Any]:
+        return {name: mark(path) for name, path in paths.items()}
 
     before = marks()
 

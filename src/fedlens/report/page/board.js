@@ -133,11 +133,13 @@
       arrange();
       ready();
     }
+    let changes = 0;
     async function again() {
-      const { runs: all } = await get("/api/runs"), there = new Set(all.map((c) => c.name));
+      const before = changes, { runs: all } = await get("/api/runs"), there = new Set(all.map((c) => c.name));
+      if (changes !== before) return again();  // the answer may be older than the change that came meanwhile
       if (current()) take(all.filter((c) => JSON.stringify(c) !== JSON.stringify(cards.get(c.name))), [...cards.keys()].filter((name) => !there.has(name)), false);
     }
-    listen("/events", ({ cards: changed, gone }) => take(changed, gone, true), () => again().catch(() => {}));
+    listen("/events", ({ cards: changed, gone }) => { changes += 1; take(changed, gone, true); }, () => again().catch(() => {}));
   }
 
   async function route() {

@@ -38,9 +38,9 @@ const View = (() => {
   const BASELINES = ["input", "before", "blurred", "bicubic", "observed", "local", "alone", "baseline", "start"];
   function baseline(view, name) {
     for (const p of view.pictures) {  // a before-and-after that says what both are worth, if its "after" is this result
-      const told = Object.entries(p.facts).filter(([, v]) => v && typeof v === "object" && Number.isFinite(v[name]));
-      const after = told.findIndex(([, v]) => Math.abs(v[name] - view.final[name]) <= 1e-3 * Math.abs(view.final[name]));
-      if (after > 0) return [told[0][0], told[0][1][name], told[0][0]];
+      const measured = Object.entries(p.facts).filter(([, v]) => v && typeof v === "object" && Number.isFinite(v[name]));
+      const after = measured.findIndex(([, v]) => Math.abs(v[name] - view.final[name]) <= 1e-3 * Math.abs(view.final[name]));
+      if (after > 0) return [measured[0][0], measured[0][1][name], measured[0][0]];
     }
     for (const b of BASELINES) for (const key of [`${name}_${b}`, `${b}_${name}`]) if (key in view.final) return [b, view.final[key], key];
     const history = points(view, name);

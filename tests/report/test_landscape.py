@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedlens.core.client import generator
-from fedlens.report.analysis import filter_normalised, line, perturbed, plane, to_target
+from fedlens.report.landscape import filter_normalised, loss_line, loss_plane, perturbed
 
 
 def test_every_filter_of_a_direction_is_as_long_as_the_weights() -> None:
@@ -25,8 +25,8 @@ def test_a_line_and_a_plane_through_a_parabola() -> None:
 
     weights = {"w": torch.tensor([[1.0, 0.0]])}
     one, two = {"w": torch.tensor([[1.0, 0.0]])}, {"w": torch.tensor([[0.0, 2.0]])}
-    assert line(loss, weights, one, [-1, 0, 1]) == [0, 1, 4]
-    assert plane(loss, weights, one, two, [-1, 0, 1]).tolist() == [
+    assert loss_line(loss, weights, one, [-1, 0, 1]) == [0, 1, 4]
+    assert loss_plane(loss, weights, one, two, [-1, 0, 1]).tolist() == [
         [12, 13, 16],
         [0, 1, 4],
         [12, 13, 16],
@@ -36,27 +36,3 @@ def test_a_line_and_a_plane_through_a_parabola() -> None:
 def test_a_perturbation_has_the_strength_it_says() -> None:
     found = perturbed({"w": torch.full((100, 1000), 7.0)}, 0.3, generator(0))["w"] - 7
     assert float(found.std()) == pytest.approx(0.3, rel=0.01) and abs(float(found.mean())) < 0.005
-
-
-def test_what_was_spent_until_the_target() -> None:
-    """The target .5 is seen in the third round: 3 x (10 + 5) bytes, two epochs of 4 + 6 examples
-    three times.
-    """
-    rounds = [
-        {
-            "round": r,
-            "bytes_down": 10,
-            "bytes_up": 5,
-            "seconds": 2.0,
-            "clients": {"0": {"examples": 4}, "3": {"examples": 6}},
-            "metrics": m,
-        }
-        for r, m in enumerate([{"r": 0.3}, {}, {"r": 0.5}, {"r": 0.6}])
-    ]
-    assert to_target(rounds, "r", 0.5, epochs=2) == {
-        "rounds": 3,
-        "bytes": 45,
-        "examples": 60,
-        "seconds": 6,
-    }
-    assert to_target(rounds, "r", 0.9) is None

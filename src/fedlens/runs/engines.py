@@ -1,0 +1,52 @@
+"""Which engines a job can run on, and how each is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedlens.config.convert import suggestion
+from fedlens.config.recipe import ConfigError
+from fedlens.core.rounds import Engine
+from fedlens.engines.worker import Log
+from fedlens.runs.setup import Setup
+
+ENGINES = ("simulator", "ray", "flower")
+MakeEngine = Callable[[Setup, Path, Log], Engine]
+
+
+def make_engine(name: str | MakeEngine, setup: Setup, folder: Path, log: Log) -> Engine:
+    """name: one of `ENGINES`, or a function for an engine that needs more than a config, such as a
+    network.
+    """
+    if not isinstance(name, str):
+        return name(setup, folder, log)
+    if name not in ENGINES:
+        raise ConfigError(f"there is no engine {name!r}{suggestion(name, ENGINES)}")
+    if name == "flower":
+        raise ConfigError(
+            "Flower runs at a SuperLink: fedlens run RECIPE --engine flower --superlink host:port"
+        )
+    settings = setup.settings
+    options: dict[str, Any] = {
+        "workers": settings.workers,
+        "threads": settings.threads,
+        "timeout": settings.timeout,
+        "folder": folder / "memory",
+        "log": log,
+    }
+    if name == "simulator":
+        from fedlens.engines.simulator import Simulator
+
+        return Simulator(setup.algorithm, setup.federation, **options)
+    try:
+        from fedlens.engines.ray import Ray
+    except ImportError as e:
+        raise ConfigError(
+            f'the engine {name} cannot be loaded ({e}): pip install "fedlens[{name}]"'
+        ) from e
+    # As everywhere with Ray: the cluster that RAY_ADDRESS names, or a local one.
+    address = os.environ.get("RAY_ADDRESS")
+    return Ray(setup.algorithm, setup.federation, address=address, **options)

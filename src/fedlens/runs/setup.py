@@ -1,0 +1,76 @@
+"""What a config stands for, built: task, data and algorithm, checked before any work starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fedlens.config.parts import parameters
+from fedlens.config.recipe import Config, ConfigError, Settings
+from fedlens.core.algorithm import Algorithm
+from fedlens.core.federation import Federation
+from fedlens.core.task import Task
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The objects a job works with."""
+
+    config: Config
+    settings: Settings
+    task: Task
+    federation: Federation
+    algorithm: Algorithm
+
+    @property
+    def stack(self) -> str:
+        return " + ".join(type(p).__name__ for p in self.algorithm.parts())
+
+    @property
+    def device(self) -> str:
+        return str(self.algorithm.place)
+
+
+def load_federation(config: Config) -> Federation:
+    return config.build_source().federation(config.settings.clients, config.settings.seed)
+
+
+def make_setup(config: Config, federation: Federation | None = None) -> Setup:
+    """Build everything, and refuse what cannot work, before any work starts."""
+    settings = config.settings
+    task = config.build_task()
+    algorithm = config.build_algorithm(task)
+    federation = task.admit(federation or load_federation(config))
+    if not len(federation):
+        raise ConfigError(f"{config.data.name} found no clients")
+    if settings.cohort is not None and settings.cohort > len(federation):
+        raise ConfigError(
+            f"federation.cohort is {settings.cohort}, but {config.data.name} has only"
+            f" {len(federation)} clients"
+        )
+    federation = _with_note(config, federation) if settings.personal else federation
+    return Setup(config, settings, task, federation, algorithm.given(federation.facts))
+
+
+def _with_note(config: Config, federation: Federation) -> Federation:
+    """Not refused, because recipes ask for personal metrics of whatever data somebody may put in;
+    but not passed over either.
+    """
+    if any(h is not None and len(h) for h in federation.held_out):
+        return federation
+    advice = ": data.holdout=0.1 keeps a tenth" if "holdout" in parameters(config.data.cls) else ""
+    note = (
+        f"federation.personal has no effect, because no client of {config.data.name} keeps anything"
+        f" for its own evaluation{advice}"
+    )
+    return replace(federation, facts=federation.facts.noting(note))
+
+
+def try_one_example(setup: Setup) -> None:
+    """Sizes and labels that do not fit are found out here, not by every client on its own."""
+    try:
+        setup.algorithm.rehearse(setup.federation)
+    except ValueError as e:
+        raise ConfigError(
+            f"{setup.config.data.name} does not fit {setup.config.task.name} as it is set up"
+            f" here: {e}"
+        ) from e
