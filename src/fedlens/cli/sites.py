@@ -223,7 +223,7 @@ def join(
     ADDRESS is the server's, as host:port. With --recipe the data is read before anything is
     started.
     """
-    from fedlens.config import recipe as recipes
+    from fedlens.config.files import find_recipe
     from fedlens.layers.balance import ROLES
     from fedlens.sites import programs
     from fedlens.sites import study as sites
@@ -236,7 +236,7 @@ def join(
     if data is not None and not data.exists():
         raise click.UsageError(f"there is no data at {data}")
     if recipe is not None:
-        recipe = str(recipes.find_recipe(recipe).absolute())
+        recipe = str(find_recipe(recipe).absolute())
     if generate and generate not in ROLES:
         raise click.UsageError(f"--generate says one of {', '.join(ROLES)}, not {generate}")
     programs.trusting(ca)
