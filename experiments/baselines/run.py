@@ -1,4 +1,4 @@
-"""All baselines on one recipe: a cell per method and seed, kept as JSON; seed 0 of every row first.
+"""All baselines on one recipe: a cell per method and seed, kept in cells.jsonl, seed 0 first.
 
     python experiments/baselines/run.py cifar10-0.1 --budget 30 --seeds 0,1,2   in minutes
     python experiments/baselines/run.py cifar10-0.1 --table   what is there, into README.md
@@ -15,7 +15,6 @@ import json
 import statistics
 import sys
 import time
-import tomllib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 
 from fedlens import run
+from fedlens.config.files import load_tables
 from fedlens.config.recipe import from_tables
 from fedlens.engines.simulator import Simulator
 from fedlens.runs.setup import make_setup
@@ -30,7 +30,7 @@ from fedlens.runs.setup import make_setup
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from blocks import fill  # noqa: E402
-from cells import compute  # noqa: E402
+from cells import Cells, compute, flat_settings, versions  # noqa: E402
 
 # name -> (layers, overrides of the recipe)
 METHODS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
@@ -65,7 +65,7 @@ METHODS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 
 
 def cell(recipe: Path, method: str, seed: int, overrides: dict[str, Any]) -> dict[str, Any]:
-    tables = tomllib.loads(recipe.read_text())
+    tables = load_tables(recipe)
     layers, own = METHODS[method]
     config = from_tables(
         {**tables, "algorithm": [*tables["algorithm"], *layers]},
@@ -100,7 +100,7 @@ def cell(recipe: Path, method: str, seed: int, overrides: dict[str, Any]) -> dic
         "recipe": recipe.stem,
         "method": method,
         "seed": seed,
-        "settings": config.tables(),
+        "settings": flat_settings(config.tables()),
         "accuracy": final["accuracy"],
         "worst_class": final.get("accuracy_worst_class"),
         "client_mean": final.get("client_accuracy"),
@@ -111,7 +111,7 @@ def cell(recipe: Path, method: str, seed: int, overrides: dict[str, Any]) -> dic
         "seconds": time.perf_counter() - began,
         "cpu_seconds": time.process_time() - worked,
         "curve": curve,
-        "torch": torch.__version__,
+        "versions": versions(),
     }
 
 
@@ -121,10 +121,15 @@ def reached(done: dict[str, Any], target: float) -> tuple[int, int] | None:
     return (hit["round"], hit["bytes"]) if hit else None
 
 
-def table(folder: Path, target: float) -> str:
+def cells_in(path: Path) -> Cells:
+    return Cells(path, "recipe", "method", "seed")
+
+
+def table(cells: Cells, recipe: str) -> str:
     """Mean and spread over seeds, and the gap to FedAvg seed by seed (mean, least and largest): all
     rows share their seeds' splits and initial weights. Rounds and megabytes to the target are of
     seed 0."""
+    target, everything = TARGETS[recipe], cells.read(recipe=recipe)
     head = [
         "method",
         "seeds",
@@ -138,26 +143,21 @@ def table(folder: Path, target: float) -> str:
         "CPU s",
     ]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    plain = {
-        c["seed"]: c
-        for c in (json.loads(p.read_text()) for p in sorted(folder.glob("fedavg-[0-9].json")))
-    }
+    plain = {c["seed"]: c for c in everything if c["method"] == "FedAvg"}
     for method in METHODS:
-        cells = [
-            json.loads(p.read_text()) for p in sorted(folder.glob(f"{slug(method)}-[0-9].json"))
-        ]
-        if not cells:
+        found = [c for c in everything if c["method"] == method]
+        if not found:
             continue
 
-        def figure(key: str, cells: list[dict[str, Any]] = cells) -> str:
-            values = [100 * c[key] for c in cells if c[key] is not None]
+        def figure(key: str, found: list[dict[str, Any]] = found) -> str:
+            values = [100 * c[key] for c in found if c[key] is not None]
             spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
             return f"{statistics.mean(values):.1f}{spread}" if values else "-"
 
-        hit = reached(cells[0], target)
+        hit = reached(found[0], target)
         gaps = [
             100 * (c["accuracy"] - plain[c["seed"]]["accuracy"])
-            for c in cells
+            for c in found
             if c["seed"] in plain and method != "FedAvg"
         ]
         gap = (
@@ -165,22 +165,18 @@ def table(folder: Path, target: float) -> str:
         )
         row = [
             method,
-            str(len(cells)),
+            str(len(found)),
             figure("accuracy"),
             gap,
             figure("worst_class"),
             figure("client_worst"),
             str(hit[0]) if hit else "-",
             f"{hit[1] / 1e6:.0f}" if hit else "-",
-            f"{(cells[0]['bytes_up'] + cells[0]['bytes_down']) / 1e6:.0f}",
-            f"{statistics.mean(c['cpu_seconds'] for c in cells):.0f}",
+            f"{(found[0]['bytes_up'] + found[0]['bytes_down']) / 1e6:.0f}",
+            f"{statistics.mean(c['cpu_seconds'] for c in found):.0f}",
         ]
         lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
-
-
-def slug(method: str) -> str:
-    return "".join(c if c.isalnum() or c == "." else "-" for c in method.lower().replace(", ", "-"))
 
 
 def overhead() -> str:
@@ -226,7 +222,8 @@ TARGETS = {
     "cifar10-0.5": 0.35,
     "tiny-imagenet-20": 0.15,
 }
-BLOCKS = {name: lambda n=name: table(HERE / "cells" / n, TARGETS[n]) for name in TARGETS} | {
+CELLS = HERE / "cells.jsonl"
+BLOCKS = {name: partial(table, cells_in(CELLS), name) for name in TARGETS} | {
     "overhead": overhead,
     "scaffold": scaffold,
 }
@@ -243,12 +240,13 @@ def main() -> None:
     parser.add_argument(
         "--set", action="append", default=[], help="an override of the recipe, as key=value"
     )
-    parser.add_argument("--out", type=Path, default=HERE / "cells")
+    parser.add_argument("--out", type=Path, default=CELLS, help="the file of cells")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
-    folder = options.out / options.recipe
+    cells = cells_in(options.out)
     if options.table:
-        print(table(folder, TARGETS[options.recipe]))
+        cells.tidy()
+        print(table(cells, options.recipe))
         fill(HERE / "README.md", BLOCKS)
         return
     torch.set_num_threads(1)
@@ -256,13 +254,14 @@ def main() -> None:
     methods = options.methods.split(";") if options.methods else list(METHODS)
     jobs = [
         (
-            folder / f"{slug(method)}-{seed}.json",
+            {"recipe": options.recipe, "method": method, "seed": seed},
             partial(cell, HERE / f"{options.recipe}.toml", method, seed, overrides),
         )
         for seed in (int(s) for s in options.seeds.split(","))
         for method in methods
     ]
     compute(
+        cells,
         jobs,
         options.budget,
         lambda c: (

@@ -1,5 +1,5 @@
 """FBL beside its rivals and the references without which a gain means nothing: a cell per row,
-split and seed, kept as JSON.
+split and seed, kept in cells.jsonl.
 
     fedlens run generator --out runs/generator   the diffusion model, on public images
     python experiments/fbl/run.py cifar10-0.1 --minutes 8 --seeds 0,1
@@ -20,7 +20,6 @@ import os
 import statistics
 import sys
 import time
-import tomllib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Any
 import torch
 
 from fedlens import run
+from fedlens.config.files import find_recipe, load_tables
 from fedlens.config.recipe import from_tables
 from fedlens.engines.simulator import Simulator
 from fedlens.generators.generator import store
@@ -37,9 +37,9 @@ from fedlens.runs.setup import Setup, make_setup
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from blocks import fill  # noqa: E402
-from cells import compute  # noqa: E402
+from cells import Cells, compute, flat_settings, versions  # noqa: E402
 
-RECIPE = HERE.parents[1] / "src" / "fedlens" / "recipes" / "fbl.toml"
+CELLS = HERE / "cells.jsonl"
 PUBLIC_EPOCHS = 20
 
 # split -> overrides of the recipe
@@ -140,7 +140,7 @@ def folders(split: str, work: Path, data: Path) -> tuple[Path, Path]:
 def setup_of(row: str, split: str, seed: int, where: argparse.Namespace) -> Setup:
     layers, own = ROWS[row]
     root, public = folders(split, where.work, where.data)
-    tables = tomllib.loads(RECIPE.read_text())
+    tables = load_tables(find_recipe("fbl"))
     overrides: dict[str, Any] = {
         **SPLITS[split],
         "data.name": "ImageFolder",
@@ -254,14 +254,14 @@ def cell(row: str, split: str, seed: int, where: argparse.Namespace) -> dict[str
         "row": row,
         "split": split,
         "seed": seed,
-        "settings": setup.config.tables(),
+        "settings": flat_settings(setup.config.tables()),
         "accuracy": final["accuracy"],
         "worst_class": final.get("accuracy_worst_class"),
         "cost": cost,
         "seconds": time.perf_counter() - began,
         "cpu_seconds": time.process_time() - worked,
         "curve": curve,
-        "torch": torch.__version__,
+        "versions": versions(),
     }
     return anonymous(done, where)
 
@@ -285,27 +285,31 @@ def anonymous(done: dict[str, Any], where: argparse.Namespace) -> dict[str, Any]
 WHAT = ("last round", "last four", "worst class", "seeds")
 
 
-def table(out: Path) -> str:
+def cells_in(path: Path) -> Cells:
+    return Cells(path, "split", "row", "seed")
+
+
+def table(cells: Cells) -> str:
     """The last round, and the mean of the last four evaluations, which wavers less; mean and spread
     over seeds.
     """
-    found = [json.loads(p.read_text()) for p in sorted(out.glob("*/*.json"))]
+    found = cells.read()
     splits = [s for s in SPLITS if any(c["split"] == s for c in found)]
     head = [f"{split if what == 'last round' else ''} {what}" for split in splits for what in WHAT]
     lines = ["| row | " + " | ".join(head) + " |", "|---|" + "---:|" * len(head)]
     for row in ROWS:
         texts = []
         for split in splits:
-            cells = [c for c in found if c["row"] == row and c["split"] == split]
+            mine = [c for c in found if c["row"] == row and c["split"] == split]
             late = [
                 statistics.mean([r["accuracy"] for r in c["curve"] if "accuracy" in r][-4:])
-                for c in cells
+                for c in mine
             ]
             texts += [
-                figure([c["accuracy"] for c in cells]),
+                figure([c["accuracy"] for c in mine]),
                 figure(late),
-                figure([c["worst_class"] for c in cells]),
-                str(len(cells) or "-"),
+                figure([c["worst_class"] for c in mine]),
+                str(len(mine) or "-"),
             ]
         if any(t != "-" for t in texts):
             lines.append(f"| {row} | " + " | ".join(texts) + " |")
@@ -316,12 +320,6 @@ def figure(shares: list[float]) -> str:
     values = [100 * v for v in shares]
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.1f}{spread}" if values else "-"
-
-
-def slug(row: str) -> str:
-    return "".join(
-        c if c.isalnum() else "-" for c in row.lower().replace(", ", "-").replace(" %", "")
-    ).strip("-")
 
 
 def main() -> None:
@@ -351,23 +349,25 @@ def main() -> None:
         default=Path("runs/fbl"),
         help="generated images, the public model, links",
     )
-    parser.add_argument("--out", type=Path, default=HERE / "cells")
+    parser.add_argument("--out", type=Path, default=CELLS, help="the file of cells")
     parser.add_argument("--table", action="store_true")
     where = parser.parse_args()
+    cells = cells_in(where.out)
     if where.table:
-        print(table(where.out))
+        cells.tidy()
+        print(table(cells))
         fill(HERE / "README.md", BLOCKS)
         return
     torch.set_num_threads(1)
     jobs = [
         (
-            where.out / where.split / f"{slug(row)}-{seed}.json",
+            {"split": where.split, "row": row, "seed": seed},
             partial(cell, row, where.split, seed, where),
         )
         for seed in (int(s) for s in where.seeds.split(","))
         for row in (where.rows.split(";") if where.rows else list(ROWS))
     ]
-    compute(jobs, where.minutes, told)
+    compute(cells, jobs, where.minutes, told)
 
 
 def told(done: dict[str, Any]) -> str:
@@ -382,7 +382,7 @@ def told(done: dict[str, Any]) -> str:
     )
 
 
-BLOCKS = {"table": lambda: table(HERE / "cells")}
+BLOCKS = {"table": lambda: table(cells_in(CELLS))}
 
 
 if __name__ == "__main__":

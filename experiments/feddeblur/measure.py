@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from run import GREY, HERE, PACK
+from run import GREY, PACK
+from tables import record
 from torch import Tensor
 
 from fedlens.core.client import Client
@@ -244,7 +245,7 @@ def main() -> None:
         return
     began = time.perf_counter()
     found = {"privacy": privacy, "memory": memory, "views": views, "denoiser": denoiser}[what]()
-    (HERE / "results" / f"{what}.json").write_text(json.dumps(found, indent=1))
+    record(what, found)
     print(json.dumps(found, indent=1), f"{time.perf_counter() - began:.0f} s", file=sys.stderr)
 
 

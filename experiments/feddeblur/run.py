@@ -1,8 +1,8 @@
 """The paper's tables and figures, cell by cell: python experiments/feddeblur/run.py [PREFIX ...]
 [--seconds N]
 
-A cell is the recipe paper.toml with a few keys changed. What came out is kept in results/NAME.json;
-a cell that is there is not run again. `--list` shows the cells, `--table` writes the tables of
+A cell is the recipe paper.toml with a few keys changed. What came out is kept in cells.jsonl; a
+cell that is there is not run again. `--list` shows the cells, `--table` writes the tables of
 README.md from what is there. The images are those of the data pack ($FEDLENS_DATA, or
 ../shared/data). `--part 1/2` runs every second cell only, so that two processes share the work.
 """
@@ -10,7 +10,6 @@ README.md from what is there. The images are those of the data pack ($FEDLENS_DA
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import time
@@ -335,7 +334,7 @@ def main() -> None:
         for n, c in cells().items()
         if not told.prefix or any(n.startswith(p) for p in told.prefix)
     }
-    missing = [n for n in chosen if not (HERE / "results" / f"{n}.json").exists()]
+    missing = [n for n in chosen if tables.read(n) is None]
     part, parts = map(int, told.part.split("/"))
     if told.list:
         print("\n".join(f"{n}{' (missing)' if n in missing else ''}" for n in chosen))
@@ -344,7 +343,7 @@ def main() -> None:
         if time.perf_counter() - began > told.seconds:
             break
         done = chosen[name]()
-        (HERE / "results" / f"{name}.json").write_text(json.dumps(done, indent=1))
+        tables.record(name, done)
         print(
             name,
             *(

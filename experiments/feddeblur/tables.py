@@ -1,13 +1,13 @@
-"""From results/*.json to the tables of README.md: python experiments/feddeblur/run.py --table
+"""From cells.jsonl to the tables of README.md: python experiments/feddeblur/run.py --table
 
 The paper's numbers are typed here, ours are not. A cell that was not run says so.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from blocks import fill  # noqa: E402
+from cells import Cells, versions  # noqa: E402
 
+CELLS = Cells(HERE / "cells.jsonl", "name")
 METHODS = ("FedDeblur", "CenDeblur", "FedAvgDeblur", "LocDeblur")
 SETTINGS = ("n10", "n5", "n3", "motion", "synthesis")
 # Tables 1, 2 and 5 of the paper: PSNR and SSIM in the order of METHODS.
@@ -63,9 +65,17 @@ PAPER_6 = {
 }
 
 
+@cache
+def results() -> dict[str, Any]:
+    return {cell["name"]: cell["found"] for cell in CELLS.read()}
+
+
 def read(name: str) -> Any:
-    path = HERE / "results" / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return results().get(name)
+
+
+def record(name: str, found: Any) -> None:
+    CELLS.append({"name": name, "found": found, "versions": versions()})
 
 
 def both(found: Any) -> str:
@@ -398,6 +408,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
 
 
 def write() -> None:
+    CELLS.tidy()
     surfaces()
     oscillation()
     fill(HERE / "README.md", BLOCKS)

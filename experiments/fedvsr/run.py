@@ -6,8 +6,8 @@ network, x4.
     python experiments/fedvsr/run.py --rows FedAvg,FedVSR --seeds 0 lr=0.0005   another setting
     python experiments/fedvsr/run.py --table      writes the tables of README.md
 
-A cell is one algorithm on one split with one seed; finished ones are kept as JSON under cells/ and
-are not run again. Seed 0 of every row comes first. No cell is begun after the budget is used up.
+A cell is one algorithm on one split with one seed; finished ones are kept in cells.jsonl and are
+not run again. Seed 0 of every row comes first. No cell is begun after the budget is used up.
 Cells run beside each other, each on one thread, so that their bits do not depend on how many there
 are.
 """
@@ -15,7 +15,6 @@ are.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import statistics
@@ -42,8 +41,9 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 import overhead  # noqa: E402
 from blocks import fill  # noqa: E402
+from cells import Cells, versions  # noqa: E402
 
-CELLS = HERE / "cells"
+CELLS = Cells(HERE / "cells.jsonl", "setup", "split", "row", "seed")
 SPLITS = {"groups": "more heterogeneous", "pooled": "less heterogeneous"}
 ROWS: dict[str, list[Layer]] = {
     "FedAvg": [],
@@ -143,7 +143,8 @@ def cell(row: str, split: str, seed: int, data: Path, setting: Setting) -> dict[
         "seed": seed,
         "metrics": metrics,
         "seconds": seconds,
-        "setting": setting,
+        "settings": setting,
+        "versions": versions(),
         "rounds": curve,
     }
 
@@ -168,6 +169,7 @@ def main() -> None:
     )
     options = parse.parse_args()
     if options.table:
+        CELLS.tidy()
         fill(HERE / "README.md", BLOCKS)
         return
     other = {k: float(v) for k, _, v in (text.partition("=") for text in options.settings)}
@@ -192,23 +194,23 @@ def work(
     jobs: list[tuple[str, str, int]], data: Path, other: Setting, workers: int, seconds: float
 ) -> None:
     """Seed 0 of everything first; finished cells are kept."""
-    folder = CELLS / "-".join(f"{k}={v:g}" for k, v in sorted(other.items()))
-    folder.mkdir(parents=True, exist_ok=True)
-    named = [(job, folder / f"{'-'.join(map(str, job))}.json") for job in jobs]
-    todo = [(job, path) for job, path in named if not path.exists()]
+    setup = "-".join(f"{k}={v:g}" for k, v in sorted(other.items()))
+    label = {"setup": setup} if setup else {}
+    done = {(c["row"], c["split"], c["seed"]) for c in CELLS.read(setup=label.get("setup"))}
+    todo = [job for job in jobs if job not in done]
     end = time.monotonic() + seconds
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        running: dict[Future[dict[str, Any]], Path] = {}
+        running: set[Future[dict[str, Any]]] = set()
         while todo or running:
             while todo and len(running) < workers and time.monotonic() < end:
-                job, path = todo.pop(0)
-                running[pool.submit(cell, *job, data, SETTING | other)] = path
+                running.add(pool.submit(cell, *todo.pop(0), data, SETTING | other))
             if not running:
                 print(f"the budget is used up, {len(todo)} cells are left")
                 return
             for ready in wait(running, return_when=FIRST_COMPLETED).done:
+                running.remove(ready)
                 found = ready.result()
-                running.pop(ready).write_text(json.dumps(found, indent=1))
+                CELLS.append(found | label)
                 shown = {k: round(v, 4) for k, v in found["metrics"].items()}
                 print(
                     found["row"], found["split"], found["seed"], found["seconds"], shown, flush=True
@@ -225,12 +227,11 @@ SHOWN = {
 }
 
 
-def cells(folder: Path = CELLS) -> dict[tuple[str, str, int], dict[str, float]]:
+def cells(setup: str | None = None) -> dict[tuple[str, str, int], dict[str, float]]:
     """(row, split, seed) -> metrics. Bicubic knows no split."""
-    found = [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
     return {
         (c["row"], s, c["seed"]): c["metrics"]
-        for c in found
+        for c in CELLS.read(setup=setup)
         for s in (SPLITS if c["row"] == "bicubic" else [c["split"]])
     }
 
@@ -248,10 +249,10 @@ def table(split: str) -> str:
 
 
 def apart(
-    row: str, base: str, split: str, folder: Path = CELLS, from_folder: Path = CELLS
+    row: str, base: str, split: str, setup: str | None = None, base_setup: str | None = None
 ) -> list[dict[str, float]]:
     """The gap between two rows, seed by seed, since all rows share their seeds."""
-    here, there = cells(folder), cells(from_folder)
+    here, there = cells(setup), cells(base_setup)
     shared = [s for r, own, s in here if (r, own) == (row, split) and (base, split, s) in there]
     return [
         {key: here[row, split, s][key] - there[base, split, s][key] for key in SHOWN}
@@ -270,7 +271,7 @@ def batches(split: str = "groups") -> str:
     """Markdown: what batches of 1 do, and what comes of comparing one method's 1 with another's 4,
     as the public scripts do.
     """
-    one = CELLS / "batch=1"
+    one = "batch=1"
     rows = {
         "FedVSR minus FedAvg, both batches of 4": apart("FedVSR", "FedAvg", split),
         "FedVSR minus FedAvg, both batches of 1": apart("FedVSR", "FedAvg", split, one, one),
@@ -282,13 +283,15 @@ def batches(split: str = "groups") -> str:
 
 def others(split: str = "groups") -> str:
     """Markdown: the rows that were run with another setting, under the usual ones."""
-    folders = [f for f in sorted(CELLS.iterdir()) if f.is_dir()]
-    known = {row for f in folders for row, _, _ in cells(f)} - {"bicubic"}
+    setups = sorted({c["setup"] for c in CELLS.read() if "setup" in c})
+    known = {row for setup in setups for row, _, _ in cells(setup)} - {"bicubic"}
     rows = {}
-    for folder in [CELLS, *folders]:
-        found, name = cells(folder), "usual" if folder == CELLS else folder.name
+    for setup in [None, *setups]:
+        found = cells(setup)
         rows |= {
-            f"{name}: {row}": [m for (r, own, _), m in found.items() if (r, own) == (row, split)]
+            f"{setup or 'usual'}: {row}": [
+                m for (r, own, _), m in found.items() if (r, own) == (row, split)
+            ]
             for row in ROWS
             if row in known
         }

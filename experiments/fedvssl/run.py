@@ -6,8 +6,8 @@ a linear probe and fine-tuning.
     python experiments/fedvssl/run.py --rows "CtP central, equal" size=32 side=41
     python experiments/fedvssl/run.py --table      writes the tables of README.md
 
-A cell is one row with one seed: a pretext task, an algorithm and a split. Finished ones are kept as
-JSON under cells/ and are not run again. Seed 0 of every row comes first. --finetune adds
+A cell is one row with one seed: a pretext task, an algorithm and a split. Finished ones are kept in
+cells.jsonl and are not run again. Seed 0 of every row comes first. --finetune adds
 fine-tuning, also to finished cells (whose weights, if they are gone, are trained again). No cell is
 begun after the budget is used up.
 --part 0/2 and --part 1/2 share the cells between two processes.
@@ -16,7 +16,6 @@ begun after the budget is used up.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -51,8 +50,9 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 import wire  # noqa: E402
 from blocks import fill  # noqa: E402
+from cells import Cells, versions  # noqa: E402
 
-CELLS = HERE / "cells"
+CELLS = Cells(HERE / "cells.jsonl", "setup", "row", "seed")
 SETTING: dict[str, Any] = {
     "backbone": "r3d10s",
     "frames": 8,
@@ -313,7 +313,8 @@ def cell(name: str, seed: int, data: Path, cache: str, models: Path) -> dict[str
         "metrics": metrics,
         **told,
         "cpu_seconds": seconds,
-        "setting": SETTING,
+        "settings": SETTING,
+        "versions": versions(),
     }
 
 
@@ -367,23 +368,23 @@ def main() -> None:
     )
     options = parse.parse_args()
     if options.table:
+        CELLS.tidy()
         fill(HERE / "README.md", BLOCKS)
         return
     other = {k: int(v) for k, _, v in (text.partition("=") for text in options.settings)}
     if unknown := sorted(other.keys() - {"size", "side"}):
         parse.error(f"there is no setting {unknown[0]!r}")
     SETTING.update(other)
-    folder = CELLS / "-".join(f"{k}={v}" for k, v in sorted(other.items()))
+    setup = "-".join(f"{k}={v}" for k, v in sorted(other.items()))
+    label = {"setup": setup} if setup else {}
     torch.set_num_threads(1)
-    folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * options.minutes
     wanted = [r for r in options.rows.split(";") if r] if options.rows else ["pixels", *ROWS]
     part, parts = (int(n) for n in options.part.split("/"))
     jobs = [(name, int(s)) for s in options.seeds.split(",") for name in wanted][part::parts]
     options.models.mkdir(parents=True, exist_ok=True)
     for name, seed in jobs:
-        path = folder / f"{file_name(name, seed)}.json"
-        found = json.loads(path.read_text()) if path.exists() else None
+        found = CELLS.find({"row": name, "seed": seed, **label})
         tune = options.finetune and name not in ("pixels", "labels")
         if found and ("finetune" in found["metrics"] or not tune):
             continue
@@ -394,7 +395,7 @@ def main() -> None:
         if not found or not (options.models / f"{file_name(name, seed)}.safetensors").exists():
             found = cell(name, seed, *places)
         found = tuned(found, *places) if tune else found
-        path.write_text(json.dumps(found, indent=1))
+        CELLS.append(found | label)
         print(
             name,
             seed,
@@ -415,11 +416,11 @@ SHOWN = {
 }
 
 
-def table(folder: Path = CELLS) -> str:
+def table(setup: str | None = None) -> str:
     """Markdown, in percent: mean over the finished seeds, with the spread where there is more than
     one.
     """
-    cells = [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
+    cells = CELLS.read(setup=setup)
     out = [
         f"| | {' | '.join(SHOWN.values())} | loss, last 10 rounds | seeds |",
         "|---" * (len(SHOWN) + 3) + "|",
@@ -447,8 +448,9 @@ def noise() -> str:
     """Rows of seed 0 that were also trained on another kind of processor, where sums round
     otherwise: what such a change alone does.
     """
-    twice = [(p, CELLS / "another-processor" / p.name) for p in sorted(CELLS.glob("*-0.json"))]
-    pairs = [[json.loads(p.read_text()) for p in both] for both in twice if both[1].exists()]
+    again = {c["row"]: c for c in CELLS.read(setup="another-processor", seed=0)}
+    twice = [c for c in CELLS.read(setup=None, seed=0) if c["row"] in again]
+    pairs = [(here, again[here["row"]]) for here in twice]
     # the same bits: not trained again yet
     pairs = [(here, there) for here, there in pairs if here["loss"] != there["loss"]]
     keys = [k for k in SHOWN if all(k in there["metrics"] for _, there in pairs)]
@@ -477,7 +479,7 @@ def noise() -> str:
 BLOCKS = {
     "table": table,
     "noise": noise,
-    "table32": lambda: table(CELLS / "side=41-size=32"),
+    "table32": lambda: table("side=41-size=32"),
     "bytes": wire.table,
 }
 

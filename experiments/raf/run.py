@@ -1,4 +1,4 @@
-"""Table II of the RAF paper in small: a cell per row and seed, as JSON in cells/; tables.py reads
+"""Table II of the RAF paper in small: a cell per row and seed, in cells.jsonl; tables.py reads
 them.
 
 python experiments/raf/run.py lspet --rows fedavg,raf-fedavg,fedprox,raf-fedprox --seeds 0 --limit
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,11 @@ from fedlens.layers import FedProx, MultiResolution
 from fedlens.metrics.pose import hits
 from fedlens.tasks.pose import Pose
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+from cells import versions  # noqa: E402
+from tables import CELLS, cells_in  # noqa: E402
+
 SEEN = ((64, 48), (48, 36), (32, 24))
 ALL = ((32, 24), (48, 36), (64, 48), (80, 60), (96, 72), (128, 96))
 COMMON: dict[str, Any] = {
@@ -177,7 +182,7 @@ def cell(
         "counts": counts,
         "pck": pck,
         "train_pck": own,
-        "torch": torch.__version__,
+        "versions": versions(),
     }
 
 
@@ -187,7 +192,7 @@ def main() -> None:
     parser.add_argument("--rows", default="fedavg,raf-fedavg,fedprox,raf-fedprox")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--limit", type=float, default=1200)
-    parser.add_argument("--out", type=Path, default=HERE / "cells")
+    parser.add_argument("--out", type=Path, default=CELLS, help="the file of cells")
     parser.add_argument("--set", action="append", default=[], help="a setting as key=value")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -196,20 +201,21 @@ def main() -> None:
     for pair in options.set:
         key, value = pair.split("=", 1)
         settings[key] = type(settings[key])(value)
-    options.out.mkdir(parents=True, exist_ok=True)
+    cells = cells_in(options.out)
     for seed in (int(s) for s in options.seeds.split(",")):
         for row in options.rows.split(","):
-            path = options.out / f"{options.data}-{row}-{seed}.json"
-            if path.exists():
+            name = f"{options.data}-{row}-{seed}"
+            if cells.find({"data": options.data, "row": row, "seed": seed}):
                 continue
-            print(path.name, flush=True)
+            print(name, flush=True)
+            part = options.out.with_name(f"{name}.part")
             try:
-                done = cell(row, seed, options.data, settings, path.with_suffix(".part"), until)
+                done = cell(row, seed, options.data, settings, part, until)
             except OutOfTime:
                 print("out of time; call again to go on")
                 return
-            path.write_text(json.dumps(done))
-            path.with_suffix(".part").unlink()
+            cells.append(done)
+            part.unlink()
             print(
                 json.dumps({k: round(v, 1) for k, v in done["pck"].items()}),
                 f"{done['train_cpu_seconds']:.0f} s",

@@ -19,7 +19,9 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from blocks import fill  # noqa: E402
+from cells import Cells  # noqa: E402
 
+CELLS = HERE / "cells.jsonl"
 ROWS = {
     "fedavg": "Base (FedAvg)",
     "fedprox": "Base (FedProx)",
@@ -36,9 +38,8 @@ PAPER = {
 Array = np.ndarray[Any, Any]
 
 
-def read(folder: Path, data: str) -> dict[tuple[str, int], dict[str, Any]]:
-    cells = (json.loads(p.read_text()) for p in sorted(folder.glob(f"{data}-*.json")))
-    return {(c["row"], c["seed"]): c for c in cells}
+def cells_in(path: Path) -> Cells:
+    return Cells(path, "data", "row", "seed")
 
 
 def people(
@@ -77,7 +78,7 @@ def line(name: str, values: Any, form: str = "{:.1f}") -> str:
 
 
 def ours(data: str) -> str:
-    cells = read(HERE / "cells", data)
+    cells = {(c["row"], c["seed"]): c for c in cells_in(CELLS).read(data=data)}
     lines = [header("ours, PCK@0.2", "seeds", *SIZES)]
     for row, name in ROWS.items():
         seeds = sorted(s for r, s in cells if r == row)
@@ -141,4 +142,5 @@ BLOCKS = {
 }
 
 if __name__ == "__main__":
+    cells_in(CELLS).tidy()
     fill(HERE / "README.md", BLOCKS)

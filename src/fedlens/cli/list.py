@@ -19,8 +19,8 @@ from rich.table import Table
 
 from fedlens.cli.options import examples
 from fedlens.cli.text import ACCENT, console, duration, few
-from fedlens.config import recipe as recipes
 from fedlens.config.convert import suggestion
+from fedlens.config.files import chain, shipped_recipes
 from fedlens.config.parts import exported_names, parameters
 from fedlens.config.recipe import ConfigError
 
@@ -106,11 +106,11 @@ def print_rows(rows: Mapping[str, str]) -> None:
 
 
 def page_of(kind: str, name: str, line: str) -> str:
-    """Everything there is to read about one thing: a recipe's file, or what the module and the
-    class say and the class's keys.
+    """Everything there is to read about one thing: a recipe's file and those it extends, or what
+    the module and the class say and the class's keys.
     """
     if kind == "recipes":
-        return recipes.shipped_recipes()[name].read_text(encoding="utf-8").rstrip()
+        return recipe_page(name)
     if kind in ("algorithms", "engines"):
         return line
     thing = getattr(importlib.import_module(f"fedlens.{exported(kind)[name]}"), name)
@@ -122,10 +122,19 @@ def page_of(kind: str, name: str, line: str) -> str:
     return "\n\n".join([*about, *keys_of(kind, thing), *site_options_of(thing)])
 
 
+def recipe_page(name: str) -> str:
+    """The recipe's file, then those it extends."""
+    pages: list[str] = []
+    for file, _ in chain(shipped_recipes()[name]):
+        text = file.read_text(encoding="utf-8").rstrip()
+        pages.append(f"# ---- {file.stem} ----\n{text}" if pages else text)
+    return "\n\n".join(pages)
+
+
 def rows_of(kind: str) -> dict[str, str]:
     """Names and a line about each."""
     if kind == "recipes":
-        return {name: about_recipe(path) for name, path in recipes.shipped_recipes().items()}
+        return {name: about_recipe(path) for name, path in shipped_recipes().items()}
     if kind == "algorithms":
         from fedlens.algorithms.named import NAMED
 

@@ -13,7 +13,6 @@ import click
 import typer
 
 from fedlens.cli.options import examples
-from fedlens.config import recipe as recipes
 from fedlens.config.overrides import parse_overrides
 
 if TYPE_CHECKING:
@@ -244,6 +243,7 @@ def join(
     (`fedlens list layers NAME` shows its options). With --recipe these are checked and the data is
     read before anything is started.
     """
+    from fedlens.config.files import find_recipe
     from fedlens.sites import network, programs
     from fedlens.sites.site import make_site
 
@@ -255,7 +255,7 @@ def join(
     if data is not None and not data.exists():
         raise click.UsageError(f"there is no data at {data}")
     if recipe is not None:
-        recipe = str(recipes.find_recipe(recipe).absolute())
+        recipe = str(find_recipe(recipe).absolute())
     network.tls_context(ca)
     home = (folder or Path("sites") / key.name).absolute()
     node: dict[str, Any] = {

@@ -9,7 +9,6 @@ follows the federation's.
 from __future__ import annotations
 
 import contextlib
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from fedlens.config.convert import ConfigError as ConfigError
 from fedlens.config.convert import suggestion, toml_section, toml_value
+from fedlens.config.files import find_recipe, load_tables
+from fedlens.config.inherit import carry_over, rename
 from fedlens.config.overrides import apply_overrides, parse_overrides
-from fedlens.config.parts import Part, exported_names, find_class, make_part, parameters
+from fedlens.config.parts import Part, exported_names, find_class, make_part
 from fedlens.core.limits import Count, Natural, Positive
 
 if TYPE_CHECKING:
     from fedlens.core.algorithm import Algorithm
     from fedlens.core.task import Task
     from fedlens.data.source import Source
-
-SHIPPED = Path(__file__).parents[1] / "recipes"
 
 
 @dataclass(frozen=True)
@@ -132,10 +131,7 @@ def read(
     algorithm, then the overrides.
     """
     path = find_recipe(recipe)
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path} is not valid TOML: {e}") from e
+    tables = load_tables(path)
     name = path.parent.name if path.name == "config.toml" else path.stem
     return from_tables(tables, name, overrides, algorithm)
 
@@ -188,30 +184,6 @@ def from_tables(
     return config
 
 
-def find_recipe(recipe: str | Path) -> Path:
-    path = Path(recipe)
-    if path.is_dir() and (path / "config.toml").is_file():
-        return path / "config.toml"
-    if path.is_file():
-        return path
-    shipped = shipped_recipes()
-    if str(recipe) in shipped:
-        return shipped[str(recipe)]
-    if path.suffix == ".toml" or len(path.parts) > 1:
-        raise ConfigError(f"there is no recipe file {recipe}")
-    raise ConfigError(
-        f"there is no recipe {str(recipe)!r}{suggestion(str(recipe), shipped)};"
-        " `fedlens list recipes` shows them all"
-    )
-
-
-def shipped_recipes() -> dict[str, Path]:
-    return {
-        p.relative_to(SHIPPED).with_suffix("").as_posix(): p
-        for p in sorted(SHIPPED.rglob("*.toml"))
-    }
-
-
 # -- stacks ----------------------------------------------------------------------------------------
 
 
@@ -236,29 +208,11 @@ def algorithm_tables(name: str) -> list[dict[str, Any]]:
     return [{"name": exported.get(p.lower(), p)} for p in pieces]
 
 
-def carry_over(new: list[dict[str, Any]], old: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Keys of the same name carry over to a part of the same name, and from base to base. Not
-    between layers: there a Greek letter means something else in each."""
-    before = {str(t.get("name", "")).lower(): t for t in old}
-    out = []
-    for k, table in enumerate(new):
-        source = before.get(table["name"].lower()) or (old[0] if k == 0 and old else {})
-        known = parameters(find_class("algorithm", table["name"], "algorithm"))
-        # what a name stands for goes first
-        out.append({**{key: v for key, v in source.items() if key in known}, **table})
-    return out
-
-
 def _swap(key: str, table: Mapping[str, Any], pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
     """`data.name=Cifar10` names another class; keys that it knows carry over."""
     for pair in [p for p in pairs if p[0].lower() == f"{key}.name"]:
         pairs.remove(pair)
-        name = str(pair[1]).strip("\"'")
-        cls = find_class(key, name, key)
-        table = {
-            "name": name,
-            **{k: v for k, v in table.items() if k != "name" and k in parameters(cls)},
-        }
+        table = rename(key, str(pair[1]).strip("\"'"), table)
     return table
 
 

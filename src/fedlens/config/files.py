@@ -1,0 +1,95 @@
+"""Recipe files: which file a name means, and what it says together with the files it extends."""
+
+from __future__ import annotations
+
+import contextlib
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedlens.config.convert import ConfigError, suggestion, toml_value
+from fedlens.config.inherit import check_types, extend
+
+SHIPPED = Path(__file__).parents[1] / "recipes"
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """By name, which is the file's without its folder."""
+    return {path.stem: path for path in sorted(SHIPPED.rglob("*.toml"), key=lambda p: p.stem)}
+
+
+def find_recipe(recipe: str | Path) -> Path:
+    """A run folder (its config.toml), a file, or a shipped recipe by name."""
+    path = Path(recipe)
+    if path.is_dir() and (path / "config.toml").is_file():
+        return path / "config.toml"
+    if path.is_file():
+        return path
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        raise ConfigError(f"there is no recipe file {recipe}")
+    return _shipped(str(recipe))
+
+
+def load_tables(path: Path) -> dict[str, Any]:
+    """What a recipe file says, with everything that it extends filled in."""
+    *variants, (base, tables) = chain(path)
+    if variants:
+        with _naming(base):
+            check_types(tables)
+    for file, own in reversed(variants):
+        with _naming(file):
+            check_types(own)
+            tables = extend(tables, {key: v for key, v in own.items() if key != "extends"})
+    return tables
+
+
+def chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The file, the one it extends, the one that extends, and so on: each with its own tables."""
+    found = [(path, _parse(path))]
+    while "extends" in (tables := found[-1][1]):
+        base = _base(found[-1][0], tables["extends"])
+        files = [file for file, _ in found]
+        if base.resolve() in [file.resolve() for file in files]:
+            way = " -> ".join(str(file) for file in [*files, base])
+            raise ConfigError(f"{path} extends itself in the end: {way}")
+        found.append((base, _parse(base)))
+    return found
+
+
+def _base(file: Path, wanted: Any) -> Path:
+    if not isinstance(wanted, str):
+        raise ConfigError(
+            f"{file}: extends must be the name of a recipe or a path, not {toml_value(wanted)}"
+        )
+    is_path = wanted.endswith(".toml") or "/" in wanted
+    try:
+        return find_recipe(file.parent / wanted) if is_path else _shipped(wanted)
+    except ConfigError as e:
+        raise ConfigError(f"{file} extends {wanted!r}, but {e}") from e
+
+
+def _shipped(name: str) -> Path:
+    shipped = shipped_recipes()
+    if name not in shipped:
+        raise ConfigError(
+            f"there is no recipe {name!r}{suggestion(name, shipped)}; `fedlens list recipes` shows"
+            " them all"
+        )
+    return shipped[name]
+
+
+@contextlib.contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Errors say which file they are about."""
+    try:
+        yield
+    except ConfigError as e:
+        raise ConfigError(f"{file}: {e}") from e
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path} is not valid TOML: {e}") from e
