@@ -26,8 +26,7 @@ from fedlens.cli.main import invoke
 from fedlens.config import recipe as recipes
 from fedlens.config.recipe import ConfigError
 from fedlens.data.source import DataError
-from fedlens.engines.flower import client_app as flower_client
-from fedlens.engines.flower import site
+from fedlens.engines.flower import client_app, site
 from fedlens.sites import keys, programs
 from fedlens.sites import study as sites
 
@@ -308,7 +307,7 @@ def test_a_site_is_told_which_of_its_pictures_cannot_be_read(
 
     def keep(crew: programs.Crew, worker: tuple[str, ...], *_: object) -> int:
         """The worker gets one greeting, and nothing else is started."""
-        threading.Thread(target=site.serve, args=(Path(worker[-1]),), daemon=True).start()
+        threading.Thread(target=site.serve_socket, args=(Path(worker[-1]),), daemon=True).start()
         while not Path(worker[-1]).exists():
             time.sleep(0.01)
         run = {"site": "fedlens.sites.study:make_site", "recipe": text, "name": "study"}
@@ -319,10 +318,10 @@ def test_a_site_is_told_which_of_its_pictures_cannot_be_read(
             **({"recipe": "study.toml"} if recipe else {}),
         }
         agreed = sites.fingerprint(recipes.read("study.toml"))
-        told = {"version": fedlens.__version__, "recipe": agreed, "job": "j"}
+        request = {"version": fedlens.__version__, "recipe": agreed, "job": "j"}
         for _ in range(2):
-            header = {"kind": "query", "facts": told, "node": node, "run": run}
-            assert flower_client.resident(worker[-1])(header, [])[0]["client"] == 0
+            header = {"kind": "query", "request": request, "node": node, "run": run}
+            assert client_app.connect_worker(worker[-1])(header, [])[0]["client"] == 0
         return 0
 
     monkeypatch.setattr(cli_sites, "_keep", keep)

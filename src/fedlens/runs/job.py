@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.metadata
 import json
 import math
 import os
@@ -227,18 +226,29 @@ def make_engine(name: str | MakeEngine, setup: Setup, folder: Path, log: Any) ->
             folder=folder / "memory",
             log=log,
         )
+    if name == "flower":
+        raise ConfigError(
+            "Flower runs at a SuperLink: fedlens run RECIPE --engine flower --superlink host:port"
+        )
     if name not in ENGINES:
         raise ConfigError(f"there is no engine {name!r}{nearest(name, ENGINES)}")
     try:
-        module = importlib.import_module(f"fedlens.engines.{name}")
+        from fedlens.engines.ray import Ray
     except ImportError as e:
         raise ConfigError(
             f'the engine {name} cannot be loaded ({e}): pip install "fedlens[{name}]"'
         ) from e
-    engine: Engine = module.make(
-        setup.algorithm, setup.federation, settings=s, folder=folder / "memory", log=log
+    return Ray(
+        setup.algorithm,
+        setup.federation,
+        workers=s.workers,
+        threads=s.threads,
+        # as everywhere with Ray; without it, a cluster of its own on this machine
+        address=os.environ.get("RAY_ADDRESS"),
+        timeout=s.timeout,
+        folder=folder / "memory",
+        log=log,
     )
-    return engine
 
 
 def start(

@@ -25,7 +25,7 @@ from fedlens.config.parts import parameters
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.federation import Federation
 from fedlens.data.source import DataError
-from fedlens.engines.flower.site import Facts, Site, SiteError, alone
+from fedlens.engines.flower.site import FlowerConfig, Site, SiteError, federation_of_one
 from fedlens.report.page_data import UNEVALUATED, remarks
 from fedlens.runs import job
 from fedlens.sites.programs import Crew, Say, await_port, connection, flower_home, split_address
@@ -42,7 +42,7 @@ def fingerprint(config: Config) -> str:
 # -- inside Flower ---------------------------------------------------------------------------------
 
 
-def main(grid: Any, run: Facts) -> None:
+def main(grid: Any, run: FlowerConfig) -> None:
     """The ServerApp: an ordinary job whose engine is Flower. The run folder is written here, on the
     SuperLink's machine.
     """
@@ -50,7 +50,7 @@ def main(grid: Any, run: Facts) -> None:
 
     config = recipes.from_tables(tomllib.loads(str(run["recipe"])), str(run["name"]))
     agreed = fingerprint(config)
-    # Sites remember one round back, not more: see engines/site.py.
+    # Sites remember one round back, not more: see engines/flower/site.py.
     config = replace(config, federation=config.federation.with_value("checkpoint_every", 1))
     s = config.settings
 
@@ -138,7 +138,7 @@ def token(folder: Path) -> str:
     return job
 
 
-def make_site(node: Facts, run: Facts) -> Site:
+def make_site(node: FlowerConfig, run: FlowerConfig) -> Site:
     """The site's end: its own copy of the recipe if it has one, else the server's, over its own
     data.
     """
@@ -158,7 +158,7 @@ def make_site(node: Facts, run: Facts) -> Site:
     if not 0 <= id < parts:
         raise SiteError(f"this site is client {id}, but the recipe has {parts} (0 to {parts - 1})")
     part = 0 if own else id
-    here = alone(id, federation.holdings[part], federation.held_out_of(part))
+    here = federation_of_one(id, federation.holdings[part], federation.held_out_of(part))
     # What it decides for itself, and no recipe for it: see layers/balance.py.
     algorithm = config.build_algorithm(task).given(
         {**federation.facts, "generate": node.get("generate", "")}
@@ -167,7 +167,7 @@ def make_site(node: Facts, run: Facts) -> Site:
     return Site(id, algorithm, here, Path(str(node["folder"])), agreed, s.threads, classes, told)
 
 
-def site_number(node: Facts) -> int:
+def site_number(node: FlowerConfig) -> int:
     for key in ("client", "partition-id"):
         if key in node:
             return int(node[key])
