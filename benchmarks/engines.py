@@ -38,7 +38,7 @@ from fedlens import Algorithm, Client, Federation, Message, Progress, Round, run
 from fedlens.algorithms import FedAvg  # noqa: E402
 from fedlens.core.replies import Replies  # noqa: E402
 from fedlens.data.images.tensors import Tensors  # noqa: E402
-from fedlens.engines.flower.site import Site, alone  # noqa: E402
+from fedlens.engines.flower.site import Site, federation_of_one  # noqa: E402
 from fedlens.tasks.classification import Classification  # noqa: E402
 
 torch.set_num_threads(1)
@@ -88,7 +88,7 @@ def make_algorithm(name: str) -> Algorithm:
 def make_site(node: Mapping[str, Any], config: Mapping[str, Any]) -> Site:
     id, name = int(node["client"]), str(config["work"])
     data = federation(int(config["clients"])).holdings[id] if name == "train" else ()
-    return Site(id, make_algorithm(name), alone(id, data), Path(str(node["folder"])))
+    return Site(id, make_algorithm(name), federation_of_one(id, data), Path(str(node["folder"])))
 
 
 def main(grid: Any, config: Mapping[str, Any]) -> None:

@@ -14,19 +14,19 @@ from stacks import STACKS
 from toy import toy_federation
 
 from fedlens import Algorithm, Client, Message
-from fedlens.engines.flower.site import Facts, Site, alone
+from fedlens.engines.flower.site import FlowerConfig, Site, federation_of_one
 
 torch.set_num_threads(1)
 
 
-def make_site(node: Facts, config: Facts) -> Site:
+def make_site(node: FlowerConfig, config: FlowerConfig) -> Site:
     everyone = toy_federation(int(config["clients"]))
     id = int(node["client"])
     algorithm = STACKS[str(config["stack"])].make()
     return Site(
         id,
         Slow(algorithm, config),
-        alone(id, everyone.holdings[id], everyone.held_out_of(id)),
+        federation_of_one(id, everyone.holdings[id], everyone.held_out_of(id)),
         Path(str(node["folder"])),
         recipe=str(node.get("recipe", config["stack"])),
     )

@@ -25,8 +25,8 @@ from fedlens.cli.main import invoke
 from fedlens.config import recipe as recipes
 from fedlens.config.recipe import ConfigError
 from fedlens.data.source import DataError
-from fedlens.engines.flower import client_app as flower_client
-from fedlens.engines.flower.site import SiteError, serve
+from fedlens.engines.flower import client_app
+from fedlens.engines.flower.site import SiteError, serve_socket
 from fedlens.sites import agreement, keys, network, programs, site, submit
 
 STUDY = """
@@ -339,7 +339,7 @@ def test_a_site_is_told_which_of_its_pictures_cannot_be_read(
 
     def keep(running: programs.Programs, worker: tuple[str, ...], *_: object) -> int:
         """The worker gets one greeting, and nothing else is started."""
-        threading.Thread(target=serve, args=(Path(worker[-1]),), daemon=True).start()
+        threading.Thread(target=serve_socket, args=(Path(worker[-1]),), daemon=True).start()
         while not Path(worker[-1]).exists():
             time.sleep(0.01)
         run = {"site": "fedlens.sites.site:make_site", "recipe": text, "name": "study"}
@@ -350,10 +350,10 @@ def test_a_site_is_told_which_of_its_pictures_cannot_be_read(
             **({"recipe": "study.toml"} if recipe else {}),
         }
         agreed = agreement.recipe_hash(recipes.read("study.toml"))
-        told = {"version": fedlens.__version__, "recipe": agreed, "job": "j"}
+        request = {"version": fedlens.__version__, "recipe": agreed, "job": "j"}
         for _ in range(2):
-            header = {"kind": "query", "facts": told, "node": node, "run": run}
-            assert flower_client.resident(worker[-1])(header, [])[0]["client"] == 0
+            header = {"kind": "query", "request": request, "node": node, "run": run}
+            assert client_app.connect_worker(worker[-1])(header, [])[0]["client"] == 0
         return 0
 
     monkeypatch.setattr(programs, "supervise", keep)

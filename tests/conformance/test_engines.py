@@ -22,6 +22,7 @@ from fedlens.core.tree import map_tree
 from fedlens.engines.flaky import Flaky
 from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
+from fedlens.engines.worker import Job
 from fedlens.layers import Scaffold
 
 Make = Callable[[Algorithm, Federation], Engine]
@@ -211,7 +212,7 @@ class Only:
         worker.begin(message, False)
         for i in ids:
             yield (
-                worker.work(places.index(i), i, heard.get(i, -1))
+                worker.work([Job(places.index(i), i, heard.get(i, -1))])[0]
                 if i in self.reachable
                 else Lost(i, "cannot be reached")
             )

@@ -14,6 +14,7 @@ from toy import flat, same_bits
 import fedlens.layers
 from fedlens import Layer, Message, Progress, Round, run
 from fedlens.engines.loopback import Loopback
+from fedlens.engines.worker import Job
 
 
 def test_every_exported_layer_is_in_the_suite() -> None:
@@ -96,7 +97,7 @@ def test_neither_half_changes_what_it_was_given(name: str) -> None:
     from fedlens.core.replies import gather
 
     engine.worker.begin(message, False)
-    replies, _ = gather((engine.worker.work(p, p, -1) for p in range(7)), range(7))
+    replies, _ = gather(engine.worker.work([Job(p, p) for p in range(7)]), range(7))
     algorithm.server_step(state, replies)
     assert all(torch.equal(t, flat(state)[n]) for n, t in kept_state.items())
     assert all(torch.equal(t, flat(message)[n]) for n, t in kept_message.items())

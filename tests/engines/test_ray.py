@@ -22,7 +22,7 @@ from fedlens.engines.loopback import Loopback
 from fedlens.layers import Scaffold
 
 ray = pytest.importorskip("ray")
-from fedlens.engines.ray import Ray, start  # noqa: E402
+from fedlens.engines.ray import Ray, start_cluster  # noqa: E402
 
 # Ray leaves sockets and log files open
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -32,7 +32,7 @@ FEDERATION = toy_federation(7)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """One small cluster for all tests of this file: starting one takes seconds."""
-    start(cores=4, gpus=1)
+    start_cluster(cores=4, gpus=1)
     yield
     with warnings.catch_warnings():  # processes that Ray has told to end and not waited for
         warnings.simplefilter("ignore")
@@ -43,7 +43,7 @@ def cluster() -> Iterator[None]:
 @pytest.mark.parametrize("name", STACKS)
 def test_every_stack_reaches_a_worker_whole(name: str) -> None:
     """What Ray sends to its workers is a pickled copy: it must do what the original does.
-    Everything else a worker does is `crew`'s.
+    Everything else a worker does is the pool's.
     """
     case, ends = STACKS[name], []
     for algorithm in (case.make(), ray.cloudpickle.loads(ray.cloudpickle.dumps(case.make()))):
@@ -108,7 +108,11 @@ def test_a_lost_worker_changes_no_bits(cluster: None) -> None:
     algorithm = STACKS["scaffold"].make()
     with Ray(algorithm, FEDERATION, workers=2) as engine:
         state = run(
-            algorithm, engine, 3, seed=3, after_round=lambda p, r: engine.crew[r.number % 2].kill()
+            algorithm,
+            engine,
+            3,
+            seed=3,
+            after_round=lambda p, r: engine.workers[r.number % 2].kill(),
         )
         assert same_bits(state, wanted)
 
@@ -119,7 +123,7 @@ def test_workers_share_a_gpu(cluster: None) -> None:
     algorithm = STACKS["fedavg"].make()
     with Ray(algorithm, FEDERATION, workers=2) as engine:
         assert engine.options["num_gpus"] == 0.5
-        assert ray.get([hand.actor.gpus.remote() for hand in engine.crew]) == [["0"], ["0"]]
+        assert ray.get([worker.actor.gpus.remote() for worker in engine.workers]) == [["0"], ["0"]]
 
 
 @pytest.mark.slow

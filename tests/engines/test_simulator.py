@@ -25,7 +25,7 @@ ORPHANS = textwrap.dedent("""
     from fedlens.algorithms import FedAvg
     from fedlens.engines.simulator import Simulator
     engine = Simulator(FedAvg(Toy()), toy_federation(4), workers=2)
-    print(*[p.process.pid for p in engine.crew], engine.scratch, flush=True)
+    print(*[p.process.pid for p in engine.workers], engine.scratch, flush=True)
     time.sleep(60)
 """)
 
@@ -57,7 +57,7 @@ WIDE = textwrap.dedent("""
         everyone = toy_federation(4)
         with simulator.Simulator(algorithm, everyone, workers=workers, threads=2) as engine:
             states.append(run(algorithm, engine, 2))
-            boxes = engine.inbox, *(p.outbox for p in engine.crew)
+            boxes = engine.inbox, *(p.outbox for p in engine.workers)
             moved += sum(s.path.is_symlink() for s in boxes)
         assert not engine.scratch.exists() and not engine.overflow.exists()
     print(all(same_bits(states[0], s) for s in states[1:]), moved)
@@ -91,9 +91,9 @@ def test_an_engine_outlives_the_thread_that_made_it() -> None:
     algorithm = FedAvg(Toy(), batch=8)
     with ThreadPoolExecutor(1) as pool:
         engine = pool.submit(Simulator, algorithm, toy_federation(4), workers=2).result()
-    pids = [p.process.pid for p in engine.crew]
+    pids = [p.process.pid for p in engine.workers]
     run(algorithm, engine, 1)
-    assert [p.process.pid for p in engine.crew] == pids
+    assert [p.process.pid for p in engine.workers] == pids
     engine.close()
 
 
@@ -118,9 +118,9 @@ def test_workers_exit_when_their_parent_is_killed() -> None:
 def test_one_resident_model_per_worker_and_nothing_left_behind() -> None:
     algorithm = FedAvg(Toy(), batch=8)
     engine = Simulator(algorithm, toy_federation(6), workers=2)
-    pids = [p.process.pid for p in engine.crew]
+    pids = [p.process.pid for p in engine.workers]
     run(algorithm, engine, 3)
-    assert [p.process.pid for p in engine.crew] == pids  # the same processes, round after round
+    assert [p.process.pid for p in engine.workers] == pids  # the same processes, round after round
     scratch = engine.scratch
     engine.close()
     assert not scratch.exists()
@@ -131,5 +131,5 @@ def test_clients_stay_with_their_worker_when_the_cohort_does() -> None:
     algorithm = FedAvg(Toy(), batch=8)
     with Simulator(algorithm, toy_federation(6), workers=2) as engine:
         run(algorithm, engine, 1)
-        first = dict(engine.home)
+        first = dict(engine.last_worker)
         assert set(first) == set(range(6)) and set(first.values()) == {0, 1}

@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import ArrayRecord
 
 from fedlens import Progress, Round, run
-from fedlens.engines.flower.engine import Flower, server_app
+from fedlens.engines.flower.engine import Flower, make_server_app
 from fedlens.engines.flower.strategy import StackStrategy
 from fedlens.layers import LossAware
 from fedlens_app.task import Stripes, algorithm, data_of
@@ -36,4 +36,4 @@ def main(grid: Any, config: Any) -> None:
     run(stack, engine, rounds, test=data_of(99), evaluate_every=1, after_round=tell)
 
 
-app = server_app(main)
+app = make_server_app(main)

@@ -1,5 +1,5 @@
-"""Flaky: any engine, with a bad network in front of it. Seeded, so that a bad day can be
-repeated.
+"""Flaky: any engine, with a bad network in front of it, for tests and experiments. Seeded, so that
+a bad day can be repeated.
 """
 
 from __future__ import annotations
@@ -33,15 +33,9 @@ class Flaky:
     ) -> None:
         if not all(0 <= p <= 1 for p in (before, after, delay)):
             raise ValueError("before, after and delay are shares between 0 and 1")
-        self.engine, self.before, self.after, self.delay, self.by, self.seed = (
-            engine,
-            before,
-            after,
-            delay,
-            by,
-            seed,
-        )
-        self.travelling: dict[int, tuple[int, Message]] = {}  # sender -> (arrives in round, reply)
+        self.engine, self.seed = engine, seed
+        self.before, self.after, self.delay, self.by = before, after, delay, by
+        self.delayed: dict[int, tuple[int, Message]] = {}  # sender -> (arrives in round, reply)
         if after or delay:
             engine.keep_singles = True  # a reply that was already summed cannot get lost any more
 
@@ -55,27 +49,31 @@ class Flaky:
         if message.header.evaluate:
             yield from self.engine.exchange(message, ids, heard)
             return
-        arriving = sorted(s for s, (when, _) in self.travelling.items() if when <= message.round)
-        late = [self.travelling.pop(s)[1] for s in arriving]
-        luck = {
-            i: torch.rand(3, generator=generator(self.seed, message.round, i, 0xF1)) for i in ids
-        }
-        unreachable = [i for i in ids if luck[i][0] < self.before]
-        busy = [i for i in ids if i in self.travelling or i in arriving]
-        yield from (Lost(i, "unreachable") for i in unreachable)
-        yield from (
-            Lost(i, "still busy with an earlier round") for i in busy if i not in unreachable
-        )
-        asked = [i for i in ids if i not in unreachable and i not in busy]
+        arriving = sorted(s for s, (when, _) in self.delayed.items() if when <= message.round)
+        busy = set(self.delayed)
+        late = [self.delayed.pop(s)[1] for s in arriving]
+        chance = {i: self._draw(message.round, i) for i in ids}
+        asked = []
+        for i in ids:
+            if chance[i][0] < self.before:
+                yield Lost(i, "unreachable")
+            elif i in busy:
+                yield Lost(i, "still busy with an earlier round")
+            else:
+                asked.append(i)
         for item in self.engine.exchange(message, asked, heard):
-            if isinstance(item, Message) and luck[item.sender][1] < self.after:
+            if isinstance(item, Message) and chance[item.sender][1] < self.after:
                 yield Lost(item.sender, "reply lost on the way")
-            elif isinstance(item, Message) and luck[item.sender][2] < self.delay:
-                self.travelling[item.sender] = (message.round + self.by, item)
+            elif isinstance(item, Message) and chance[item.sender][2] < self.delay:
+                self.delayed[item.sender] = (message.round + self.by, item)
                 yield Lost(item.sender, f"reply delayed by {self.by}")
             else:
                 yield item
         yield from late
+
+    def _draw(self, number: int, id: int) -> torch.Tensor:
+        """Three numbers in [0, 1): against `before`, `after` and `delay`."""
+        return torch.rand(3, generator=generator(self.seed, number, id, 0xF1))
 
     def snapshot(self) -> Mapping[int, Path]:
         if self.delay:

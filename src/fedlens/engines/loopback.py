@@ -1,5 +1,5 @@
 """Loopback: every client in this process, every message through its byte form. The reference that
-other engines are held against.
+the tests hold other engines against.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fedlens.core.federation import Federation
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import Message
 from fedlens.core.replies import Arrival
-from fedlens.engines.worker import Worker, threads
+from fedlens.engines.worker import Job, Worker, threads
 
 
 class Loopback:
@@ -43,7 +43,7 @@ class Loopback:
         for position, id in enumerate(sorted(ids)):
             self.worker.begin(Message.from_bytes(down, copy=True), sums=False)
             with threads(self.threads):
-                reply = self.worker.work(position, id, heard.get(id, NEVER))
+                (reply,) = self.worker.work([Job(position, id, heard.get(id, NEVER))])
             if isinstance(reply, Message):
                 self.traffic.append(bytes(reply.to_bytes()))
                 reply = Message.from_bytes(self.traffic[-1], copy=True)

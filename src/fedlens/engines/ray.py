@@ -1,12 +1,12 @@
-"""Ray: clients on a cluster. The only file that imports ray.
+"""Ray: clients on a cluster. The only file that imports ray; `runs.job` loads it on demand.
 
 Actors around `Worker`, as the simulator has processes around it. The message of a round goes into
 the object store once and reaches each machine once; a worker folds its clients' replies into
 partial sums and only those come back. The data of a client is fetched by the worker that first
 needs it and stays there; client memory is written to files, so that another worker can take over.
 
-Who works on whom, and what happens when a worker dies: see `crew`. There is no shared clock here: a
-worker may die, or take too long, with several clients in hand, and nobody can tell which of them it
+Who works on whom, and what happens when a worker dies: see `pool`. There is no shared clock here: a
+worker may die, or take too long, with several clients to ask, and nobody can tell which of them it
 was until they are asked alone.
 """
 
@@ -30,8 +30,8 @@ from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
 from fedlens.core.memory import Memory
 from fedlens.core.message import Message
-from fedlens.engines.pool import Crew, Desk, Gone, Hand, Job
-from fedlens.engines.worker import Log, Worker
+from fedlens.engines.pool import WorkerDied, WorkerHandle, WorkerPool
+from fedlens.engines.worker import Job, Log, Worker
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray's workers would give way to everything else on the machine
@@ -44,7 +44,7 @@ except ImportError as e:
     raise ImportError('this needs Ray: pip install "fedlens[ray]"') from e
 
 
-class Ray(Crew["_Hand"]):
+class Ray(WorkerPool["_ActorHandle"]):
     """workers: actors (default: as many as the cluster has cores for). threads: of torch, and cores
     reserved, per worker. gpus: of each worker, may be a share (default: what there is, dealt out
     evenly). address: of a running cluster ("auto", "host:6379"); without it one is started here.
@@ -70,19 +70,16 @@ class Ray(Crew["_Hand"]):
         super().__init__(algorithm, federation, timeout, log)
         self.mine = not ray.is_initialized()  # who starts it stops it
         if self.mine and address:
-            connect(address)
+            connect_cluster(address)
         elif self.mine:
-            start(max(os.cpu_count() or 1, (workers or 1) * threads))
+            start_cluster(max(os.cpu_count() or 1, (workers or 1) * threads))
         if folder is None and len([n for n in ray.nodes() if n["Alive"]]) > 1:
             raise ValueError(
                 "this Ray cluster has several machines: client memory needs a folder on a disk that"
                 " all of them see"
             )
-        self.scratch = Path(
-            tempfile.mkdtemp(
-                prefix="fedlens-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-            )
-        )
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.scratch = Path(tempfile.mkdtemp(prefix="fedlens-", dir=memory))
         self.folder = (folder or self.scratch / "memory").absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         holdings = [ray.put(h) for h in federation.holdings]
@@ -90,48 +87,44 @@ class Ray(Crew["_Hand"]):
         self.setup = ray.put(
             (algorithm, _Holdings(holdings), _Holdings(held_out), self.folder, budget, threads)
         )
-        wanted = min(
-            workers or max(1, int(ray.cluster_resources().get("CPU", 1) // threads)),
-            len(federation),
-        )
-        share = (
-            min(1.0, int(1e4 * ray.cluster_resources().get("GPU", 0) / wanted) / 1e4)
-            if gpus is None
-            else gpus
-        )
+        resources = ray.cluster_resources()
+        wanted = workers or max(1, int(resources.get("CPU", 1) // threads))
+        wanted = min(wanted, len(federation))
+        if gpus is None:
+            gpus = min(1.0, int(1e4 * resources.get("GPU", 0) / wanted) / 1e4)
         self.options: dict[str, Any] = {
             "num_cpus": threads,
-            "num_gpus": share,
+            "num_gpus": gpus,
             "max_restarts": 0,
             "max_task_retries": 0,
         }
-        self.crew = [self.hire(k) for k in range(wanted)]
-        self.await_crew()
+        self.workers = [self.start(k) for k in range(wanted)]
+        self.await_workers()
 
-    def hire(self, number: int) -> _Hand:
-        return _Hand(_Actor.options(**self.options).remote(self.setup))  # type: ignore[attr-defined]
+    def start(self, number: int) -> _ActorHandle:
+        return _ActorHandle(_Actor.options(**self.options).remote(self.setup))  # type: ignore[attr-defined]
 
-    def post(self, message: Message) -> Any:
+    def publish(self, message: Message) -> Any:
         return ray.put(np.frombuffer(message.to_bytes(), np.uint8))
 
     def ready(self, busy: Sequence[int], seconds: float) -> Sequence[int]:
-        futures = {self.crew[k].future: k for k in busy}
+        futures = {self.workers[k].future: k for k in busy}
         return [futures[f] for f in ray.wait(list(futures), num_returns=1, timeout=seconds)[0]]
 
-    def await_crew(self, seconds: float = 300) -> None:
+    def await_workers(self, seconds: float = 300) -> None:
         wanted = {
-            "CPU": len(self.crew) * self.options["num_cpus"],
-            "GPU": len(self.crew) * self.options["num_gpus"],
+            "CPU": len(self.workers) * self.options["num_cpus"],
+            "GPU": len(self.workers) * self.options["num_gpus"],
         }
         have = {k: ray.cluster_resources().get(k, 0.0) for k in wanted}
         why = (
-            f"Ray has {have['CPU']:g} cores and {have['GPU']:g} GPUs; {len(self.crew)} workers want"
-            f" {wanted['CPU']:g} and {wanted['GPU']:g}"
+            f"Ray has {have['CPU']:g} cores and {have['GPU']:g} GPUs; {len(self.workers)} workers"
+            f" want {wanted['CPU']:g} and {wanted['GPU']:g}"
         )
         try:
             if any(wanted[k] > have[k] for k in wanted):
                 raise ValueError(why)
-            ray.get([hand.actor.ready.remote() for hand in self.crew], timeout=seconds)
+            ray.get([worker.actor.ready.remote() for worker in self.workers], timeout=seconds)
         except ray.exceptions.GetTimeoutError as e:
             self.close()
             raise ValueError(
@@ -154,14 +147,14 @@ class Ray(Crew["_Hand"]):
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
-class _Hand(Hand):
-    """The driver's handle on an actor."""
+class _ActorHandle(WorkerHandle):
+    """The driver's end of an actor."""
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
 
-    def begin(self, parcel: Any, sums: bool) -> None:
-        self.begun = self.actor.begin.remote(parcel, sums)
+    def begin(self, published: Any, sums: bool) -> None:
+        self.begun = self.actor.begin.remote(published, sums)
 
     def work(self, jobs: list[Job]) -> None:
         self.future, self.since = self.actor.work.remote(jobs), time.monotonic()
@@ -173,17 +166,14 @@ class _Hand(Hand):
         try:
             return ray.get(self.future)
         except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as e:
-            raise Gone("its worker died") from e
+            raise WorkerDied("its worker died") from e
 
-    def harvest(self, sums: bool) -> tuple[Message, dict[str, Any]]:
-        index, data = self.report()
-        # the object store is read-only
-        return (
-            Message.from_bytes(memoryview(data), copy=True),
-            index,
-        )
+    def collect(self, sums: bool) -> tuple[Message, dict[str, Any]]:
+        data, index = self.report()
+        # a copy: the object store is read-only
+        return Message.from_bytes(memoryview(data), copy=True), index
 
-    def culprit(self, piece: Sequence[int]) -> int | None:
+    def suspect(self, piece: Sequence[int]) -> int | None:
         return piece[0] if len(piece) == 1 else None
 
     def overdue(self, piece: Sequence[int], limit: float) -> bool:
@@ -195,24 +185,24 @@ class _Hand(Hand):
         ray.kill(self.actor)
 
 
-QUIET: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+_QUIET: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
 
 
-def connect(address: str) -> None:
+def connect_cluster(address: str) -> None:
     try:
-        ray.init(address=address, **QUIET)
+        ray.init(address=address, **_QUIET)
     except (ConnectionError, RuntimeError, ValueError) as e:
         raise ValueError(f"no Ray cluster at {address!r}: {str(e).splitlines()[0]}") from e
 
 
-def start(cores: int, gpus: int | None = None) -> None:
+def start_cluster(cores: int, gpus: int | None = None) -> None:
     """A cluster on this machine, whose workers find the same modules as this process (Ray passes on
     the script's folder only).
     """
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     try:
-        ray.init(address="local", num_cpus=cores, num_gpus=gpus, include_dashboard=False, **QUIET)
+        ray.init(address="local", num_cpus=cores, num_gpus=gpus, include_dashboard=False, **_QUIET)
     finally:
         if before is None:
             del os.environ["PYTHONPATH"]
@@ -237,16 +227,17 @@ class _Holdings(Sequence[Any]):
 
 @ray.remote
 class _Actor:
+    """Carries out what its `_ActorHandle` asks for, as the simulator's worker loop does."""
+
     def __init__(self, setup: Any) -> None:
-        algorithm, holdings, held_out, folder, budget, n = setup
-        torch.set_num_threads(n)
+        algorithm, holdings, held_out, folder, budget, threads = setup
+        torch.set_num_threads(threads)
         heap.keep()
         if algorithm.trains:
             # the first optimiser would load it, at the cost of a client's time
             importlib.import_module("torch._dynamo")
-        self.desk = Desk(
-            Worker(algorithm, Federation(holdings, held_out), Memory(folder, budget, durable=True))
-        )
+        memory = Memory(folder, budget, durable=True)
+        self.worker = Worker(algorithm, Federation(holdings, held_out), memory)
 
     def ready(self) -> bool:
         return True
@@ -256,11 +247,11 @@ class _Actor:
         return found
 
     def begin(self, data: Any, sums: bool) -> None:
-        self.desk.begin(Message.from_bytes(memoryview(data), copy=True), sums)
+        self.worker.begin(Message.from_bytes(memoryview(data), copy=True), sums)
 
     def work(self, jobs: list[Job]) -> dict[str, Any]:
-        return self.desk.work(jobs)
+        return self.worker.report(jobs, self.worker.work(jobs))
 
-    def finish(self) -> tuple[dict[str, Any], Any]:
-        payload, index = self.desk.finish()
-        return index, np.frombuffer(payload.to_bytes(), np.uint8)
+    def finish(self) -> tuple[Any, dict[str, Any]]:
+        payload, index = self.worker.payload()
+        return np.frombuffer(payload.to_bytes(), np.uint8), index

@@ -1,9 +1,10 @@
-"""Simulator: clients in worker processes on one machine. The embedded default.
+"""Simulator: clients in worker processes on one machine. The default engine of `runs.job`.
 
 The message of a round is written once into a file that all workers map; a worker keeps one resident
 model, folds the replies of its clients into partial sums and hands those back through a mapped file
-of its own. Control messages are a few bytes of JSON. A clock in shared memory says which client a
-worker is at, and since when. Who works on whom, and what happens when a worker dies: see `crew`.
+of its own. Control messages are a few bytes of JSON over a pipe. A clock in shared memory says
+which client a worker is at, and since when. Who works on whom, and what happens when a worker dies:
+see `pool`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -36,16 +37,15 @@ from fedlens.core.federation import Federation
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import Message
 from fedlens.core.replies import Arrival, Lost
-from fedlens.engines.pool import IDLE, Crew, Desk, Gone, Hand, Job
-from fedlens.engines.worker import Log, Worker, threads
+from fedlens.engines.pool import WorkerDied, WorkerHandle, WorkerPool
+from fedlens.engines.worker import IDLE, Job, Log, Worker, threads
 
 MEMORY = Path("/dev/shm")
-SCRATCH = (  # nothing else may be called so: what lies there without an owner is deleted
-    "fedlens-scratch-"
-)
+# nothing else may be called so: what lies there without an owner is deleted
+SCRATCH = "fedlens-scratch-"
 
 
-class Simulator(Crew["_Process"]):
+class Simulator(WorkerPool["_ProcessHandle"]):
     """workers: processes (default: cores); 0 works in this process: quickest for rounds of a few
     milliseconds, easiest to debug. threads: of torch, per worker. timeout: seconds a client may
     take. budget: bytes of client memory a worker keeps resident. folder: where client memory goes;
@@ -73,40 +73,45 @@ class Simulator(Crew["_Process"]):
         self.overflow, self.other_lock = make_scratch(disk)
         self.folder = folder or self.scratch / "memory"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.inline = (
-            Worker(algorithm, federation, Memory(self.folder, budget)) if wanted == 0 else None
-        )
-        self.inbox = Shared(self.scratch / "inbox", self.overflow)
+        self.inline: Worker | None = None
+        if wanted == 0:
+            self.inline = Worker(algorithm, federation, Memory(self.folder, budget))
+        self.inbox = SharedFile(self.scratch / "inbox", self.overflow)
         if algorithm.trains and wanted:
             # The first optimiser loads another thousand modules. Before the fork that happens once,
             # and workers share the memory.
             import torch._dynamo  # noqa: F401
-        self.crew = [self.hire(k) for k in range(min(wanted, len(federation)))]
+        self.workers = [self.start(k) for k in range(min(wanted, len(federation)))]
 
-    def hire(self, number: int) -> _Process:
-        return _Process(self, number)
+    def start(self, number: int) -> _ProcessHandle:
+        return _ProcessHandle(self, number)
 
-    def post(self, message: Message) -> int:
+    def publish(self, message: Message) -> int:
         return self.inbox.write(message)
 
     def ready(self, busy: Sequence[int], seconds: float) -> Sequence[int]:
-        heard = wait([self.crew[k].pipe for k in busy], timeout=seconds)
-        return [k for k in busy if self.crew[k].pipe in heard]
+        answered = wait([self.workers[k].pipe for k in busy], timeout=seconds)
+        return [k for k in busy if self.workers[k].pipe in answered]
 
-    def carry(
-        self, message: Message, order: list[int], heard: Mapping[int, int], sums: bool
+    def exchange(
+        self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
     ) -> Iterator[Arrival]:
-        if not self.inline:
-            yield from super().carry(message, order, heard, sums)
-            return
+        if self.inline is None:
+            return super().exchange(message, ids, heard)
+        return self._exchange_inline(self.inline, message, ids, heard)
+
+    def _exchange_inline(
+        self, worker: Worker, message: Message, ids: Sequence[int], heard: Mapping[int, int]
+    ) -> Iterator[Arrival]:
+        self.touch(message, ids)
         with threads(self.threads):
-            self.inline.begin(message, sums)
-            for position, id in enumerate(order):
-                outcome = self.inline.work(position, id, heard.get(id, NEVER))
+            worker.begin(message, self.sums)
+            for position, id in enumerate(sorted(ids)):
+                (outcome,) = worker.work([Job(position, id, heard.get(id, NEVER))])
                 if isinstance(outcome, Lost):
                     self.log(f"client {id}: {outcome.reason}")
                 yield outcome
-            yield self.inline.finish()
+            yield worker.finish()
 
     def snapshot(self) -> Mapping[int, Path]:
         if self.inline:
@@ -141,7 +146,7 @@ def make_scratch(root: Path) -> tuple[Path, IO[str]]:
     return hidden.rename(root / hidden.name[1:]), mine
 
 
-class Shared:
+class SharedFile:
     """A file that several processes map; it grows when something larger is written. Where there is
     no room for it (64 MB of shared memory are what a container has), it goes to the folder
     `overflow`, and a link takes its place."""
@@ -197,44 +202,43 @@ def reserve(path: Path, size: int) -> None:
         f.truncate(size)
 
 
-class _Process(Hand):
-    """The parent's handle on a worker process."""
+class _ProcessHandle(WorkerHandle):
+    """The parent's end of a worker process."""
 
-    def __init__(self, owner: Simulator, number: int) -> None:
+    def __init__(self, pool: Simulator, number: int) -> None:
         # A fork shares the data that is already loaded; CUDA does not survive one.
         fork = "fork" in mp.get_all_start_methods() and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         context: Any = mp.get_context("fork" if fork else "spawn")
         self.number = number
-        self.outbox = Shared(
-            owner.scratch / f"outbox-{number}-{time.monotonic_ns()}", owner.overflow
-        )
-        clock = owner.scratch / f"clock-{number}"
+        outbox = pool.scratch / f"outbox-{number}-{time.monotonic_ns()}"
+        self.outbox = SharedFile(outbox, pool.overflow)
+        clock = pool.scratch / f"clock-{number}"
         clock.write_bytes(struct.pack("dd", IDLE, 0.0))
         self.clock = map_clock(clock)
         self.pipe, theirs = context.Pipe()
-        setup = (
-            owner.threads,
-            owner.algorithm,
-            owner.federation,
-            owner.folder,
-            owner.budget,
-            owner.inbox,
+        setup = _Setup(
+            pool.threads,
+            pool.algorithm,
+            pool.federation,
+            pool.folder,
+            pool.budget,
+            pool.inbox,
             self.outbox,
             clock,
         )
         # the kernel counts the end of this thread as the parent's death
         lasting = threading.current_thread() is threading.main_thread()
         self.process = context.Process(
-            target=_serve,
-            args=(theirs, os.getpid(), lasting, *setup),
+            target=_run_process,
+            args=(theirs, os.getpid(), lasting, setup),
             daemon=True,
             name=f"fedlens-{number}",
         )
         self.process.start()
         theirs.close()
 
-    def begin(self, parcel: int, sums: bool) -> None:
-        self.send({"do": "begin", "size": parcel, "sums": sums})
+    def begin(self, published: int, sums: bool) -> None:
+        self.send({"do": "begin", "size": published, "sums": sums})
 
     def work(self, jobs: list[Job]) -> None:
         self.send({"do": "work", "jobs": jobs})
@@ -242,24 +246,24 @@ class _Process(Hand):
     def finish(self) -> None:
         self.send({"do": "finish"})
 
-    def send(self, what: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # a dead worker is noticed when it is listened to
-            self.pipe.send_bytes(json.dumps(what).encode())
+    def send(self, command: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # a dead worker is noticed when its answer is read
+            self.pipe.send_bytes(json.dumps(command).encode())
 
     def report(self) -> dict[str, Any]:
         try:
-            told: dict[str, Any] = json.loads(self.pipe.recv_bytes())
+            report: dict[str, Any] = json.loads(self.pipe.recv_bytes())
         except (EOFError, OSError, json.JSONDecodeError) as e:
-            raise Gone(f"its worker died ({self.how_it_died()})") from e
-        return told
+            raise WorkerDied(f"its worker died ({self.how_it_died()})") from e
+        return report
 
-    def harvest(self, sums: bool) -> tuple[Message, dict[str, Any]]:
-        told = self.report()
-        if "full" in told:
-            raise OSError(told["full"], os.strerror(told["full"]), str(self.outbox.overflow))
-        return self.outbox.read(told["size"], copy=not sums), told
+    def collect(self, sums: bool) -> tuple[Message, dict[str, Any]]:
+        index = self.report()
+        if "full" in index:
+            raise OSError(index["full"], os.strerror(index["full"]), str(self.outbox.overflow))
+        return self.outbox.read(index["size"], copy=not sums), index
 
-    def culprit(self, piece: Sequence[int]) -> int | None:
+    def suspect(self, piece: Sequence[int]) -> int | None:
         position = float(self.clock[0])
         return None if position == IDLE else int(position)
 
@@ -277,7 +281,7 @@ class _Process(Hand):
         self.pipe.close()
         self.outbox.path.unlink(missing_ok=True)
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         self.send({"do": "stop"})
         self.process.join(0.5)
         self.kill()
@@ -288,54 +292,63 @@ def map_clock(path: Path) -> Any:
         return torch.frombuffer(mmap.mmap(f.fileno(), 0), dtype=torch.float64)
 
 
-def _serve(pipe: Connection, parent: int, lasting: bool, threads: int, *setup: Any) -> None:
-    """A worker process."""
-    die_with(parent, lasting)
+# -- in the worker process -------------------------------------------------------------------------
+
+
+class _Setup(NamedTuple):
+    """What a worker process needs to know."""
+
+    threads: int
+    algorithm: Algorithm
+    federation: Federation
+    folder: Path
+    budget: int
+    inbox: SharedFile
+    outbox: SharedFile
+    clock: Path
+
+
+def _run_process(pipe: Connection, parent: int, lasting: bool, setup: _Setup) -> None:
+    exit_with_parent(parent, lasting)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     heap.keep()
-    if threads == 1:
-        _listen(pipe, threads, *setup)
+    if setup.threads == 1:
+        _worker_loop(pipe, setup)
         return
     # OpenMP notes in a thread which others help it. A fork copies the note and not the helpers, and
     # would wait for them without end: a thread that is new finds its own.
     heap.share()
     with ThreadPoolExecutor(1) as fresh:
-        fresh.submit(_listen, pipe, threads, *setup).result()
+        fresh.submit(_worker_loop, pipe, setup).result()
 
 
-def _listen(
-    pipe: Connection,
-    threads: int,
-    algorithm: Algorithm,
-    federation: Federation,
-    folder: Path,
-    budget: int,
-    inbox: Shared,
-    outbox: Shared,
-    clock: Path,
-) -> None:
-    torch.set_num_threads(threads)
-    inbox.close()  # a fork finds the parent's mapping here; its own may grow at another time
-    desk = Desk(
-        Worker(algorithm, federation, Memory(folder, budget, durable=True)), map_clock(clock)
-    )
+def _worker_loop(pipe: Connection, setup: _Setup) -> None:
+    """Carry out the commands of the parent's `_ProcessHandle`, until it says stop."""
+    torch.set_num_threads(setup.threads)
+    # a fork finds the parent's mapping here; its own may grow at another time
+    setup.inbox.close()
+    memory = Memory(setup.folder, setup.budget, durable=True)
+    worker = Worker(setup.algorithm, setup.federation, memory, map_clock(setup.clock))
     while True:
-        told = json.loads(pipe.recv_bytes())
-        if told["do"] == "stop":
+        command = json.loads(pipe.recv_bytes())
+        if command["do"] == "stop":
             return
-        if told["do"] == "begin":
-            desk.begin(inbox.read(told["size"], copy=True), told["sums"])
-        elif told["do"] == "work":
-            pipe.send_bytes(json.dumps(desk.work(told["jobs"])).encode())
+        if command["do"] == "begin":
+            worker.begin(setup.inbox.read(command["size"], copy=True), command["sums"])
+            continue
+        if command["do"] == "work":
+            jobs = [Job(*job) for job in command["jobs"]]
+            answered = worker.report(jobs, worker.work(jobs))
         else:
-            pipe.send_bytes(json.dumps(_hand_in(desk, outbox)).encode())
+            answered = _hand_in(worker, setup.outbox)
+        pipe.send_bytes(json.dumps(answered).encode())
 
 
-def _hand_in(desk: Desk, outbox: Shared) -> dict[str, Any]:
+def _hand_in(worker: Worker, outbox: SharedFile) -> dict[str, Any]:
     """For a moment the sums lie here and in the outbox: what training has freed makes room for
     them.
     """
-    payload, index = desk.finish()
+    payload, index = worker.payload()
     heap.give_back()
     try:
         return {"size": outbox.write(payload), **index}
@@ -343,7 +356,7 @@ def _hand_in(desk: Desk, outbox: Shared) -> dict[str, Any]:
         return {"full": e.errno}
 
 
-def die_with(parent: int, lasting: bool) -> None:
+def exit_with_parent(parent: int, lasting: bool) -> None:
     """Exit within a second of the parent's death: by the kernel where it offers that and the thread
     that forked us lasts as long as its process, by looking twice a second elsewhere."""
     with contextlib.suppress(OSError, AttributeError):

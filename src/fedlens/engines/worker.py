@@ -1,46 +1,85 @@
-"""What every engine with workers of its own runs inside them: answer, check, fold. It knows nothing
-of processes.
+"""The worker: asks clients, checks their replies and sums them, inside whatever an engine runs its
+workers in.
+
+It knows nothing of processes or networks. Each process of the simulator and each actor of Ray holds
+one `Worker` and sends its pool what `report` and `payload` make of the outcomes. `loopback`, and
+the simulator without processes, call `work` directly. On a Flower server it checks and sums what
+came over the wire (`admit`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import torch
 
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.answer import answer
 from fedlens.core.federation import Federation
-from fedlens.core.memory import Memory
+from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import Header, Message
 from fedlens.core.replies import Fold, Heard, Lost, Nodes, Sum, refuse
 from fedlens.core.tree import Tree
 
+Log = Callable[[str], None]
+Outcome = Message | Heard | Lost  # of asking one client; Heard where its trees were folded
+IDLE = -1.0  # the position on a clock while no client is being asked
+
+
+class Job(NamedTuple):
+    """One client to ask. position: in the sorted cohort. heard: the round in which the server last
+    heard it. moved: another worker has written its memory since this one last held it.
+    """
+
+    position: int
+    client: int
+    heard: int = NEVER
+    moved: bool = False
+
 
 class Worker:
-    """Holds one resident model (inside the algorithm) and the partial sums of the round at hand."""
+    """Holds one resident model (inside the algorithm) and the partial sums of the round at hand.
+    clock: the position of the client being asked, and since when.
+    """
 
-    def __init__(self, algorithm: Algorithm, federation: Federation, memory: Memory) -> None:
+    def __init__(
+        self, algorithm: Algorithm, federation: Federation, memory: Memory, clock: Any = None
+    ) -> None:
         self.algorithm, self.federation, self.memory = algorithm, federation, memory
+        self.clock = [IDLE, 0.0] if clock is None else clock
         self.begin(Message(), True)
 
     def begin(self, message: Message, sums: bool) -> None:
         """A new round. With `sums`, trees are folded here and only scalars are handed out."""
         self.message, self.sums, self.fold = message, sums, Fold()
+        # by position: replies whose scalars were reported and whose trees were not yet handed in
+        self.singles: dict[int, Message] = {}
 
-    def work(self, position: int, id: int, heard: int) -> Message | Heard | Lost:
-        """One client. Whatever it does wrong costs its own reply only."""
-        try:
-            reply = answer(self.algorithm, self.message, id, self.federation, self.memory, heard)
-        except (
-            Exception
-        ) as e:  # a client is somebody else's code and data: anything may come out of it
-            return Lost(id, f"{type(e).__name__}: {e}".strip().splitlines()[0][:300])
-        return self.admit(position, reply)
+    def work(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """Ask these clients in turn. Whatever one does wrong costs its own reply only."""
+        outcomes: list[Outcome] = []
+        for position, id, heard, moved in jobs:
+            if moved:
+                self.memory.forget(id)
+            self.clock[1] = time.monotonic()
+            self.clock[0] = position
+            try:
+                reply = answer(
+                    self.algorithm, self.message, id, self.federation, self.memory, heard
+                )
+            except Exception as e:  # somebody else's code and data: anything may come out of it
+                outcomes.append(Lost(id, _first_line(f"{type(e).__name__}: {e}")))
+            else:
+                outcomes.append(self.admit(position, reply))
+                del reply  # as large as a model, and the next client needs the room
+            self.clock[0] = IDLE
+        return outcomes
 
-    def admit(self, position: int, reply: Message, own: bool = False) -> Message | Heard | Lost:
+    def admit(self, position: int, reply: Message, own: bool = False) -> Outcome:
         """Check a reply and fold it. own: it came over a wire, so its arrays are nobody else's."""
         expected = (
             {}
@@ -50,7 +89,7 @@ class Worker:
         try:
             why = refuse(reply, expected)
         except Exception as e:  # not even what a reply is made of
-            why = f"malformed ({type(e).__name__}: {e})".splitlines()[0][:300]
+            why = _first_line(f"malformed ({type(e).__name__}: {e})")
         if why:
             return Lost(reply.sender, why, refused=True)
         if not self.sums:
@@ -63,42 +102,69 @@ class Worker:
         nodes, self.fold = self.fold.nodes, Fold()
         return nodes
 
+    # -- for a pool in another process -------------------------------------------------------------
 
-def pack(worker: Worker, singles: Sequence[tuple[int, Message]]) -> tuple[Message, dict[str, Any]]:
-    """What a worker hands in: its arrays as one message, and a few words that say which array is
-    what.
-    """
-    index: list[list[Any]] = []
-    trees: dict[str, Tree] = {}
-    for (level, place), sums in worker.finish().items():
-        for (tree, name), total in sums.items():
-            trees[str(len(index))] = total.tree
-            index.append([level, place, tree, name, total.weight, total.borrowed])
-    for position, reply in singles:
-        trees |= {f"{position}:{n}": t for n, t in reply.trees.items()}
-    told = [
-        [position, {t: dict(w) for t, w in reply.weights.items()}, list(reply.trees)]
-        for position, reply in singles
-    ]
-    return Message(trees), {"nodes": index, "singles": told}
+    def report(self, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+        """Outcomes as a little JSON; trees stay here until the pool asks for the payload."""
+        lost: list[list[Any]] = []
+        heard: list[list[Any]] = []
+        for (position, id, *_), outcome in zip(jobs, outcomes, strict=True):
+            if isinstance(outcome, Lost):
+                lost.append([position, id, outcome.reason, outcome.refused])
+                continue
+            if isinstance(outcome, Message):
+                self.singles[position] = outcome
+                outcome = Heard.of(outcome)
+            heard.append([position, asdict(outcome)])
+        return {"lost": lost, "heard": heard}
+
+    def payload(self) -> tuple[Message, dict[str, Any]]:
+        """Partial sums and single replies: their arrays as one message, and an index of them."""
+        trees: dict[str, Tree] = {}
+        nodes: list[list[Any]] = []
+        for (level, place), sums in self.finish().items():
+            for (tree, name), total in sums.items():
+                trees[str(len(nodes))] = total.tree
+                nodes.append([level, place, tree, name, total.weight, total.borrowed])
+        singles: list[list[Any]] = []
+        for position, reply in self.singles.items():
+            trees |= {f"{position}:{n}": t for n, t in reply.trees.items()}
+            weights = {tree: dict(named) for tree, named in reply.weights.items()}
+            singles.append([position, weights, list(reply.trees)])
+        self.singles = {}
+        return Message(trees), {"nodes": nodes, "singles": singles}
 
 
-def unpack(
-    payload: Message, told: Mapping[str, Any], results: MutableMapping[int, Message | Heard | Lost]
+def read_report(report: Mapping[str, Any], results: MutableMapping[int, Outcome], log: Log) -> None:
+    """The pool's side of `Worker.report`: outcomes go to `results`, by position."""
+    for position, id, reason, refused in report["lost"]:
+        results[position] = Lost(id, reason, refused)
+        log(f"client {id}: {reason}")
+    for position, fields in report["heard"]:
+        results[position] = Heard(**fields)
+
+
+def read_payload(
+    payload: Message, index: Mapping[str, Any], results: MutableMapping[int, Outcome]
 ) -> Nodes:
-    """The partial sums of `pack`; single replies get their trees in `results`."""
+    """The pool's side of `Worker.payload`: returns the partial sums; single replies get their trees
+    in `results`.
+    """
     nodes: Nodes = {}
-    for k, (level, index, tree, name, weight, borrowed) in enumerate(told["nodes"]):
-        nodes.setdefault((level, index), {})[tree, name] = Sum(
-            payload.trees[str(k)], weight, borrowed
-        )
-    for position, weights, names in told["singles"]:
+    for k, (level, place, tree, name, weight, borrowed) in enumerate(index["nodes"]):
+        total = Sum(payload.trees[str(k)], weight, borrowed)
+        nodes.setdefault((level, place), {})[tree, name] = total
+    for position, weights, names in index["singles"]:
         heard = results[position]
         assert isinstance(heard, Heard)
         trees = {n: payload.trees[f"{position}:{n}"] for n in names}
         header = Header(round=heard.round)
         results[position] = Message(trees, heard.scalars, weights, heard.sender, header)
     return nodes
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:300]
 
 
 @contextlib.contextmanager
@@ -112,6 +178,3 @@ def threads(n: int) -> Iterator[None]:
     finally:
         if n != before:
             torch.set_num_threads(before)
-
-
-Log = Callable[[str], None]

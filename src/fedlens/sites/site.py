@@ -14,7 +14,7 @@ from fedlens.config.convert import suggestion
 from fedlens.config.parts import parameters
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.algorithm import Algorithm
-from fedlens.engines.flower.site import Site, SiteError, alone
+from fedlens.engines.flower.site import Site, SiteError, federation_of_one
 from fedlens.sites.agreement import recipe_hash, recipe_of_run
 
 PLACES = ("root", "folder", "file", "image")  # what data sources call the place their data lies in
@@ -43,7 +43,7 @@ def make_site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     return Site(
         id,
         algorithm.given(federation.facts),
-        alone(id, federation.holdings[part], federation.held_out_of(part)),
+        federation_of_one(id, federation.holdings[part], federation.held_out_of(part)),
         Path(str(node["folder"])),
         agreed,
         settings.threads,

@@ -39,7 +39,7 @@ from flwr.app import (
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedlens.engines.flower import engine as flower
-from fedlens.engines.flower.site import Site, SiteError, alone
+from fedlens.engines.flower.site import Site, SiteError, federation_of_one
 
 EVERYONE = toy_federation(3)
 
@@ -69,12 +69,12 @@ class Grid:
             return Site(
                 id,
                 STACKS[stack].make(),
-                alone(id, EVERYONE.holdings[id], EVERYONE.held_out_of(id)),
+                federation_of_one(id, EVERYONE.holdings[id], EVERYONE.held_out_of(id)),
                 folder / str(id),
                 "recipe",
             )
 
-        self.app = flower.client_app(recipe_site.make_site if run else make_site)
+        self.app = flower.make_client_app(recipe_site.make_site if run else make_site)
 
     def get_node_ids(self) -> list[int]:
         return sorted(self.online)
@@ -266,7 +266,7 @@ class Rude(Grid):
 def test_a_greeting_that_makes_no_sense_costs_only_that_site(tmp_path: Path, greeting: str) -> None:
     said: list[str] = []
     here = engine(Rude(tmp_path, "query", GREETINGS[greeting]), "fedavg", log=said.append)
-    here._assemble()
+    here._await_sites()
     assert sorted(here.nodes) == [1, 2] and list(here.refused) == [22]
     assert sum("a site was not let in: " in line for line in said) == 1
 
@@ -309,7 +309,7 @@ def test_a_site_whose_classes_differ_is_not_let_in(tmp_path: Path) -> None:
         federation = ImageFolder(
             root=str(tmp_path / f"scans-{id}"), names=names, least=1
         ).federation(1, 0)
-        here = alone(id, EVERYONE.holdings[id])
+        here = federation_of_one(id, EVERYONE.holdings[id])
         return Site(
             id,
             STACKS["fedavg"].make(),
@@ -319,9 +319,9 @@ def test_a_site_whose_classes_differ_is_not_let_in(tmp_path: Path) -> None:
             classes=tuple(federation.facts.classes),
         )
 
-    grid.app = flower.client_app(make_site)
+    grid.app = flower.make_client_app(make_site)
     here = engine(grid, "fedavg", log=said.append, classes="benign, malignant")
-    here._assemble()
+    here._await_sites()
     assert sorted(here.nodes) == [0, 2]
     assert "client 1 has the classes benign, other, not benign, malignant" in "\n".join(said)
 

@@ -20,7 +20,15 @@ from toy import same_bits, toy_federation
 import fedlens
 from fedlens import Message, run
 from fedlens.data.source import DataError
-from fedlens.engines.flower.site import Site, SiteError, alone, handle, pack, respond, unpack
+from fedlens.engines.flower.site import (
+    Site,
+    SiteError,
+    answer_from_disk,
+    answer_request,
+    federation_of_one,
+    from_pieces,
+    to_pieces,
+)
 from fedlens.engines.loopback import Loopback
 
 NEVER = -1
@@ -28,7 +36,7 @@ EVERYONE = toy_federation(2)
 
 
 def site(folder: Path, stack: str = "scaffold", id: int = 0, recipe: str = "r") -> Site:
-    here = alone(id, EVERYONE.holdings[id], EVERYONE.held_out_of(id))
+    here = federation_of_one(id, EVERYONE.holdings[id], EVERYONE.held_out_of(id))
     return Site(id, STACKS[stack].make(), here, folder, recipe)
 
 
@@ -39,34 +47,34 @@ def message(stack: str, round: int, **header: bool) -> Message:
 
 
 def ask(
-    make: Any, round: int = 0, heard: int = NEVER, **facts: Any
+    make: Any, round: int = 0, heard: int = NEVER, **changes: Any
 ) -> tuple[dict[str, Any], list[bytes]]:
-    told = {
+    request = {
         "version": fedlens.__version__,
         "recipe": "r",
         "job": "j",
         "heard": heard,
         "forgive": False,
-        **facts,
+        **changes,
     }
-    return handle(
-        {"kind": "train", "facts": told, "node": {}, "run": {}},
-        pack(message("scaffold", round)),
+    return answer_request(
+        {"kind": "train", "request": request, "node": {}, "run": {}},
+        to_pieces(message("scaffold", round)),
         make,
     )
 
 
 def test_pieces_carry_every_type_and_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedlens.engines.flower.site.PIECE", 1000)
+    monkeypatch.setattr("fedlens.engines.flower.site.PIECE_BYTES", 1000)
     x = torch.randn(999, generator=torch.Generator().manual_seed(0))
     trees = {
         "a": {"x": x, "half": x.bfloat16(), "n": torch.arange(7)},
         "b": {"empty": torch.zeros(0, 3)},
     }
     sent = Message(trees, {"loss": 0.1}, {"a": {"mean": 1 / 3}}, 4)
-    pieces = pack(sent)
+    pieces = to_pieces(sent)
     assert len(pieces) > 5 and all(len(p) <= 1000 for p in pieces)
-    got = unpack(pieces)
+    got = from_pieces(pieces)
     assert same_bits(got, sent) and not pieces
     assert (dict(got.scalars), got.weights, got.sender) == (
         {"loss": 0.1},
@@ -80,24 +88,26 @@ def test_a_reply_that_arrived_is_built_upon_and_one_that_got_lost_is_not(tmp_pat
     as if round 0 had never been.
     """
     s = site(tmp_path)
-    respond(s, message("scaffold", 0), "j", NEVER)
-    lost = respond(s, message("scaffold", 1), "j", NEVER)
-    assert same_bits(lost, respond(site(tmp_path / "new"), message("scaffold", 1), "j", NEVER))
-    respond(s, message("scaffold", 0), "k", NEVER)
-    heard = respond(s, message("scaffold", 1), "k", 0)
+    answer_from_disk(s, message("scaffold", 0), "j", NEVER)
+    lost = answer_from_disk(s, message("scaffold", 1), "j", NEVER)
+    assert same_bits(
+        lost, answer_from_disk(site(tmp_path / "new"), message("scaffold", 1), "j", NEVER)
+    )
+    answer_from_disk(s, message("scaffold", 0), "k", NEVER)
+    heard = answer_from_disk(s, message("scaffold", 1), "k", 0)
     assert not same_bits(heard, lost)
     # A server that died after round 1 and goes on from the checkpoint before it asks the same
     # again, and gets the same again.
-    assert same_bits(respond(s, message("scaffold", 1), "k", 0), heard)
+    assert same_bits(answer_from_disk(s, message("scaffold", 1), "k", 0), heard)
 
 
 @pytest.mark.parametrize("how", ["emptied", "old backup", "server went back too far"])
 def test_amnesia_is_noticed(tmp_path: Path, how: str) -> None:
     s, folder = site(tmp_path / "site"), tmp_path / "site"
-    respond(s, message("scaffold", 0), "j", NEVER)
+    answer_from_disk(s, message("scaffold", 0), "j", NEVER)
     shutil.copytree(folder, tmp_path / "backup")
-    respond(s, message("scaffold", 1), "j", 0)
-    respond(s, message("scaffold", 2), "j", 1)
+    answer_from_disk(s, message("scaffold", 1), "j", 0)
+    answer_from_disk(s, message("scaffold", 2), "j", 1)
     heard = 2
     if how != "server went back too far":
         shutil.rmtree(folder)
@@ -108,29 +118,31 @@ def test_amnesia_is_noticed(tmp_path: Path, how: str) -> None:
     with pytest.raises(
         SiteError, match=f"heard this site in round {heard}, but the site remembers"
     ):
-        respond(s, message("scaffold", 3), "j", heard)
+        answer_from_disk(s, message("scaffold", 3), "j", heard)
     # Declining changed nothing; with forgiveness the site begins anew, and can go on from there.
-    fresh = respond(s, message("scaffold", 3), "j", heard, forgive=True)
-    assert same_bits(fresh, respond(site(tmp_path / "other"), message("scaffold", 3), "j", NEVER))
-    respond(s, message("scaffold", 4), "j", 3)
+    fresh = answer_from_disk(s, message("scaffold", 3), "j", heard, forgive=True)
+    assert same_bits(
+        fresh, answer_from_disk(site(tmp_path / "other"), message("scaffold", 3), "j", NEVER)
+    )
+    answer_from_disk(s, message("scaffold", 4), "j", 3)
 
 
 def test_who_keeps_nothing_can_forget_nothing(tmp_path: Path) -> None:
-    respond(site(tmp_path, "fedavg"), message("fedavg", 5), "j", 4)
+    answer_from_disk(site(tmp_path, "fedavg"), message("fedavg", 5), "j", 4)
 
 
 def test_versions_and_recipes_must_agree(tmp_path: Path) -> None:
     make = lambda node, run: site(tmp_path)  # noqa: E731
-    facts, pieces = ask(make)
-    assert facts == {"client": 0} and unpack(pieces).sender == 0
-    facts, _ = ask(make, version="9.9")
+    fields, pieces = ask(make)
+    assert fields == {"client": 0} and from_pieces(pieces).sender == 0
+    fields, _ = ask(make, version="9.9")
     assert (
-        facts["lost"]
+        fields["lost"]
         == f"the server runs FedLens 9.9, this site {fedlens.__version__}: install the same version"
         " at both"
     )
-    facts, _ = ask(make, recipe="0123456789abcdef")
-    assert "recipe (0123456789ab) is not the one this site agreed to (r)" in facts["lost"]
+    fields, _ = ask(make, recipe="0123456789abcdef")
+    assert "recipe (0123456789ab) is not the one this site agreed to (r)" in fields["lost"]
 
 
 def test_trouble_at_a_site_is_one_sentence(tmp_path: Path) -> None:
@@ -160,8 +172,8 @@ def test_a_full_disk_costs_one_reply_and_no_memory(tmp_path: Path) -> None:
     ask(make)
     kept = {p: p.read_bytes() for p in (tmp_path / "j").iterdir()}
     with small_files(1000):
-        facts, _ = ask(make, round=1, heard=0)
-    assert facts["lost"].startswith(f"this site cannot write its memory to {tmp_path}: ")
+        fields, _ = ask(make, round=1, heard=0)
+    assert fields["lost"].startswith(f"this site cannot write its memory to {tmp_path}: ")
     assert {p: p.read_bytes() for p in (tmp_path / "j").iterdir()} == kept
     assert "lost" not in ask(make, round=1, heard=0)[0]
 
@@ -171,15 +183,15 @@ def test_the_resident_worker_answers_as_the_site_itself_does(tmp_path: Path) -> 
     up costs nothing.
     """
     pytest.importorskip("flwr")
-    from fedlens.engines.flower import client_app as flower_client
-    from fedlens.engines.flower.site import serve
+    from fedlens.engines.flower import client_app
+    from fedlens.engines.flower.site import serve_socket
 
     # made here: hidden random state is one for all threads of a process
     path, asked = (
         tmp_path / "s",
         message("scaffold", 0),
     )
-    threading.Thread(target=serve, args=(path,), daemon=True).start()
+    threading.Thread(target=serve_socket, args=(path,), daemon=True).start()
     while not path.exists():
         time.sleep(0.01)
     assert path.stat().st_mode & 0o077 == 0
@@ -191,21 +203,23 @@ def test_the_resident_worker_answers_as_the_site_itself_does(tmp_path: Path) -> 
         "out": str(tmp_path),
     }
     node = {"client": 1, "folder": str(tmp_path / "memory"), "recipe": "r"}
-    told = {
+    request = {
         "version": fedlens.__version__,
         "recipe": "r",
         "job": "j",
         "heard": NEVER,
         "forgive": False,
     }
-    header = {"kind": "train", "facts": told, "node": node, "run": run_config}
+    header = {"kind": "train", "request": request, "node": node, "run": run_config}
     with socket.socket(socket.AF_UNIX) as rude:
         rude.connect(str(path))
-        flower_client.send(rude, header, pack(asked))
+        client_app.send_frame(rude, header, to_pieces(asked))
     for _ in range(2):
-        facts, pieces = flower_client.resident(str(path))(header, pack(asked))
-        assert facts == {"client": 1}
-        assert same_bits(unpack(pieces), respond(site(tmp_path / "x", id=1), asked, "j", NEVER))
+        fields, pieces = client_app.connect_worker(str(path))(header, to_pieces(asked))
+        assert fields == {"client": 1}
+        assert same_bits(
+            from_pieces(pieces), answer_from_disk(site(tmp_path / "x", id=1), asked, "j", NEVER)
+        )
 
 
 def test_two_sites_and_a_server_are_a_federation(tmp_path: Path) -> None:
@@ -214,7 +228,9 @@ def test_two_sites_and_a_server_are_a_federation(tmp_path: Path) -> None:
     class Sites(Loopback):
         def exchange(self, message: Message, ids: Any, heard: Any) -> Any:
             for i in ids:
-                yield respond(site(tmp_path / str(i), id=i), message, "j", heard.get(i, NEVER))
+                yield answer_from_disk(
+                    site(tmp_path / str(i), id=i), message, "j", heard.get(i, NEVER)
+                )
 
     algorithm = STACKS["scaffold"].make()
     wanted = run(algorithm, Loopback(algorithm, EVERYONE), 3, seed=3)

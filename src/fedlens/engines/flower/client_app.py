@@ -1,5 +1,5 @@
 """The ClientApp: carries a message from Flower to the site's worker and the reply back. `write_app`
-ships this file to the sites as it is.
+ships this file to the sites as it is; Flower calls `app`.
 
 Flower starts a new process for every message. Importing torch and reading the site's data each time
 would cost more than most rounds do, so this file imports neither torch nor FedLens: it hands the
@@ -19,22 +19,27 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-Handle = Callable[[dict[str, Any], list[bytes]], tuple[dict[str, Any], list[bytes]]]
+# A header and the pieces of a message in, the fields and the pieces of the reply out; see `site`.
+AnswerRequest = Callable[[dict[str, Any], list[bytes]], tuple[dict[str, Any], list[bytes]]]
 
 
-def carry(envelope: Message, context: Context, handle: Handle | None = None) -> Message:
+def relay(
+    envelope: Message, context: Context, answer_request: AnswerRequest | None = None
+) -> Message:
+    """One message from Flower, answered by the site's worker unless told otherwise."""
     header = {
         "kind": envelope.metadata.message_type,
-        "facts": dict(envelope.content["fedlens"]),
+        "request": dict(envelope.content["fedlens"]),
         "node": dict(context.node_config),
         "run": dict(context.run_config),
     }
-    pieces = take(envelope.content)
-    facts, pieces = (handle or resident(str(context.node_config.get("worker", ""))))(header, pieces)
-    return Message(records(facts, pieces), reply_to=envelope)
+    if answer_request is None:
+        answer_request = connect_worker(str(context.node_config.get("worker", "")))
+    fields, pieces = answer_request(header, take_pieces(envelope.content))
+    return Message(to_records(fields, pieces), reply_to=envelope)
 
 
-def take(content: RecordDict) -> list[bytes]:
+def take_pieces(content: RecordDict) -> list[bytes]:
     """The pieces of a message, out of their record: nobody else keeps them alive from here on."""
     record = content.get("message")
     if not isinstance(record, ArrayRecord):  # none, or something that is no message
@@ -46,62 +51,63 @@ def take(content: RecordDict) -> list[bytes]:
     return pieces
 
 
-def records(facts: dict[str, Any], pieces: list[bytes]) -> RecordDict:
-    content = RecordDict({"fedlens": ConfigRecord(facts)})
+def to_records(fields: dict[str, Any], pieces: list[bytes]) -> RecordDict:
+    content = RecordDict({"fedlens": ConfigRecord(fields)})
     if pieces:
         arrays = {
-            f"{k:04d}": Array("uint8", (len(p),), "fedlens.core.message", p)
-            for k, p in enumerate(pieces)
+            f"{k:04d}": Array("uint8", (len(piece),), "fedlens.core.message", piece)
+            for k, piece in enumerate(pieces)
         }
         content["message"] = ArrayRecord(arrays)
     return content
 
 
-def resident(path: str) -> Handle:
+def connect_worker(path: str) -> AnswerRequest:
     """The worker behind a socket, or this process where nobody listens."""
     if path:
         with contextlib.suppress(OSError):
-            line = socket.socket(socket.AF_UNIX)
-            line.connect(path)
-            return lambda header, pieces: over(line, header, pieces)
-    from fedlens.engines.flower.site import handle
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(path)
+            return lambda header, pieces: ask_worker(connection, header, pieces)
+    from fedlens.engines.flower.site import answer_request
 
-    return handle
+    return answer_request
 
 
-def over(
-    line: socket.socket, header: dict[str, Any], pieces: list[bytes]
+def ask_worker(
+    connection: socket.socket, header: dict[str, Any], pieces: list[bytes]
 ) -> tuple[dict[str, Any], list[bytes]]:
-    with line:
-        send(line, header, pieces)
-        answer = receive(line)
-    return answer if answer else ({"lost": "its worker died while it worked"}, [])
+    with connection:
+        send_frame(connection, header, pieces)
+        frame = receive_frame(connection)
+    return frame if frame else ({"lost": "its worker died while it worked"}, [])
 
 
-def send(line: socket.socket, header: dict[str, Any], pieces: list[bytes]) -> None:
+def send_frame(connection: socket.socket, header: dict[str, Any], pieces: list[bytes]) -> None:
     """A frame: the header's length, the header with the sizes of the pieces, the pieces. Empties
     `pieces`.
     """
-    text = json.dumps({**header, "sizes": [len(p) for p in pieces]}).encode()
-    line.sendall(len(text).to_bytes(8, "little") + text)
+    text = json.dumps({**header, "sizes": [len(piece) for piece in pieces]}).encode()
+    connection.sendall(len(text).to_bytes(8, "little") + text)
     while pieces:
-        line.sendall(pieces.pop(0))
+        connection.sendall(pieces.pop(0))
 
 
-def receive(line: socket.socket) -> tuple[dict[str, Any], list[bytes]] | None:
+def receive_frame(connection: socket.socket) -> tuple[dict[str, Any], list[bytes]] | None:
     """The next frame, or None if the other end is gone."""
     try:
-        header = json.loads(_exactly(line, int.from_bytes(_exactly(line, 8), "little")))
-        return header, [_exactly(line, size) for size in header.pop("sizes")]
+        length = int.from_bytes(_receive_exactly(connection, 8), "little")
+        header = json.loads(_receive_exactly(connection, length))
+        return header, [_receive_exactly(connection, size) for size in header.pop("sizes")]
     except EOFError:
         return None
 
 
-def _exactly(line: socket.socket, size: int) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     out = bytearray(size)
     view, at = memoryview(out), 0
     while at < size:
-        got = line.recv_into(view[at:])
+        got = connection.recv_into(view[at:])
         if not got:
             raise EOFError
         at += got
@@ -109,5 +115,5 @@ def _exactly(line: socket.socket, size: int) -> bytes:
 
 
 app = ClientApp()
-app.query()(carry)
-app.train()(carry)
+app.query()(relay)
+app.train()(relay)

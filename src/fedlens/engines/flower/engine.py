@@ -1,9 +1,10 @@
-"""Flower: real clients on real machines. This file and `flower_client` are the only ones that
-import flwr.
+"""The Flower engine: real clients on real machines, through Flower's Grid. Only the modules of this
+folder import flwr.
 
-The same `run` works inside a ServerApp, through `Flower`, an engine around Flower's Grid; the same
-`answer` works inside a ClientApp (`client_app`, see `site`). Nothing else is new; what this file is
-about is that real sites come late, vanish, restart and disagree.
+The same `run` works inside a ServerApp, with `Flower` as its engine; the same `answer` works inside
+a ClientApp (see `client_app` and `site`). Nothing else is new; what this file is about is that real
+sites come late, vanish, restart and disagree. `sites.study` makes the engine for `fedlens run
+--engine flower`; an app of the user's own makes it itself.
 
 On the wire: a message travels in its own byte form, cut into pieces that are the arrays of one
 ArrayRecord ("message"); a ConfigRecord ("fedlens") beside it carries what the transport needs:
@@ -11,7 +12,7 @@ versions, the hash of the recipe, the job, the round last heard. One Message is 
 back. Pieces, because Flower joins the chunks of an array twice while it receives it.
 
 Who is who: Flower's node ids are random. A site says which client it is (`client=3` in its node
-config) when it is greeted with a "query" message, and is asked with "train" messages from then on.
+config) in its answer to a "query" message, and is asked with "train" messages from then on.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ from fedlens.core.federation import Federation
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import BadMessage, Message
 from fedlens.core.replies import Arrival, Lost, refuse
-from fedlens.engines.flower.site import MakeSite, SiteError, handle, pack, unpack
+from fedlens.engines.flower.site import (
+    MakeSite,
+    SiteError,
+    answer_request,
+    from_pieces,
+    to_pieces,
+)
 from fedlens.engines.worker import Log, Worker
 
 try:
@@ -41,8 +48,9 @@ try:
 except ImportError as e:
     raise ImportError('this needs Flower: pip install "fedlens[flower]"') from e
 
-from fedlens.engines.flower import client_app as flower_client
+from fedlens.engines.flower import client_app
 
+RETRY_SECONDS = 30.0  # after which a site that was refused may have been put right
 _FAILURES = {
     1: "could not load the app: is the same version of FedLens installed at the site?",
     3: "no answer within the time: the site did not even fetch its message",
@@ -53,41 +61,8 @@ _FAILURES = {
 }
 
 
-def server_app(main: Callable[[Grid, Mapping[str, Any]], None]) -> ServerApp:
-    """The ServerApp around a function of a grid and the run's config."""
-    app = ServerApp()
-
-    def begin(grid: Grid, context: Context) -> None:
-        heap.return_at_once()
-        main(grid, dict(context.run_config))
-
-    app.main()(begin)
-    return app
-
-
-def client_app(make_site: MakeSite) -> ClientApp:
-    """The ClientApp of a site for an app with code of its own. `make_site` is called for every
-    message: each one is a new process.
-    """
-    app = ClientApp()
-
-    def ask(envelope: Envelope, context: Context) -> Envelope:
-        return flower_client.carry(
-            envelope, context, lambda header, pieces: handle(header, pieces, make_site)
-        )
-
-    app.query()(ask)
-    app.train()(ask)
-    return app
-
-
-# -- at the server ---------------------------------------------------------------------------------
-
-AGAIN = 30.0  # seconds after which a site that was refused may have been put right
-
-
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     client: int
     round: int
     evaluating: bool
@@ -123,12 +98,12 @@ class Flower:
     nodes: dict[int, int] = field(default_factory=dict)  # client -> node
     # node -> why it was not let in, and when
     refused: dict[int, tuple[str, float]] = field(default_factory=dict)
-    _greetings: dict[str, int] = field(default_factory=dict)  # message id -> node
+    _queries: dict[str, int] = field(default_factory=dict)  # message id -> node
     # by message id, of this exchange and earlier ones
-    _open: dict[str, _Asked] = field(default_factory=dict)
+    _pending: dict[str, _Request] = field(default_factory=dict)
     _online: set[int] = field(default_factory=set)
-    _looked: float = 0.0
-    _begun: bool = False
+    _polled: float = 0.0
+    _started: bool = False
 
     def ids(self) -> Sequence[int]:
         return range(self.clients)
@@ -136,42 +111,46 @@ class Flower:
     def exchange(
         self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
     ) -> Iterator[Arrival]:
-        self._assemble()
+        self._await_sites()
         began = time.monotonic()
-        # checks and folds what comes in, as every engine does
-        door = Worker(self.algorithm, Federation([]), Memory())
-        door.begin(message, self.algorithm.needs != "replies" and not self.late)
+        # asks nobody here: it checks and folds what comes in, as every engine does
+        worker = Worker(self.algorithm, Federation([]), Memory())
+        worker.begin(message, self.algorithm.needs != "replies" and not self.late)
         place = {id: p for p, id in enumerate(sorted(ids))}
-        earlier = set(self._open)
+        earlier = set(self._pending)
         yield from self._send(message, sorted(ids), heard)
-        mine = self._open.keys() - earlier
+        mine = self._pending.keys() - earlier
         awaited = mine or earlier  # with everybody busy, a round is there to let them finish
-        while awaited & self._open.keys():
-            for m, arrived in self._arrivals(mine if message.header.evaluate else self._open):
+        while awaited & self._pending.keys():
+            wanted = mine if message.header.evaluate else self._pending
+            for message_id, arrived in self._pull(wanted):
                 outcome: Arrival = arrived
-                if isinstance(outcome, Message) and m in mine:
-                    outcome = door.admit(place[outcome.sender], outcome, own=True)
-                elif isinstance(outcome, Message) and (
-                    why := refuse(outcome, self.algorithm.expects(message))
-                ):
-                    outcome = Lost(outcome.sender, why, refused=True)
+                if isinstance(outcome, Message) and message_id in mine:
+                    outcome = worker.admit(place[outcome.sender], outcome, own=True)
+                elif isinstance(outcome, Message):
+                    outcome = self._check_late(outcome, message)
                 yield outcome
-            self._look()
-            if self.timeout and time.monotonic() - began > self.timeout:
+            self._poll_nodes()
+            elapsed = time.monotonic() - began
+            if self.timeout and elapsed > self.timeout:
                 break
-            time.sleep(
-                min(3.0, max(self.poll, (time.monotonic() - began) / 20, len(self._open) / 50))
-            )
-        for m in mine & self._open.keys():
-            yield Lost(self._open[m].client, f"no answer within {self.timeout:g} s")
-        yield door.finish()
+            time.sleep(min(3.0, max(self.poll, elapsed / 20, len(self._pending) / 50)))
+        for message_id in mine & self._pending.keys():
+            client = self._pending[message_id].client
+            yield Lost(client, f"no answer within {self.timeout:g} s")
+        yield worker.finish()
+
+    def _check_late(self, reply: Message, message: Message) -> Message | Lost:
+        """A reply to an earlier round has no place among this round's sums."""
+        why = refuse(reply, self.algorithm.expects(message))
+        return Lost(reply.sender, why, refused=True) if why else reply
 
     def _send(
         self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
     ) -> Iterator[Lost]:
-        busy = {asked.client: asked.round for asked in self._open.values()}
+        busy = {request.client: request.round for request in self._pending.values()}
         # one record for all: Flower stores equal content once
-        payload = flower_client.records({}, pack(message))["message"]
+        payload = client_app.to_records({}, to_pieces(message))["message"]
         ttl = self.timeout * (1 + self.late) if self.timeout else None
         for id in ids:
             if id in busy:
@@ -181,104 +160,112 @@ class Flower:
             elif self.nodes[id] not in self._online:
                 yield Lost(id, "is offline")
             else:
-                facts = ConfigRecord(
-                    {**self._facts(), "heard": heard.get(id, NEVER), "forgive": self.forgive}
+                fields = ConfigRecord(
+                    {**self._fields(), "heard": heard.get(id, NEVER), "forgive": self.forgive}
                 )
-                content = RecordDict({"fedlens": facts, "message": payload})
+                content = RecordDict({"fedlens": fields, "message": payload})
                 envelope = Envelope(
                     content, self.nodes[id], "train", ttl=ttl, group_id=str(message.round)
                 )
-                (m,) = self.grid.push_messages([envelope]) or [None]
-                if m:
-                    self._open[m] = _Asked(id, message.round, message.header.evaluate)
+                (message_id,) = self.grid.push_messages([envelope]) or [None]
+                if message_id:
+                    request = _Request(id, message.round, message.header.evaluate)
+                    self._pending[message_id] = request
                 else:
                     yield Lost(id, "the SuperLink did not take its message")
 
-    def _facts(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, Any]:
         return {"version": fedlens.__version__, "recipe": self.recipe, "job": self.job}
 
-    def _arrivals(self, wanted: Collection[str]) -> Iterator[tuple[str, Message | Lost]]:
+    def _pull(self, wanted: Collection[str]) -> Iterator[tuple[str, Message | Lost]]:
         """One reply at a time: pulled, turned into a message, handed on and forgotten before the
         next.
         """
-        for m in [m for m in self._open if m in wanted]:
-            for envelope in self.grid.pull_messages([m]):
-                asked = self._open.pop(m)
+        for message_id in [m for m in self._pending if m in wanted]:
+            for envelope in self.grid.pull_messages([message_id]):
+                request = self._pending.pop(message_id)
                 try:
-                    outcome = self._read(asked.client, envelope)
+                    outcome = self._read(request.client, envelope)
                 except BadMessage as e:
-                    outcome = Lost(asked.client, str(e), refused=True)
-                if m in wanted or not asked.evaluating:
-                    yield m, outcome
+                    outcome = Lost(request.client, str(e), refused=True)
+                if message_id in wanted or not request.evaluating:
+                    yield message_id, outcome
 
     def _read(self, client: int, envelope: Envelope) -> Message | Lost:
         if why := _failure(envelope):
             return Lost(client, why)
-        reply = unpack(flower_client.take(envelope.content))
+        reply = from_pieces(client_app.take_pieces(envelope.content))
         if reply.sender != client:
             return Lost(client, f"answered as client {reply.sender}", refused=True)
         return reply
 
     # -- who is there ------------------------------------------------------------------------------
 
-    def _assemble(self) -> None:
+    def _await_sites(self) -> None:
         """Before the first round wait for everybody, later for at least a few: a round without
         anyone is no round.
         """
-        self._look(now=True)
-        wanted = self.least if self._begun else self.clients
+        self._poll_nodes(now=True)
+        wanted = self.least if self._started else self.clients
         until = time.monotonic() + self.patience
-        while (here := self._present()) < wanted and time.monotonic() < until:
+        while (present := self._count_present()) < wanted and time.monotonic() < until:
             time.sleep(self.poll)
-            self._look()
-        self._begun = True
-        if here < self.least:
+            self._poll_nodes()
+        self._started = True
+        if present < self.least:
             reasons = "; ".join(dict.fromkeys(why for why, _ in self.refused.values()))
             raise SiteError(
-                f"{here} of {self.clients} sites joined within {self.patience:g} s"
+                f"{present} of {self.clients} sites joined within {self.patience:g} s"
                 + (f" ({reasons})" if reasons else "")
             )
 
-    def _present(self) -> int:
+    def _count_present(self) -> int:
         return sum(node in self._online for node in self.nodes.values())
 
-    def _look(self, now: bool = False) -> None:
-        """Greet nodes that are new, or that were refused a while ago, and hear who they are."""
-        if now or time.monotonic() - self._looked > 1.0:
-            self._looked = time.monotonic()
+    def _poll_nodes(self, now: bool = False) -> None:
+        """At most once a second, query nodes that are new or were refused a while ago; register
+        those that have answered.
+        """
+        if now or time.monotonic() - self._polled > 1.0:
+            self._polled = time.monotonic()
             self._online = set(self.grid.get_node_ids())
-            settled = {*self.nodes.values(), *self._greetings.values()}
-            settled |= {
-                node for node, (_, when) in self.refused.items() if self._looked - when < AGAIN
-            }
-            for node in sorted(self._online - settled):
-                hello = RecordDict({"fedlens": ConfigRecord(self._facts())})
-                for m in self.grid.push_messages(
-                    [Envelope(hello, node, "query", ttl=max(self.patience, 60.0))]
-                ):
-                    self._greetings[m] = node
-        for m in list(self._greetings):
-            for envelope in self.grid.pull_messages([m]):
-                self._admit(self._greetings.pop(m), envelope)
+            for node in sorted(self._online - self._settled()):
+                self._query(node)
+        for message_id in list(self._queries):
+            for envelope in self.grid.pull_messages([message_id]):
+                self._register(self._queries.pop(message_id), envelope)
 
-    def _admit(self, node: int, envelope: Envelope) -> None:
+    def _settled(self) -> set[int]:
+        """Nodes that need not be queried: known, being queried, or refused a moment ago."""
+        settled = {*self.nodes.values(), *self._queries.values()}
+        for node, (_, when) in self.refused.items():
+            if self._polled - when < RETRY_SECONDS:
+                settled.add(node)
+        return settled
+
+    def _query(self, node: int) -> None:
+        content = RecordDict({"fedlens": ConfigRecord(self._fields())})
+        envelope = Envelope(content, node, "query", ttl=max(self.patience, 60.0))
+        for message_id in self.grid.push_messages([envelope]):
+            self._queries[message_id] = node
+
+    def _register(self, node: int, envelope: Envelope) -> None:
         why = _failure(envelope) or self._objection(node, envelope.content["fedlens"])
         if why:
             if self.refused.get(node, ("", 0.0))[0] != why:
                 self.log(f"a site was not let in: {why}")
             self.refused[node] = (why, time.monotonic())
         else:
-            told = envelope.content["fedlens"]
+            fields = envelope.content["fedlens"]
             self.refused.pop(node, None)
-            self.nodes[told["client"]] = node
-            self.classes = self.classes or str(told.get("classes", ""))
-            self.log(f"client {told['client']} has joined with {told['examples']} examples")
+            self.nodes[fields["client"]] = node
+            self.classes = self.classes or str(fields.get("classes", ""))
+            self.log(f"client {fields['client']} has joined with {fields['examples']} examples")
 
-    def _objection(self, node: int, told: Mapping[str, Any]) -> str | None:
-        client, classes = told.get("client"), str(told.get("classes", ""))
-        if (
-            type(client) is not int or type(told.get("examples")) is not int
-        ):  # somebody else's program: any type may come
+    def _objection(self, node: int, fields: Mapping[str, Any]) -> str | None:
+        client, classes = fields.get("client"), str(fields.get("classes", ""))
+        # somebody else's program: any type may come
+        if type(client) is not int or type(fields.get("examples")) is not int:
             return (
                 "does not say in numbers which client it is and how many examples it has: is it a"
                 " FedLens site of the same version?"
@@ -311,33 +298,61 @@ def _failure(envelope: Envelope) -> str | None:
     """Why an envelope carries no reply, in one sentence, or None if it carries one."""
     if envelope.has_error():
         code, reason = envelope.error.code, envelope.error.reason or ""
-        return (
-            _FAILURES.get(code)
-            or (reason.strip().splitlines() or [f"Flower error {code}"])[0][:300]
-        )
-    told = envelope.content.get("fedlens")
-    if not isinstance(told, ConfigRecord):
+        if code in _FAILURES:
+            return _FAILURES[code]
+        return (reason.strip().splitlines() or [f"Flower error {code}"])[0][:300]
+    fields = envelope.content.get("fedlens")
+    if not isinstance(fields, ConfigRecord):
         return "answered without the record by which FedLens sites are known"
-    lost = told.get("lost")
+    lost = fields.get("lost")
     return str(lost) if lost is not None else None
 
 
 # -- an app ----------------------------------------------------------------------------------------
 
 
+def make_server_app(main: Callable[[Grid, Mapping[str, Any]], None]) -> ServerApp:
+    """The ServerApp around a function of a grid and the run's config."""
+    app = ServerApp()
+
+    def start(grid: Grid, context: Context) -> None:
+        heap.return_at_once()
+        main(grid, dict(context.run_config))
+
+    app.main()(start)
+    return app
+
+
+def make_client_app(make_site: MakeSite) -> ClientApp:
+    """The ClientApp of a site for an app with code of its own. `make_site` is called for every
+    message: each one is a new process.
+    """
+    app = ClientApp()
+
+    def relay(envelope: Envelope, context: Context) -> Envelope:
+        return client_app.relay(
+            envelope, context, lambda header, pieces: answer_request(header, pieces, make_site)
+        )
+
+    app.query()(relay)
+    app.train()(relay)
+    return app
+
+
 def write_app(
     folder: Path, server: str, site: str, config: Mapping[str, bool | int | float | str]
 ) -> None:
-    """A Flower app as `flwr run` wants it. server: "module:main" (see `server_app`); site:
+    """A Flower app as `flwr run` wants it. server: "module:main" (see `make_server_app`); site:
     "module:make_site". Both must be installed where they run: weights and packages do not fit into
     what Flower ships."""
     folder.mkdir(parents=True, exist_ok=True)
     module, _, name = server.partition(":")
     (folder / "server.py").write_text(
-        f"from {module} import {name}\n\nfrom fedlens.engines.flower.engine import"
-        f" server_app\n\napp = server_app({name})\n"
+        f"from {module} import {name}\n\n"
+        "from fedlens.engines.flower.engine import make_server_app\n\n"
+        f"app = make_server_app({name})\n"
     )
-    (folder / "client.py").write_text(Path(flower_client.__file__).read_text())
+    (folder / "client.py").write_text(Path(client_app.__file__).read_text())
     lines = [
         f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in {"site": site, **config}.items()
     ]

@@ -1,4 +1,5 @@
-"""A FedLens stack as a Flower Strategy, for ClientApps that know nothing of FedLens.
+"""A FedLens stack as a Flower Strategy, for ClientApps that know nothing of FedLens. Called from a
+ServerApp of the user's own:
 
     strategy = StackStrategy(LossAware(tau=0.05), rounds=10)
     strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=10)
@@ -37,7 +38,7 @@ LOSSES = ("train_loss", "train-loss", "loss")
 ORDER = ("client", "partition-id")
 
 
-class Elsewhere(FedAvg):
+class TrainedElsewhere(FedAvg):
     """FedAvg whose clients were trained by somebody else: a client's data is what it sent."""
 
     trains: ClassVar[bool] = False
@@ -61,7 +62,7 @@ class StackStrategy(FlowerFedAvg):  # type: ignore[misc]
         self, *layers: Layer, rounds: int = 1, server_lr: float = 1.0, seed: int = 0, **options: Any
     ) -> None:
         super().__init__(**options)
-        self.algorithm = stack(Elsewhere(server_lr=server_lr), *layers)
+        self.algorithm = stack(TrainedElsewhere(server_lr=server_lr), *layers)
         self.rounds, self.seed = rounds, seed
         self.state: Message | None = None
 
@@ -82,41 +83,38 @@ class StackStrategy(FlowerFedAvg):  # type: ignore[misc]
         header = Header(server_round - 1, self.rounds, self.seed, population=len(valid))
         state = self.state.with_header(header)
         message = self.algorithm.broadcast(state).with_header(header, cohort=len(valid))
-        door = Worker(self.algorithm, Federation([]), Memory())
-        door.begin(message, self.algorithm.needs != "replies")
+        worker = Worker(self.algorithm, Federation([]), Memory())
+        worker.begin(message, self.algorithm.needs != "replies")
         outcomes: list[Any] = []
-        for position, envelope in enumerate(sorted(valid, key=self._place)):
-            client = Client(
-                position, self._content(envelope), generator(self.seed, server_round, position), {}
-            )
+        for position, envelope in enumerate(sorted(valid, key=self._order)):
+            rng = generator(self.seed, server_round, position)
+            client = Client(position, self._content(envelope), rng, {})
             reply = replace(self.algorithm.client_step(message, client), sender=position)
-            outcomes.append(door.admit(position, reply))
-        harvest, lost = gather([*outcomes, door.finish()], range(len(valid)))
+            outcomes.append(worker.admit(position, reply))
+        merged, lost = gather([*outcomes, worker.finish()], range(len(valid)))
         for item in lost:
-            _complain(item)
-        if len(harvest):
-            self.state = self.algorithm.server_step(state, harvest)
+            _log_refused(item)
+        if len(merged):
+            self.state = self.algorithm.server_step(state, merged)
         metrics = self.train_metrics_aggr_fn([e.content for e in valid], self.weighted_by_key)
         return ArrayRecord(self.state.trees["model"]), metrics
 
     def _content(self, envelope: Envelope) -> tuple[Any, dict[str, float]]:
         content = envelope.content
         metrics = next(iter(content.metric_records.values()))
-        facts = {"examples": float(metrics[self.weighted_by_key])}
+        scalars = {"examples": float(metrics[self.weighted_by_key])}
         if loss := next((k for k in LOSSES if k in metrics), None):
-            facts["loss"] = float(metrics[loss])
-        return next(iter(content.array_records.values())).to_torch_state_dict(), facts
+            scalars["loss"] = float(metrics[loss])
+        return next(iter(content.array_records.values())).to_torch_state_dict(), scalars
 
     @staticmethod
-    def _place(envelope: Envelope) -> tuple[int, int]:
+    def _order(envelope: Envelope) -> tuple[int, int]:
         metrics: Any = next(iter(envelope.content.metric_records.values()))
-        return (
-            int(next((metrics[k] for k in ORDER if k in metrics), 0)),
-            envelope.metadata.src_node_id,
-        )
+        client = next((metrics[k] for k in ORDER if k in metrics), 0)
+        return int(client), envelope.metadata.src_node_id
 
 
-def _complain(lost: Lost) -> None:
+def _log_refused(lost: Lost) -> None:
     from logging import WARNING
 
     from flwr.common.logger import log
