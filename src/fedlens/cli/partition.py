@@ -119,7 +119,7 @@ def draw_partition(federation: Federation, sizes: Sequence[int], picture: Path, 
     figure = plt.figure(figsize=(width, 4.9 if look else 3.8), layout="constrained")
     upper, lower = figure.subfigures(2, 1, height_ratios=(3.8, 1.1)) if look else (figure, None)
     axes = upper.subplots()
-    draw_bars(axes, counts, class_names(federation, len(counts[0])))
+    draw_bars(axes, counts, legend_names(federation, len(counts[0])))
     axes.set(xlabel="client", ylabel="examples", title=f"{title}: who holds what")
     if labels and len(counts[0]) <= 20:
         upper.legend(loc="outside right upper", frameon=False, fontsize="small")
@@ -130,7 +130,7 @@ def draw_partition(federation: Federation, sizes: Sequence[int], picture: Path, 
     plt.close(figure)
 
 
-def class_names(federation: Federation, classes: int) -> list[str]:
+def legend_names(federation: Federation, classes: int) -> list[str]:
     names = federation.facts.classes
     if len(names) == classes:
         return list(names)
