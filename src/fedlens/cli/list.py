@@ -13,16 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from fedlens.cli.options import examples
 from fedlens.cli.text import ACCENT, console, duration, few
-from fedlens.config.convert import suggestion
-from fedlens.config.files import chain, shipped_recipes
-from fedlens.config.parts import exported_names, parameters
-from fedlens.config.recipe import ConfigError
 
 app = typer.Typer()
 
@@ -69,9 +66,11 @@ def list_parts(
     if not kind:
         print_kinds()
         return
+    from fedlens.config.convert import suggestion
+
     known = next((k for k in KINDS if k.rstrip("s") == kind.lower().rstrip("s")), None)
     if known is None:
-        raise ConfigError(f"there is no list of {kind!r}{suggestion(kind, KINDS)}")
+        raise click.UsageError(f"there is no list of {kind!r}{suggestion(kind, KINDS)}")
     rows = rows_of(known)
     if name:
         print_page(known, name, rows)
@@ -88,9 +87,11 @@ def print_kinds() -> None:
 
 
 def print_page(kind: str, name: str, rows: Mapping[str, str]) -> None:
+    from fedlens.config.convert import suggestion
+
     found = next((n for n in rows if n.lower() == name.lower()), None)
     if found is None:
-        raise ConfigError(
+        raise click.UsageError(
             f"there is nothing called {name!r} among the {kind}{suggestion(name, rows)}"
         )
     console().print(escape(page_of(kind, found, rows[found])), highlight=False)
@@ -124,6 +125,8 @@ def page_of(kind: str, name: str, line: str) -> str:
 
 def recipe_page(name: str) -> str:
     """The recipe's file, then those it extends."""
+    from fedlens.config.files import chain, shipped_recipes
+
     pages: list[str] = []
     for file, _ in chain(shipped_recipes()[name]):
         text = file.read_text(encoding="utf-8").rstrip()
@@ -133,6 +136,9 @@ def recipe_page(name: str) -> str:
 
 def rows_of(kind: str) -> dict[str, str]:
     """Names and a line about each."""
+    from fedlens.config.parts import exported_names
+    from fedlens.config.recipe import shipped_recipes
+
     if kind == "recipes":
         return {name: about_recipe(path) for name, path in shipped_recipes().items()}
     if kind == "algorithms":
@@ -159,6 +165,8 @@ def rows_of(kind: str) -> dict[str, str]:
 
 def exported(kind: str) -> dict[str, str]:
     """Names of a kind, and the room each is in."""
+    from fedlens.config.parts import exported_names
+
     if kind in RECIPE_TABLES:
         found = exported_names(RECIPE_TABLES[kind])
     else:
@@ -191,6 +199,8 @@ def about_export(kind: str, room: str, name: str) -> str:
 
 def keys_of(kind: str, thing: Any) -> list[str]:
     """What a recipe may set, where a recipe builds it."""
+    from fedlens.config.parts import parameters
+
     if not isinstance(thing, type) or kind in ("models", "metrics"):
         return []
     keys = [

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedlens.config import recipe as recipes
-
 if TYPE_CHECKING:
     from rich.status import Status
+
+    from fedlens.config.recipe import Config
 
 RecipeArgument = Annotated[
     str, typer.Argument(help="A shipped recipe, a TOML file, or a run folder.", show_default=False)
@@ -49,7 +49,9 @@ def read_config(
     overrides: Sequence[str] | None,
     algorithm: str | None = None,
     workers: int | None = None,
-) -> recipes.Config:
+) -> Config:
+    from fedlens.config import recipe as recipes
+
     return recipes.read(recipe, all_overrides(overrides, workers), algorithm)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 from rich import box
 from rich.markup import escape
@@ -13,7 +14,6 @@ from rich.table import Table
 
 from fedlens.cli.options import OverridesArgument, RecipeArgument, examples, read_config
 from fedlens.cli.text import ACCENT, bars, console
-from fedlens.config.convert import ConfigError
 
 if TYPE_CHECKING:
     from fedlens.core.federation import Federation
@@ -59,7 +59,7 @@ def picture_file(path: Path) -> Path:
         path = path.with_name(f"{path.name}.png")
     known = sorted(FigureCanvasBase.get_supported_filetypes())
     if path.suffix[1:].lower() not in known:
-        raise ConfigError(
+        raise click.UsageError(
             f"--out {path}: a picture cannot be a {path.suffix} file; {', '.join(known)} are known"
         )
     return path

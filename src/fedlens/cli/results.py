@@ -13,10 +13,6 @@ import typer
 
 from fedlens.cli.options import examples
 from fedlens.cli.text import console
-from fedlens.config import recipe as recipes
-from fedlens.config.convert import suggestion
-from fedlens.config.overrides import parse_overrides
-from fedlens.config.recipe import ConfigError
 
 if TYPE_CHECKING:
     from fedlens.core.task import Task
@@ -83,6 +79,8 @@ def apply(
         raise click.UsageError(f"there is no {source}")
     if target.resolve() == source.resolve():
         raise click.UsageError(f"the result would take the place of {source}: give it another name")
+    from fedlens.config import recipe as recipes
+
     task = recipes.read(folder).build_task()
     chosen = task_options(task, options or [])
     console().print(task.apply(folder, source, target, **chosen), markup=False, soft_wrap=True)
@@ -95,6 +93,9 @@ def require_run_folder(folder: Path) -> None:
 
 def task_options(task: Task, options: Sequence[str]) -> dict[str, Any]:
     """The KEY=VALUE arguments of `apply`, checked against what the task's `apply` takes."""
+    from fedlens.config.convert import suggestion
+    from fedlens.config.overrides import parse_overrides
+
     known = dict(inspect.signature(task.apply).parameters)
     for own in ("folder", "source", "target"):
         known.pop(own, None)
@@ -102,7 +103,7 @@ def task_options(task: Task, options: Sequence[str]) -> dict[str, Any]:
     chosen = {}
     for key, value in parse_overrides(options):
         if key not in known and not open_ended:
-            raise ConfigError(
+            raise click.UsageError(
                 f"{type(task).__name__} has no option {key!r}{suggestion(key, known)}"
             )
         chosen[key] = next(value.candidates())

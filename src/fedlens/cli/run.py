@@ -21,11 +21,10 @@ from fedlens.cli.options import (
     read_config,
 )
 from fedlens.cli.text import console, duration, short, size
-from fedlens.config.convert import ConfigError, suggestion
-from fedlens.config.parts import Part
-from fedlens.config.recipe import Config
 
 if TYPE_CHECKING:
+    from fedlens.config.parts import Part
+    from fedlens.config.recipe import Config
     from fedlens.runs.estimate import Estimate
     from fedlens.runs.setup import Setup
 
@@ -166,12 +165,13 @@ def default_folder(recipe: str, config: Config, resume: bool, fresh: bool) -> Pa
 
 def print_dry_run(config: Config, engine: str, spinner: Any) -> None:
     """What would be done, with estimates from a little of it."""
+    from fedlens.config.convert import suggestion
     from fedlens.runs.engines import ENGINES
     from fedlens.runs.estimate import estimate
     from fedlens.runs.setup import make_setup, try_one_example
 
     if engine not in ENGINES:
-        raise ConfigError(f"there is no engine {engine!r}{suggestion(engine, ENGINES)}")
+        raise click.UsageError(f"there is no engine {engine!r}{suggestion(engine, ENGINES)}")
     setup = make_setup(config)
     try_one_example(setup)
     rows = plan_rows(setup, engine, estimate(setup))
@@ -216,6 +216,8 @@ def describe_sizes(setup: Setup) -> str:
 
 def constructor_call(part: Part) -> str:
     """As Python would write it."""
+    from fedlens.config.parts import Part
+
     arguments = []
     for key, value in part.given.items():
         text = value.name if isinstance(value, Part) else repr(value)
