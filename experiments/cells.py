@@ -12,7 +12,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,9 @@ def flat_settings(tables: Mapping[str, Any]) -> Cell:
 
 
 def versions() -> Cell:
-    return {"torch": metadata.version("torch")}
+    import torch
+
+    return {"torch": str(torch.__version__)}
 
 
 def _flatten(tables: Mapping[str, Any], prefix: str, out: Cell) -> None:
