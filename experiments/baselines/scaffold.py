@@ -17,7 +17,6 @@ many local steps, and the longest way of a client after the last of them.
 from __future__ import annotations
 
 import argparse
-import tomllib
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ import torch
 
 from fedlens import run
 from fedlens.algorithms.fedavg import FedAvg
+from fedlens.config.files import load_tables
 from fedlens.config.recipe import from_tables
 from fedlens.core import tree
 from fedlens.core.algorithm import stack
@@ -86,7 +86,7 @@ def measure(row: str, seed: int, rounds: int) -> tuple[float, float, int | None,
         "federation.rounds": rounds,
         **own,
     }
-    setup = make_setup(from_tables(tomllib.loads(RECIPE.read_text()), RECIPE.stem, settings))
+    setup = make_setup(from_tables(load_tables(RECIPE), RECIPE.stem, settings))
     algorithm = stack(setup.algorithm, layer) if layer else setup.algorithm
     accuracies, broke, push, way = [], None, 0.0, 0.0
 
@@ -116,7 +116,7 @@ STEPS = (1, 2, 4, 8, 16)
 
 
 def probe(seed: int) -> None:
-    tables = tomllib.loads(RECIPE.read_text())
+    tables = load_tables(RECIPE)
     plain = {"FedAvg.momentum": 0.0, "FedAvg.lr": 0.1, "federation.seed": seed}
     setup = make_setup(from_tables(tables, RECIPE.stem, {**plain, "data.alpha": 0.5}))
     with Simulator(setup.algorithm, setup.federation, workers=0, threads=1) as engine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fedlens.cli.catalogue import recipe_page
 
 from fedlens.config import recipe as config
 from fedlens.config.files import SHIPPED, chain, load_tables, shipped_recipes
@@ -58,3 +59,10 @@ def repeated(own: dict[str, Any], base: dict[str, Any]) -> list[str]:
         elif key in base and value == before:
             found.append(key)
     return found
+
+
+def test_the_page_of_a_variant_shows_what_it_extends() -> None:
+    page = recipe_page("fedvsr-sparse")
+    assert page.startswith(shipped_recipes()["fedvsr-sparse"].read_text().rstrip())
+    titles = [line for line in page.splitlines() if line.startswith("# ----")]
+    assert titles == [f"# ---- {n} ----" for n in ("fedvsr-population", "fedvsr-less", "fedvsr")]

@@ -136,8 +136,8 @@ def recipe_page(name: str) -> str:
 
 def rows_of(kind: str) -> dict[str, str]:
     """Names and a line about each."""
+    from fedlens.config.files import shipped_recipes
     from fedlens.config.parts import exported_names
-    from fedlens.config.recipe import shipped_recipes
 
     if kind == "recipes":
         return {name: about_recipe(path) for name, path in shipped_recipes().items()}

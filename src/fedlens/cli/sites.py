@@ -13,10 +13,6 @@ import click
 import typer
 
 from fedlens.cli.options import examples
-<<<<<<< HEAD
-from fedlens.config.overrides import parse_overrides
-=======
->>>>>>> 4ac77e7 (cli: the config is imported when a command needs it, so --help costs what it did)
 
 if TYPE_CHECKING:
     from fedlens.sites.programs import Programs
@@ -246,11 +242,7 @@ def join(
     (`fedlens list layers NAME` shows its options). With --recipe these are checked and the data is
     read before anything is started.
     """
-<<<<<<< HEAD
     from fedlens.config.files import find_recipe
-=======
-    from fedlens.config.recipe import find_recipe
->>>>>>> 4ac77e7 (cli: the config is imported when a command needs it, so --help costs what it did)
     from fedlens.sites import network, programs
     from fedlens.sites.site import make_site
 
