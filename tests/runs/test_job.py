@@ -350,6 +350,8 @@ def test_refusals(recipe: Path, tmp_path: Path) -> None:
         ConfigError, match=r"there is no engine 'simulater': did you mean simulator\?"
     ):
         go(recipe, tmp_path / "b", engine="simulater")
+    with pytest.raises(ConfigError, match="Flower runs at a SuperLink: fedlens run RECIPE"):
+        go(recipe, tmp_path / "b", engine="flower")
     with pytest.raises(ConfigError, match="is a file, not a folder"):
         go(recipe, recipe)
     with pytest.raises(
