@@ -7,7 +7,7 @@ from pathlib import Path
 
 from toy import Toy, toy_federation
 
-from fedlens import Federation
+from fedlens import Facts, Federation
 from fedlens.data.source import DataError, Source
 
 RECIPE = """
@@ -39,8 +39,8 @@ class ToySource(Source):
         if self.broken:
             raise DataError("images.bin ends after 12 of 100 bytes")
         made = toy_federation(clients + self.extra, seed)
-        counts = [[int((h.columns["y"] == c).sum()) for c in range(3)] for h in made.holdings]
-        return Federation(made.holdings, made.held_out, made.test, {"labels": counts})
+        counts = [tuple(int((h.columns["y"] == c).sum()) for c in range(3)) for h in made.holdings]
+        return Federation(made.holdings, made.held_out, made.test, Facts(labels=tuple(counts)))
 
 
 class Slow(Toy):

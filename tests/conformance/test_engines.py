@@ -97,7 +97,7 @@ def test_late_replies_are_used_up_to_the_limit() -> None:
             after_round=lambda p, r, rounds=rounds: rounds.append(r),
         )  # type: ignore[misc]
         engine.close()
-        used = [s["round"] for r in rounds for s in r.scalars.values() if s["round"] < r.number]
+        used = [h.round for r in rounds for h in r.heard.values() if h.round < r.number]
         assert bool(used) is expected
         refused = [x for r in rounds for x in r.lost if x.reason.startswith("too late")]
         assert bool(refused) is not expected

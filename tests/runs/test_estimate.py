@@ -8,7 +8,6 @@ from toy import Toy
 from fedlens import stack
 from fedlens.algorithms import FedAvg
 from fedlens.layers import FedProx
-from fedlens.runs.estimate import shortened
 
 
 @pytest.mark.parametrize(
@@ -19,13 +18,13 @@ from fedlens.runs.estimate import shortened
         ({"steps": 3, "epochs": 7}, (1, 3), 1),  # where steps are given, epochs say nothing
     ],
 )
-def test_local_work_is_shortened_and_put_back(
+def test_local_work_is_shortened_in_a_copy(
     keys: dict[str, int], inside: tuple[int, int | None], times: float
 ) -> None:
     algorithm = stack(FedAvg(Toy(), **keys), FedProx())  # type: ignore[arg-type]
+    short, found = algorithm.shortened(4)
+    assert isinstance(short, FedProx) and isinstance(short.base, FedAvg)
+    assert (short.base.epochs, short.base.steps) == inside and found == times
     base = algorithm.base
     assert isinstance(base, FedAvg)
-    before = base.epochs, base.steps
-    with shortened(algorithm) as found:
-        assert (base.epochs, base.steps) == inside and found == times
-    assert (base.epochs, base.steps) == before
+    assert (base.epochs, base.steps) == (keys.get("epochs", 1), keys.get("steps"))

@@ -198,7 +198,7 @@ def test_rounds_do_not_run_away_while_everybody_is_busy(tmp_path: Path) -> None:
 
     run(here.algorithm, here, 3, seed=3, late=1, after_round=after)
     assert [list(r.scalars) for r in rounds] == [[], [0, 1, 2], [0, 1, 2]]
-    assert {s["round"] for s in rounds[1].scalars.values()} == {0}
+    assert {h.round for h in rounds[1].heard.values()} == {0}
 
 
 def test_a_process_that_dies_costs_one_reply(tmp_path: Path) -> None:
