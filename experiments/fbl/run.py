@@ -336,9 +336,7 @@ def main() -> None:
     parser.add_argument(
         "--period", type=int, default=5, help="m: rounds until samples are chosen anew"
     )
-    parser.add_argument(
-        "--data", type=Path, default=Path(os.environ.get("FEDLENS_DATA", "../shared/data"))
-    )
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("FEDLENS_DATA", "")))
     parser.add_argument(
         "--generator",
         type=Path,

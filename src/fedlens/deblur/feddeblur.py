@@ -45,7 +45,7 @@ only part of it takes part (Algorithm 6 says "same as Algorithm 1"). The public 
 duals by 1.05, updates clients first and averages with masks when a denoiser meets partial views; of
 that only the masks can be had (masks=True). The relative change that stops a run is the largest
 over the scenes. eta, rho and sigma left at None are the published settings nearest to (views,
-channels, n, noise), except for a denoiser with partial views: `deblur_settings.py`.
+channels, n, noise), except for a denoiser with partial views: `settings.py`.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ from fedlens.core.replies import Replies
 from fedlens.core.task import LearningTask, Task
 from fedlens.core.tree import Tree
 from fedlens.deblur import consensus, spectrum
+from fedlens.deblur.denoisers import DenoiserName
 from fedlens.deblur.observation import Observation, inside
-from fedlens.deblur.priors import DenoiserName, Prior, PriorName, make_prior
+from fedlens.deblur.priors import Prior, PriorName, make_prior
 from fedlens.deblur.settings import published
 
 # numbers worked on at a time: five arrays of this size fit into a second-level cache or nearly

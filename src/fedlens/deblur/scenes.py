@@ -28,7 +28,8 @@ from torch import Tensor
 
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count
-from fedlens.data.images.reading import SUFFIXES, read_image, resize, shipped
+from fedlens.data.images.reading import READABLE, read_image, resize, shipped
+from fedlens.data.paths import find_named, locate
 from fedlens.data.source import DataError, Source
 from fedlens.deblur.blur import Blur, Family, check_kernel, client_kernel
 from fedlens.deblur.observation import Observation, inside
@@ -83,7 +84,7 @@ class Scene(Source):
         cameras.
         """
         if self.scene is not None:
-            return len(client_folders(Path(self.scene)))
+            return len(client_folders(self._folder()))
         return 9 if self.observe == "partial" else 10
 
     def federation(self, clients: int, seed: int) -> Federation:
@@ -138,17 +139,16 @@ class Scene(Source):
 
     def images(self) -> dict[str, Tensor]:
         """The sharp scenes, (C, H, W) in [0, 255], by name."""
-        path = Path(self.image)
-        if path.is_dir():
-            files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)[: self.limit]
-            if not files:
-                raise DataError(f"{path} holds no images ({', '.join(SUFFIXES)})")
-            return {p.stem: self._fit(read_image(p, self.colour), 256) for p in files}
+        name = Path(self.image)
+        if find_named(self.image) is None and not name.suffix and len(name.parts) == 1:
+            return {self.image: self._fit(shipped(self.image, self.colour), 256)}
+        path = locate(self.image, "image", "data.image")
         if path.is_file():
             return {path.stem: self._fit(read_image(path, self.colour), 0)}
-        if path.suffix or len(path.parts) > 1:
-            raise DataError(f"there is no image at {path}")
-        return {self.image: self._fit(shipped(self.image, self.colour), 256)}
+        files = sorted(p for p in path.iterdir() if p.suffix.lower() in READABLE)[: self.limit]
+        if not files:
+            raise DataError(f"{path} holds no images ({', '.join(READABLE)})")
+        return {p.stem: self._fit(read_image(p, self.colour), 256) for p in files}
 
     def _fit(self, x: Tensor, otherwise: int) -> Tensor:
         size = otherwise if self.size is None else self.size
@@ -156,9 +156,12 @@ class Scene(Source):
 
     # -- the user's own ----------------------------------------------------------------------------
 
-    def _own(self, clients: int) -> Federation:
+    def _folder(self) -> Path:
         assert self.scene is not None
-        folder = Path(self.scene)
+        return locate(self.scene, "folder of observations", "data.scene")
+
+    def _own(self, clients: int) -> Federation:
+        folder = self._folder()
         if clients != (there := len(client_folders(folder))):
             raise DataError(f"{folder} holds the views of {there} clients, not of {clients}")
         own = read_scene(folder, self.colour, self.align, self.kernel_size)

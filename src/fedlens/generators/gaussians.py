@@ -17,7 +17,8 @@ import torch
 from torch import Generator, Tensor
 
 from fedlens.core.limits import Count
-from fedlens.data.images.labelled import Reader, class_folders, find, images_in
+from fedlens.data.images.labelled import Reader
+from fedlens.data.paths import class_folders, images_below, locate
 from fedlens.data.source import DataError
 from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint, match
 
@@ -63,7 +64,7 @@ class Gaussians(ImageGenerator):
         if label not in self._fits:
             images = (
                 Reader(self.size, "L" if self.gray else "RGB")
-                .read([(p, label) for p in images_in(folders[label])])
+                .read([(p, label) for p in images_below(folders[label])])
                 .images
             )
             self._fits[label] = fit(images.float() / 255, self.components)
@@ -73,7 +74,7 @@ class Gaussians(ImageGenerator):
         return [
             line
             for folder in self._folders or folders_of(self.root, (), "Gaussians")
-            for line in fingerprint(images_in(folder))
+            for line in fingerprint(images_below(folder))
         ]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def folders_of(root: str, classes: Sequence[str], what: str) -> tuple[Path, ...]
     """The class folders in the order of the classes; all of them, by name, where no classes are
     given.
     """
-    there = class_folders(find(root, f"folder of images for {what}", "generator.root"))
+    there = class_folders(locate(root, f"folder of images for {what}", "generator.root"))
     if not there:
         raise DataError(f"{what} found no class folders in {root}")
     chosen = (
@@ -109,6 +110,6 @@ def folders_of(root: str, classes: Sequence[str], what: str) -> tuple[Path, ...]
         if classes
         else tuple(there)
     )
-    if empty := [p.name for p in chosen if not images_in(p)]:
+    if empty := [p.name for p in chosen if not images_below(p)]:
         raise DataError(f"{what} ({root}) has no image for class {empty[0]!r}")
     return chosen

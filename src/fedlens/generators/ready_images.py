@@ -11,7 +11,8 @@ import torch
 from torch import Generator, Tensor
 
 from fedlens.core.limits import Count
-from fedlens.data.images.labelled import Reader, images_in
+from fedlens.data.images.labelled import Reader
+from fedlens.data.paths import images_below
 from fedlens.data.source import DataError
 from fedlens.generators.gaussians import folders_of
 from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint
@@ -48,7 +49,7 @@ class ReadyImages(ImageGenerator):
     def generate(self, label: int, n: int, rng: Generator) -> Tensor:
         folders = self._folders or folders_of(self.root, (), "ReadyImages")
         check_label(label, len(folders), "ReadyImages")
-        files = images_in(folders[label])
+        files = images_below(folders[label])
         rounds = -(-n // len(files))
         order = torch.cat([torch.randperm(len(files), generator=rng) for _ in range(rounds)])[:n]
         reader = Reader(self.size, "L" if self.gray else "RGB")
@@ -61,5 +62,5 @@ class ReadyImages(ImageGenerator):
         return [
             line
             for folder in self._folders or folders_of(self.root, (), "ReadyImages")
-            for line in fingerprint(images_in(folder))
+            for line in fingerprint(images_below(folder))
         ]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from fedlens.data.paths import find_named
 from fedlens.data.source import DataError
 from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint, match
 from fedlens.models.diffusion import Denoiser
@@ -91,9 +92,7 @@ class SmallDiffusion(ImageGenerator):
         return self._model
 
     def _folder(self) -> Path:
-        from fedlens.data.images.labelled import find
-
-        folder = find(self.folder, "run of the recipe generator") if self.folder else None
+        folder = find_named(self.folder) if self.folder else None
         if (
             folder is None
             or not (folder / "model.safetensors").is_file()

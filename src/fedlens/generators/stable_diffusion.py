@@ -14,7 +14,6 @@ import tomllib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -22,6 +21,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.core.limits import Count
+from fedlens.data.paths import find_named, locate, walk
 from fedlens.data.source import DataError
 from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint
 from fedlens.models.diffusion import load_diffusers
@@ -112,8 +112,8 @@ class StableDiffusion(ImageGenerator):
         return images.mean(1, keepdim=True) if self._channels == 1 else images
 
     def sources(self) -> Iterable[str]:
-        folder = Path(self.model).expanduser()
-        files = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
+        folder = find_named(self.model)
+        files = sorted(f for _, _, some in walk(folder) for f in some) if folder else []
         return [*fingerprint(files), *self.texts()]
 
     def _loaded(self) -> Any:
@@ -128,11 +128,9 @@ class StableDiffusion(ImageGenerator):
         load_diffusers()
         from huggingface_hub import model_info, try_to_load_from_cache
 
-        folder, needs = (
-            Path(self.model).expanduser(),
-            "StableDiffusion needs a saved pipeline of diffusers",
-        )
-        if folder.is_dir():
+        needs = "StableDiffusion needs a saved pipeline of diffusers"
+        folder = find_named(self.model)
+        if folder is not None:
             if not (folder / INDEX).is_file():
                 raise DataError(f"{needs}, and the folder {self.model} has no {INDEX}")
             return
@@ -153,7 +151,7 @@ class StableDiffusion(ImageGenerator):
         try:
             with quiet():
                 pipeline = diffusers.DiffusionPipeline.from_pretrained(
-                    str(Path(self.model).expanduser()), torch_dtype=kind
+                    str(find_named(self.model) or self.model), torch_dtype=kind
                 )
         except (OSError, ValueError) as e:
             why = str(e).strip().splitlines()[0]
@@ -200,12 +198,12 @@ def quiet() -> Iterator[None]:
 
 
 def read_prompts(file: str) -> Mapping[str, str]:
-    path = Path(file).expanduser()
+    path = locate(file, "file of prompts", "generator.prompts")
     try:
         text = path.read_text(encoding="utf-8")
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except OSError:
-        raise DataError(f"there is no file of prompts at {file}") from None
+    except OSError as e:
+        raise DataError(f"{file} is not a file of prompts: {e.strerror or e}") from None
     except ValueError as e:
         raise DataError(f"{file} is not a file of prompts: {e}") from None
     if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):

@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedlens.data.paths import find_named
+
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """A state dict; the usual wrappings ("params", "state_dict", a "module." prefix) are taken
     off.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise FileNotFoundError(f"no weights at {file}")
+    file = find_named(str(path))
+    if file is None or not file.is_file():
+        raise FileNotFoundError(f"no weights at {path}")
     found = _load(file)
     for key in ("params_ema", "params", "state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):

@@ -138,13 +138,12 @@ class Classification(LearningTask):
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
         """A CSV with one row per image: file, label, confidence."""
-        from fedlens.data.images.labelled import images_in, load_image
+        from fedlens.data.images.labelled import load_image
+        from fedlens.data.paths import images_at
         from fedlens.models.weights import load_weights
 
         check_options(self, options)
-        files = [source] if source.is_file() else images_in(source) if source.is_dir() else []
-        if not files:
-            raise ValueError(f"no image at {source}")
+        files = images_at(source)
         model = load_weights(self.model(), folder / "model.safetensors").eval()
         names, rows, unread = self._names(_remembered(folder)), [], []
         for path in files:

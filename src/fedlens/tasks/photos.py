@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from fedlens.data.paths import images_at
 from fedlens.data.pose.people import Array, Person, Size, Skeleton, fit, read_image
 from fedlens.data.source import DataError
 
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 FORM = (
     '[{"file_name": "a.jpg", "bbox": [left, top, width, height]}, ...] or the annotations of COCO'
     " are needed"
@@ -60,23 +60,12 @@ class Found:
         )
 
 
-def list_images(source: Path) -> list[Path]:
-    if source.is_file():
-        return [source]
-    if not source.is_dir():
-        raise ValueError(f"there is no {source}")
-    files = sorted(p for p in source.rglob("*") if p.suffix.lower() in IMAGES)
-    if not files:
-        raise ValueError(f"no images in {source}")
-    return files
-
-
 def read_photos(source: Path) -> tuple[list[Photo], list[str]]:
     """Those that can be read, and the names of the others. They are decoded once for that: a header
     promises much.
     """
     root = source if source.is_dir() else source.parent
-    photos, unread, files = [], [], list_images(source)
+    photos, unread, files = [], [], images_at(source)
     for file in files:
         name = file.relative_to(root).as_posix()
         try:

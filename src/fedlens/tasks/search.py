@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlens.data.paths import clips_at
 from fedlens.data.source import DataError
-from fedlens.data.video.files import find_clips
 from fedlens.data.video.frame_cache import Cache
 from fedlens.data.video.lists import Entry
 from fedlens.data.video.video_set import VideoSet
@@ -59,7 +59,7 @@ def search_folder(
     skipped: list[str] = []
     # One numbering of folders for both sides: a query's class is a matter of its folder's name, not
     # of its place among its neighbours.
-    folders = sorted({p.parent.name for s in {place or source, source} for p in paths_of(s)})
+    folders = sorted({p.parent.name for s in {place or source, source} for p in clips_at(s)})
     held, rows, again = indexed(
         net, place or source, folders, target / "index.safetensors", plan, skipped
     )
@@ -196,10 +196,6 @@ def decoded(videos: VideoSet, seen: Sequence[int], skipped: list[str]) -> VideoS
     return videos.take(seen)
 
 
-def paths_of(source: Path) -> list[Path]:
-    return [source] if source.is_file() else find_clips(source)
-
-
 def videos_of(
     source: Path, folders: Sequence[str], size: int, frames: int, skipped: list[str]
 ) -> VideoSet:
@@ -207,7 +203,7 @@ def videos_of(
     class, for whoever sorted them.
     """
     side = round(size * 9 / 7)  # as in training
-    entries = [Entry(p, p.parent.name, source=str(p)) for p in paths_of(source)]
+    entries = [Entry(p, p.parent.name, source=str(p)) for p in clips_at(source)]
     bad: list[str] = []
     found = scan(entries, folders, Cache(256 << 20), Opened(side), bad)
     bad += [f"{c.name}: shorter than {frames} frames" for c in found.clips if len(c) < frames]

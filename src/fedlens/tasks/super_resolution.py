@@ -207,7 +207,8 @@ class SuperResolution(LearningTask):
         """Enlarge a video file or a folder of frames. Sound is kept. Options: quality (of a video
         file: 0-51, less is better, default 16), device."""
         from fedlens.algorithms.fedavg import find_device
-        from fedlens.data.video.files import VIDEOS, open_frames
+        from fedlens.data.paths import is_video
+        from fedlens.data.video.files import open_frames
         from fedlens.models.weights import load_weights
 
         check_options(self, options, "quality", "device", "progress")
@@ -216,9 +217,7 @@ class SuperResolution(LearningTask):
             raise ValueError(
                 f"quality is a whole number from 0 (best) to 51 (smallest file), not {quality}"
             )
-        if (
-            "quality" in options and target.suffix.lower() not in VIDEOS
-        ):  # the writer would ignore it
+        if "quality" in options and not is_video(target):  # the writer would ignore it
             raise ValueError(f"quality is for video files, and {target.name} is none: leave it out")
         model = (
             load_weights(self.build(), folder / "model.safetensors")

@@ -13,7 +13,7 @@ import torch
 from films import converted, save
 
 from fedlens.data.source import DataError
-from fedlens.data.video.files import FileFrames, _Lost, _Reel, find_clips, open_frames, reduced
+from fedlens.data.video.files import FileFrames, _Lost, _Reel, open_frames, reduced
 from fedlens.data.video.frames import Frames
 
 av = pytest.importorskip("av")
@@ -213,14 +213,7 @@ def test_sizes_after_shrinking() -> None:
     ]
 
 
-def test_find_clips(tmp_path: Path, film: Path) -> None:
-    save(tmp_path / "a" / "clip2", [np.zeros((4, 4, 3), np.uint8)])
-    save(tmp_path / "a" / "clip10", [np.zeros((4, 4, 3), np.uint8)])
-    (tmp_path / "b.mp4").write_bytes(film.read_bytes())
-    assert [p.name for p in find_clips(tmp_path)] == ["clip2", "clip10", "b.mp4"]
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds neither"):
-        find_clips(tmp_path / "empty")
+def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is nothing at"):
         open_frames(tmp_path / "nowhere.mp4")
 

@@ -9,9 +9,8 @@ skew are the same everywhere. Images stay uint8 until a batch is drawn. `Federat
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +25,7 @@ from fedlens.core.federation import Federation
 from fedlens.data.images.reading import converted, opened
 from fedlens.data.images.tensors import Tensors
 from fedlens.data.partition import Rule, split, strengths
+from fedlens.data.paths import images_below
 from fedlens.data.source import DataError, Source
 
 Skew = Literal["none", "noise", "blur", "resolution"]
@@ -247,26 +247,6 @@ def degrade(images: Tensor, kind: Skew, strength: float, rng: Generator) -> Tens
 
 # -- reading files ---------------------------------------------------------------------------------
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
-
-
-def find(root: str, what: str, key: str = "data.root or data.file") -> Path:
-    """A folder or file as given, or under the data folder (FEDLENS_DATA, else ../shared/data). key:
-    what the user has to set.
-    """
-    if not root:
-        raise DataError(f"say where the {what} is: {key}")
-    given = Path(root).expanduser()
-    places = (
-        [given]
-        if given.is_absolute()
-        else [given, Path(os.environ.get("FEDLENS_DATA", "../shared/data")) / root]
-    )
-    for place in places:
-        if place.exists():
-            return place
-    raise DataError(f"no {what} at {', nor at '.join(map(str, dict.fromkeys(places)))}")
-
 
 def load_image(path: Path, size: int | None, mode: str = "RGB") -> Tensor:
     """uint8 (C, H, W), shrunk or enlarged to size x size where asked."""
@@ -332,15 +312,11 @@ def _size(image: Tensor) -> str:
     return f"{image.shape[2]}x{image.shape[1]}"
 
 
-def class_folders(root: Path) -> list[Path]:
-    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+def listing(root: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
+    """Every image of the class folders `names`, and the number of its class."""
+    return [(path, k) for k, name in enumerate(names) for path in images_below(root / name)]
 
 
-def images_in(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
-
-
-def listing(
-    root: Path, names: Sequence[str], order: Callable[[Path], list[Path]] = images_in
-) -> list[tuple[Path, int]]:
-    return [(path, k) for k, name in enumerate(names) for path in order(root / name)]
+def label_order(label: str) -> tuple[int, int, str]:
+    """Numbers by their value, before all other names."""
+    return (0, int(label), "") if label.isdigit() else (1, 0, label)

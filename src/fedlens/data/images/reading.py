@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlens.data.paths import IMAGE_SUFFIXES
 from fedlens.data.source import DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".npy")
+# what `read_image` reads: images, and arrays, which hold pixels that were not rounded
+READABLE = (*IMAGE_SUFFIXES, ".npy")
 SHIPPED = (
     "astronaut",
     "brick",

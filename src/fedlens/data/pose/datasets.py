@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import torch
 from fedlens.core.client import generator
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Share
+from fedlens.data.paths import locate
 from fedlens.data.pose.people import (
     SKELETONS,
     Array,
@@ -137,13 +137,12 @@ def torso(joints: Array) -> float:
 @dataclass
 class Lspet(PoseSource):
     """Leeds Sports Pose (Extended): `images/` and joints.csv (with a split) or joints.mat (every
-    fifth person is then tested on). folder: default $FEDLENS_DATA/lspet or ../shared/data/lspet.
-    PCK@0.2 of the torso."""
+    fifth person is then tested on). PCK@0.2 of the torso."""
 
-    folder: str = ""
+    folder: str = "lspet"
 
     def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
-        root = _folder(self.folder, "lspet")
+        root = locate(self.folder, "folder of Lspet", "data.folder")
         rows = _lsp_csv(root) if (root / "joints.csv").is_file() else _lsp_mat(root)
         people: dict[bool, list[Person]] = {True: [], False: []}
         outside = 0
@@ -167,17 +166,6 @@ class Lspet(PoseSource):
         if outside:
             notes.append(f"{outside} joints outside their image count as invisible")
         return keep_usable(people[False], notes), keep_usable(people[True], notes)
-
-
-def _folder(given: str, name: str) -> Path:
-    root = (
-        Path(given)
-        if given
-        else Path(os.environ.get("FEDLENS_DATA", Path("..") / "shared" / "data")) / name
-    )
-    if not root.is_dir():
-        raise DataError(f"no folder {root}: give the data's own with data.folder=...")
-    return root
 
 
 Row = tuple[str, Array, tuple[float, float] | None, bool]
@@ -234,7 +222,7 @@ class Mpii(PoseSource):
     joints, joints_vis). mpii_gt_val.mat has the head boxes PCKh needs; without it the head segment
     of the joints takes their place, and that is said. train, val: file names."""
 
-    folder: str = ""
+    folder: str = "mpii"
     train: str = "mpii_train.json"
     val: str = "mpii_val.json"
     heads: str = "mpii_gt_val.mat"
@@ -243,7 +231,7 @@ class Mpii(PoseSource):
     skeleton_name = "mpii"
 
     def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
-        root = _folder(self.folder, "mpii")
+        root = locate(self.folder, "folder of Mpii", "data.folder")
         train = [self._person(root, entry, None) for entry in _json(root, self.train)]
         entries = _json(root, self.val)
         heads = self._heads(root, len(entries), notes)
@@ -298,7 +286,7 @@ class CocoPose(PoseSource):
     """COCO keypoints: annotation files in the folder or its annotations/, images in train_images
     and val_images. Evaluated by OKS-AP on the annotated boxes."""
 
-    folder: str = ""
+    folder: str = "coco"
     train: str = "person_keypoints_train2017.json"
     val: str = "person_keypoints_val2017.json"
     train_images: str = "train2017"
@@ -308,7 +296,7 @@ class CocoPose(PoseSource):
     skeleton_name = "coco"
 
     def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
-        root = _folder(self.folder, "coco")
+        root = locate(self.folder, "folder of CocoPose", "data.folder")
         return self._people(root, self.train, self.train_images, notes), self._people(
             root, self.val, self.val_images, notes
         )

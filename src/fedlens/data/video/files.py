@@ -1,6 +1,4 @@
-"""Video files, by PyAV; and what lies at a path or below a folder, be it a video file or a folder
-of pictures.
-"""
+"""Video files, by PyAV; and what lies at a path, be it a video file or a folder of pictures."""
 
 from __future__ import annotations
 
@@ -18,17 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlens.data.paths import is_image
 from fedlens.data.source import DataError
 from fedlens.data.video.frames import (
-    PICTURES,
     ArrayFrames,
     FolderFrames,
     Frames,
-    natural,
     read_picture,
 )
 
-VIDEOS = {".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg", ".y4m"}
 SPARE = 2  # frames in a row that may have no picture
 HD = 720  # from this height on, players take colours of which the file says nothing for BT.709
 UNTOLD = 2  # ffmpeg's number for colours of which the file says nothing
@@ -330,32 +326,8 @@ def open_frames(path: Path) -> Frames:
         return FolderFrames(path)
     if not path.exists():
         raise DataError(f"there is nothing at {path}")
-    if path.suffix.lower() in PICTURES:
+    if is_image(path):
         return ArrayFrames(
             torch.from_numpy(read_picture(path).copy()).permute(2, 0, 1)[None], path.stem
         )
     return FileFrames(path)
-
-
-def find_clips(root: Path) -> list[Path]:
-    """Every video file, and every folder that holds pictures itself, below a folder; in natural
-    order.
-    """
-    if not root.is_dir():
-        raise DataError(f"there is no folder {root}")
-    found: list[Path] = []
-    for folder, children, files in _walk(root):
-        kinds = {Path(f).suffix.lower() for f in files}
-        if kinds & PICTURES:
-            found.append(folder)
-            children.clear()
-        found += [folder / f for f in files if Path(f).suffix.lower() in VIDEOS]
-    if not found:
-        raise DataError(f"{root} holds neither video files nor folders of pictures")
-    return sorted(found, key=lambda p: [part for piece in p.parts for part in natural(Path(piece))])
-
-
-def _walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    for folder, children, files in os.walk(root, followlinks=True):
-        children.sort()
-        yield Path(folder), children, sorted(files)

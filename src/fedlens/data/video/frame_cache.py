@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlens.data.paths import frame_files
 from fedlens.data.video.files import open_frames
-from fedlens.data.video.frames import Box, Frames, pictures_in
+from fedlens.data.video.frames import Box, Frames
 
 
 class Cache:
@@ -69,7 +70,7 @@ class Cache:
 def key_of(path: Path, side: int | None = None) -> str:
     """What a clip is called in a cache: by its place, its short side, and the bytes and the time of
     writing of its files, so that one that was rewritten is decoded anew."""
-    files = [(f.name, f.stat()) for f in (pictures_in(path) if path.is_dir() else [path])]
+    files = [(f.name, f.stat()) for f in (frame_files(path) if path.is_dir() else [path])]
     told = (
         f"{path.resolve()} {side} {[(name, now.st_size, now.st_mtime_ns) for name, now in files]}"
     )

@@ -1,5 +1,5 @@
-"""Labelled videos on disk, of which a few are open at a time. Which there are: `video_lists`. Who
-holds them: `video_set`.
+"""Labelled videos on disk, of which a few are open at a time. Which there are: `lists`. Who holds
+them: `video_set`.
 
 What cannot be opened, or has no frame that can be decoded, is skipped, counted and named in the
 facts ("skipped"). A file whose first frame is sound and whose packets are all there may still be
@@ -9,7 +9,6 @@ warning (`skip` in tasks/video_ssl.py) and no fact.
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ from torch import Tensor
 
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Natural
-from fedlens.data.images.labelled import find, stratified
+from fedlens.data.images.labelled import stratified
+from fedlens.data.paths import locate
 from fedlens.data.source import DataError, Source
 from fedlens.data.video.files import FileFrames
 from fedlens.data.video.frame_cache import Cache, Cached, key_of
@@ -118,7 +118,7 @@ def scan(
 @dataclass
 class Videos(Source):
     """root: where the videos lie. listing: a CSV or JSON table, or the folder of UCF-101's or
-    HMDB-51's split files; labels.csv in root is found by itself. layout: see data/video_lists.py.
+    HMDB-51's split files; labels.csv in root is found by itself. layout: see data/video/lists.py.
     split: number of the official split. classes: a text file with the class names, one a line.
     partition: "iid", "classes" (classes_per_client each) or "sources" (the clips of a film stay
     together). side: frames are kept with this short side. test_share: cut off for testing where
@@ -142,10 +142,9 @@ class Videos(Source):
 
     def federation(self, clients: int, seed: int) -> Federation:
         check(self.holdout, self.test_share)
-        root = located(self.root, "video folder")
+        root = locate(self.root, "video folder", "data.root")
         entries = self.entries(root)
-        listed = located(self.classes, "class list").read_text().split("\n") if self.classes else []
-        names = class_names(entries, [c.strip() for c in listed if c.strip()])
+        names = class_names(entries, self._listed_classes())
         parts = by_part(entries, self.test_share, seed)
         if self.limit is not None and self.limit < len(parts["train"]):
             y = torch.tensor([names.index(e.label) for e in parts["train"]])
@@ -176,7 +175,9 @@ class Videos(Source):
 
     def entries(self, root: Path) -> list[Entry]:
         """The list, as it stands: whether the files can be read is another matter."""
-        where = located(self.listing, "list of videos") if self.listing else root / "labels.csv"
+        where = root / "labels.csv"
+        if self.listing:
+            where = locate(self.listing, "list of videos", "data.listing")
         layout = self.layout
         if layout == "auto":
             layout = "table" if where.is_file() else "folders"
@@ -196,10 +197,8 @@ class Videos(Source):
             raise DataError(f"{root} holds no videos in class folders, and there is no labels.csv")
         return found
 
-
-def located(path: str, what: str) -> Path:
-    """As `find`, with environment variables filled in."""
-    full = os.path.expandvars(path)
-    if "$" in full:
-        raise DataError(f"{path}: the environment variable in it is not set")
-    return find(full, what)
+    def _listed_classes(self) -> list[str]:
+        if not self.classes:
+            return []
+        lines = locate(self.classes, "class list", "data.classes").read_text().split("\n")
+        return [line.strip() for line in lines if line.strip()]
