@@ -28,7 +28,7 @@ from fedlens.data.video.videos import Videos
 from fedlens.tasks.ctp import CtP
 from fedlens.tasks.speed import Speed
 from fedlens.tasks.vcop import VCOP
-from fedlens.tasks.video_ssl import Examples
+from fedlens.tasks.video_clips import Examples
 
 
 def plain(paths: list[Path]) -> None:

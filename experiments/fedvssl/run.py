@@ -43,9 +43,11 @@ from fedlens.layers import BackboneOnly, Distances, FedU, MixedWeights, MovingMe
 from fedlens.metrics.retrieval import KS, nearest, recall
 from fedlens.tasks.action import ActionRecognition
 from fedlens.tasks.ctp import CtP
+from fedlens.tasks.retrieval import embed
 from fedlens.tasks.speed import Speed
 from fedlens.tasks.vcop import VCOP
-from fedlens.tasks.video_ssl import VideoSSL, clip_batches, embed
+from fedlens.tasks.video_clips import clip_batches
+from fedlens.tasks.video_ssl import VideoSSL
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]

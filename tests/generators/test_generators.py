@@ -101,7 +101,7 @@ def test_folders_that_do_not_fit(public: Path, kind: type[Gaussians] | type[Read
         ),
     ):
         kind(str(public), size=16).told(["cat", "dog"], (3, 8, 8))
-    with pytest.raises(DataError, match=r"no folder of images for .*nowhere$"):
+    with pytest.raises(DataError, match=r"no folder of images for .*nowhere: set generator.root$"):
         kind(str(public / "nowhere")).told(["cat"], (3, 8, 8))
     with pytest.raises(
         DataError, match=f"say where the folder of images for {name} is: generator.root"

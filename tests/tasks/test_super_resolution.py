@@ -37,7 +37,8 @@ from fedlens.layers import (
     Scaffold,
 )
 from fedlens.models.vsr import Bicubic, LightVSR
-from fedlens.tasks.super_resolution import SuperResolution, Tiles, charbonnier
+from fedlens.tasks.super_resolution import SuperResolution, charbonnier
+from fedlens.tasks.tiles import Tiles
 
 
 class Own(nn.Module):

@@ -22,8 +22,9 @@ from fedlens.data.video.video_set import Search, VideoSet
 from fedlens.data.video.writer import writer
 from fedlens.runs.job import experiment
 from fedlens.tasks.action import ActionRecognition
+from fedlens.tasks.retrieval import embed, pooled
 from fedlens.tasks.speed import Speed
-from fedlens.tasks.video_ssl import crop, embed, middle, pooled, starts
+from fedlens.tasks.video_clips import crop, middle, starts
 
 SMALL = {
     "data.videos": 16,
@@ -192,7 +193,7 @@ def test_a_query_from_elsewhere_has_no_class_of_the_gallery(
     """Folders left and right, a query from a folder that is neither: it goes by its own name,
     nothing is ticked, no share is claimed. A query that cannot be read is named itself, not what
     was skipped in the gallery. A file that changed is indexed again."""
-    from fedlens.tasks import search
+    from fedlens.tasks.apply import search
 
     for k, name in enumerate(("videos/left/a", "videos/right/b", "videos/right/c", "mine/q")):
         clip = ArrayFrames(moving_shape(k % 2, 10, 32, generator(k)), rate=Fraction(10))

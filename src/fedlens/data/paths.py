@@ -111,7 +111,7 @@ def images_at(source: Path) -> list[Path]:
     if source.is_file():
         return [source]
     if not source.is_dir():
-        raise DataError(f"there is no {source}")
+        raise DataError(f"there is no image at {source}")
     found = images_below(source)
     if not found:
         raise DataError(f"there are no images in {source} ({', '.join(IMAGE_SUFFIXES)})")

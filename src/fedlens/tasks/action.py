@@ -24,7 +24,8 @@ from fedlens.core.task import LearningTask, in_batches
 from fedlens.data.video.frames import Frames
 from fedlens.data.video.video_set import Search, VideoSet
 from fedlens.models.video import SplitNet, backbone, map_shape
-from fedlens.tasks.video_ssl import admit, clip_batches, cut, load_init, middle
+from fedlens.tasks.video_clips import admit, clip_batches, cut, middle
+from fedlens.tasks.video_ssl import load_init
 
 SHOWN = 12
 

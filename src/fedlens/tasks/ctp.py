@@ -40,7 +40,8 @@ from fedlens.core.picture import Picture
 from fedlens.core.task import Adapt
 from fedlens.data.video.frames import Frames
 from fedlens.models.video import SplitNet
-from fedlens.tasks.video_ssl import VideoSSL, cut, larger
+from fedlens.tasks.video_clips import cut, larger
+from fedlens.tasks.video_ssl import VideoSSL
 
 FULL = 112  # the size all lengths below are meant for
 SCALES = (16.0, 24.0, 28.0, 32.0, 48.0, 64.0)

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from fedlens.core.client import Batch, Output
 from fedlens.core.picture import Picture
 from fedlens.data.video.frames import Frames
-from fedlens.tasks.video_ssl import VideoSSL, cut, larger
+from fedlens.tasks.video_clips import cut, larger
+from fedlens.tasks.video_ssl import VideoSSL
 
 
 @dataclass

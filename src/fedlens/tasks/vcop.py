@@ -26,7 +26,8 @@ from fedlens.core.picture import Picture
 from fedlens.core.task import Adapt
 from fedlens.data.video.frames import Frames
 from fedlens.models.video import SplitNet
-from fedlens.tasks.video_ssl import VideoSSL, cut, larger
+from fedlens.tasks.video_clips import cut, larger
+from fedlens.tasks.video_ssl import VideoSSL
 
 CLIPS = 3
 ORDERS = tuple(permutations(range(CLIPS)))

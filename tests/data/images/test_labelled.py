@@ -110,7 +110,7 @@ def test_damaged_and_missing_cifar(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is missing"):
         Cifar10(root=str(tmp_path)).federation(2, 0)
     with pytest.raises(
-        DataError, match=r"no Cifar10 at \S+nowhere$"
+        DataError, match=r"no Cifar10 folder at \S+nowhere: set data.root$"
     ):  # an absolute path is looked for in one place
         Cifar10(root=str(tmp_path / "nowhere")).federation(2, 0)
 

@@ -4,7 +4,7 @@ them: `video_set`.
 What cannot be opened, or has no frame that can be decoded, is skipped, counted and named in the
 facts ("skipped"). A file whose first frame is sound and whose packets are all there may still be
 damaged inside: only decoding all of it would tell, so it is found out in training, where it is a
-warning (`skip` in tasks/video_ssl.py) and no fact.
+warning (`skip` in tasks/video_clips.py) and no fact.
 """
 
 from __future__ import annotations

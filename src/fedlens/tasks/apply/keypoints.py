@@ -1,4 +1,4 @@
-"""What a pose model is applied to: photos, boxes around the people in them, and what is written
+"""A trained pose network on a user's photos: boxes around the people in them, and what is written
 about them (as COCO).
 
 Photos are upright (as their EXIF says), and boxes and joints count the pixels of the upright photo.
@@ -12,19 +12,83 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from fedlens.data.paths import images_at
-from fedlens.data.pose.people import Array, Person, Size, Skeleton, fit, read_image
+from fedlens.data.pose.people import Array, How, People, Person, Size, Skeleton, fit, read_image
 from fedlens.data.source import DataError
+from fedlens.models.weights import load_weights
+from fedlens.tasks.pose_drawing import draw_joints, save_png
+
+if TYPE_CHECKING:
+    from fedlens.tasks.pose import Pose
 
 FORM = (
     '[{"file_name": "a.jpg", "bbox": [left, top, width, height]}, ...] or the annotations of COCO'
     " are needed"
 )
 Box = tuple[float, float, float, float]  # left, top, width, height
+
+
+def find_keypoints(
+    task: Pose, folder: Path, source: Path, target: Path, options: Mapping[str, Any]
+) -> str:
+    """folder: of the run. target: a folder for keypoints.json and one overlay per photo."""
+    plan = Plan(task, **options)
+    photos, unread = read_photos(source)
+    found = find_people(photos, plan.boxes)
+    model = load_weights(task.model(), folder / "model.safetensors").eval()
+    people = [f.person(photos, len(task.skeleton.joints), plan.size) for f in found]
+    made = task.find(
+        model, People(people, task.skeleton, plan.size, capture=plan.capture, how=plan.how)
+    )
+    target.mkdir(parents=True, exist_ok=True)
+    written = as_coco(made["predicted"], made["peaks"], found, photos, task.skeleton)
+    (target / "keypoints.json").write_text(json.dumps(written, indent=1))
+    for number, (photo, name) in enumerate(zip(photos, overlay_names(photos), strict=True)):
+        own = [made["predicted"][k] for k, f in enumerate(found) if f.photo == number]
+        write_overlay(photo.file, own, task.skeleton, target / name)
+    left = f", {len(unread)} could not be read ({unread[0]})" if unread else ""
+    return (
+        f"{len(people)} people in {len(photos)} images{left}: {target / 'keypoints.json'} and"
+        " one overlay each"
+    )
+
+
+class Plan:
+    """The options of `apply`, read and checked."""
+
+    def __init__(
+        self,
+        task: Pose,
+        size: Any = None,
+        boxes: Any = None,
+        capture: Any = None,
+        how: How = "bicubic",
+    ) -> None:
+        if how not in ("bilinear", "area", "bicubic"):
+            raise ValueError(f"how is bilinear, area or bicubic, not {how!r}")
+        self.size = parse_size(size) if size else max(task.sizes, default=task.size)
+        task.check_size(self.size)
+        self.capture, self.how = parse_size(capture) if capture else None, how
+        self.boxes = Path(boxes) if boxes else None
+
+
+def parse_size(text: Any) -> Size:
+    """ "256x192" (height x width), or a pair."""
+    try:
+        parts = text.lower().split("x") if isinstance(text, str) else text
+        height, width = (int(p) for p in parts)
+    except (TypeError, ValueError) as e:
+        raise ValueError(
+            f"a resolution is written HEIGHTxWIDTH, for example 256x192, not {text!r}"
+        ) from e
+    if min(height, width) < 1:
+        raise ValueError(f"a resolution has at least one pixel a side, not {text!r}")
+    return height, width
 
 
 @dataclass(frozen=True)
@@ -205,3 +269,12 @@ def as_coco(
         "skeleton": [[a + 1, b + 1] for a, b in skeleton.bones],
     }
     return {"images": images, "annotations": annotations, "categories": [category]}
+
+
+def write_overlay(photo: Path, people: Sequence[Array], skeleton: Skeleton, target: Path) -> None:
+    pixels = np.asarray(read_image(photo, upright=True)).copy()
+    image = torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
+    for joints in people:
+        image = draw_joints(image, torch.from_numpy(joints), skeleton)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    save_png(image, target)

@@ -33,7 +33,7 @@ from fedlens.data.video.lists import Entry
 from fedlens.data.video.video_set import VideoSet
 from fedlens.data.video.videos import Opened, scan
 from fedlens.metrics.retrieval import nearest
-from fedlens.tasks.video_ssl import SHOWN, contact_sheet, embed_all, scores
+from fedlens.tasks.retrieval import SHOWN, contact_sheet, embed_all, scores
 
 
 def search_folder(
