@@ -36,11 +36,11 @@ from fedlens.algorithms import FedAvg
 from fedlens.core.algorithm import Layer, stack
 from fedlens.core.federation import Federation
 from fedlens.core.rounds import run
-from fedlens.data.video.video_set import Search, VideoSet
+from fedlens.data.video.video_set import RetrievalTest, VideoSet
 from fedlens.data.video.videos import Videos
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import BackboneOnly, Distances, FedU, MixedWeights, MovingMean
-from fedlens.metrics.retrieval import KS, nearest, recall
+from fedlens.metrics.retrieval import KS, most_similar, recall
 from fedlens.tasks.action import ActionRecognition
 from fedlens.tasks.ctp import CtP
 from fedlens.tasks.retrieval import embed
@@ -248,7 +248,7 @@ def supervised(
             return net, task.evaluate(net, federation.test)["accuracy"]
 
 
-def downstream(net: Any, search: Search) -> dict[str, float]:
+def downstream(net: Any, search: RetrievalTest) -> dict[str, float]:
     """Retrieval and the linear probe."""
     net.eval()
     y, labels = torch.tensor(search.queries.labels), torch.tensor(search.gallery.labels)
@@ -256,14 +256,14 @@ def downstream(net: Any, search: Search) -> dict[str, float]:
         embed(net, s, SETTING["frames"], SETTING["size"], SETTING["clips"])
         for s in (search.gallery, search.queries)
     )
-    metrics = recall(nearest(queries, gallery, max(KS))[0], y, labels)
+    metrics = recall(most_similar(queries, gallery, max(KS))[0], y, labels)
     metrics["probe"] = linear(
         averaged(net, search.gallery), labels, averaged(net, search.queries), y
     )
     return metrics
 
 
-def pixels(search: Search) -> dict[str, float]:
+def pixels(search: RetrievalTest) -> dict[str, float]:
     """The mean frame's pixels, shrunk to size x size, as the feature."""
     size = SETTING["size"]
 
@@ -275,7 +275,7 @@ def pixels(search: Search) -> dict[str, float]:
 
     y, labels = torch.tensor(search.queries.labels), torch.tensor(search.gallery.labels)
     gallery, queries = rows(search.gallery), rows(search.queries)
-    return recall(nearest(queries, gallery, max(KS))[0], y, labels) | {
+    return recall(most_similar(queries, gallery, max(KS))[0], y, labels) | {
         "probe": linear(gallery, labels, queries, y)
     }
 
@@ -283,7 +283,7 @@ def pixels(search: Search) -> dict[str, float]:
 def cell(name: str, seed: int, data: Path, cache: str, models: Path) -> dict[str, Any]:
     everything = source(data, "iid", cache).federation(1, seed)
     search = everything.test
-    assert isinstance(search, Search)
+    assert isinstance(search, RetrievalTest)
     began = time.process_time()
     told: dict[str, Any] = {}
     if name == "pixels":

@@ -15,7 +15,7 @@ from fedlens.data.images.reading import read_image
 from fedlens.data.source import DataError
 from fedlens.deblur import FedDeblur
 from fedlens.deblur.scenes import Scene, field_of_view, taper
-from fedlens.deblur.spectrum import blur as circular_blur
+from fedlens.deblur.spectrum import circular_blur as circular_blur
 from fedlens.deblur.task import Deblurring
 from fedlens.engines.simulator import Simulator
 

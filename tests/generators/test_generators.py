@@ -12,8 +12,8 @@ from toy import save_png as save
 from fedlens.core.client import generator
 from fedlens.data.source import DataError
 from fedlens.generators import Gaussians, ReadyImages, StableDiffusion
-from fedlens.generators.gaussians import draw, fit
-from fedlens.generators.generator import Store, match
+from fedlens.generators.gaussians import draw_gaussian, fit_gaussian
+from fedlens.generators.generator import Store, match_classes
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_one_direction_by_hand() -> None:
     """Pixels 0.2 and 0.6: mean 0.4, sample deviation sqrt(2 * 0.2^2 / 1) = 0.2828; the sign of the
     direction is free.
     """
-    mean, directions = fit(torch.tensor([0.2, 0.6]).view(2, 1, 1, 1), 64)
+    mean, directions = fit_gaussian(torch.tensor([0.2, 0.6]).view(2, 1, 1, 1), 64)
     assert float(mean) == pytest.approx(0.4) and directions.shape == (1, 1, 1, 1)
     assert abs(float(directions)) == pytest.approx(0.28284, abs=1e-5)
 
@@ -46,7 +46,7 @@ def test_samples_have_the_moments_of_the_images() -> None:
     rng = torch.Generator().manual_seed(0)
     mix = torch.randn(12, 12, generator=rng) * 0.02
     images = (0.5 + torch.randn(300, 12, generator=rng) @ mix).view(300, 3, 2, 2)
-    made = draw(*fit(images, 12), 20_000, rng).flatten(1)
+    made = draw_gaussian(*fit_gaussian(images, 12), 20_000, rng).flatten(1)
     flat = images.flatten(1)
     assert torch.allclose(made.mean(0), flat.mean(0), atol=2e-3)
     assert torch.allclose(made.T.cov(), flat.T.cov(), atol=3e-4)
@@ -104,7 +104,7 @@ def test_folders_that_do_not_fit(public: Path, kind: type[Gaussians] | type[Read
     with pytest.raises(DataError, match=r"no folder of images for .*nowhere: set generator.root$"):
         kind(str(public / "nowhere")).told(["cat"], (3, 8, 8))
     with pytest.raises(
-        DataError, match=f"say where the folder of images for {name} is: generator.root"
+        DataError, match=f"say where the folder of images for {name} is: set generator.root"
     ):
         kind().told(["cat"], (3, 8, 8))
     (public / "empty").mkdir()
@@ -118,8 +118,8 @@ def test_folders_that_do_not_fit(public: Path, kind: type[Gaussians] | type[Read
 
 
 def test_names_of_another_kind_go_by_order() -> None:
-    assert match(["goldfish", "frog"], ["n01", "n02", "n03"], "it") == [0, 1]
-    assert match(["b", "a"], ["a", "b"], "it") == [1, 0]
+    assert match_classes(["goldfish", "frog"], ["n01", "n02", "n03"], "it") == [0, 1]
+    assert match_classes(["b", "a"], ["a", "b"], "it") == [1, 0]
 
 
 def test_other_files_other_images(public: Path, tmp_path: Path) -> None:

@@ -15,7 +15,13 @@ from torch import nn
 from fedlens.core.client import generator
 from fedlens.data.source import DataError
 from fedlens.generators import StableDiffusion
-from fedlens.generators.stable_diffusion import GROUP, FourBit, pack, quantise, unpack
+from fedlens.generators.stable_diffusion import (
+    GROUP,
+    FourBit,
+    pack_four_bits,
+    quantise,
+    unpack_four_bits,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and diffusers about each other
 
@@ -164,14 +170,14 @@ def test_packing_by_hand() -> None:
     becomes 2, and the error is half a scale at most."""
     weight = torch.zeros(1, GROUP)
     weight[0, :5] = torch.tensor([7.0, -7.0, 3.0, 2.4, -0.6])
-    packed, scales = pack(weight)
+    packed, scales = pack_four_bits(weight)
     assert (
         packed.dtype == torch.uint8 and packed.numel() == GROUP // 2 and scales.tolist() == [[1.0]]
     )
     assert int(packed[0]) == (7 + 8) + 16 * (-7 + 8)
-    assert unpack(packed, scales, weight.shape)[0, :5].tolist() == [7, -7, 3, 2, -1]
+    assert unpack_four_bits(packed, scales, weight.shape)[0, :5].tolist() == [7, -7, 3, 2, -1]
     odd = torch.randn(3, 5, 3, 3, generator=generator(0))
-    back = unpack(*pack(odd), odd.shape)
+    back = unpack_four_bits(*pack_four_bits(odd), odd.shape)
     assert (
         back.shape == odd.shape
         and float((back - odd).abs().max()) <= float(odd.abs().max()) / 14 + 1e-6

@@ -35,7 +35,7 @@ from fedlens.deblur import spectrum
 from fedlens.deblur.consensus import by_pixel
 from fedlens.deblur.feddeblur import FedDeblur
 from fedlens.deblur.observation import Observation
-from fedlens.deblur.settings import alone
+from fedlens.deblur.settings import published_alone
 
 
 def complex_of(s: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class LocDeblur(FedDeblur):
     shared: ClassVar[bool] = False
 
     def suggested(self, facts: Mapping[str, Any], n: int) -> tuple[float, float]:
-        return alone(self.prior, self.shared, facts)
+        return published_alone(self.prior, self.shared, facts)
 
     def broadcast(self, state: Message) -> Message:
         return Message(

@@ -67,12 +67,12 @@ from fedlens.core.task import LearningTask, Task
 from fedlens.core.tree import Tree
 from fedlens.deblur import consensus, spectrum
 from fedlens.deblur.denoisers import DenoiserName
-from fedlens.deblur.observation import Observation, inside
+from fedlens.deblur.observation import Observation, without_rim
 from fedlens.deblur.priors import Prior, PriorName, make_prior
 from fedlens.deblur.settings import published
 
 # numbers worked on at a time: five arrays of this size fit into a second-level cache or nearly
-CHUNK = 1 << 17
+CACHED_NUMBERS = 1 << 17
 
 
 class Half(Protocol):
@@ -102,8 +102,8 @@ class Complete:
         # A large scene goes through the cache once, piece by piece, instead of three times.
         pieces = (
             [whole]
-            if x.numel() <= CHUNK
-            else zip(*(torch.split(t.view(-1), CHUNK) for t in whole), strict=True)
+            if x.numel() <= CACHED_NUMBERS
+            else zip(*(torch.split(t.view(-1), CACHED_NUMBERS) for t in whole), strict=True)
         )
         for x_, old_, a_, c_, v_, u_ in pieces:
             torch.sub(x_, old_, out=v_)
@@ -311,7 +311,7 @@ class FedDeblur(Algorithm):
                 seen: Observation = client.data[name]
                 misfit += seen.misfit(x)
                 moved = client.memory[name]["u"] - (kept["u"] if kept else 0)  # u' - u = x_k - x
-                gap += spectrum.norm(moved, seen.width) ** 2
+                gap += spectrum.image_norm(moved, seen.width) ** 2
         reply = Message({"w": sent})
         if self.masks:
             reply = consensus.in_view(sent, client.data)
@@ -403,7 +403,7 @@ class FedDeblur(Algorithm):
         if self.task is None:
             return {}
         return self.task.evaluate(
-            {n: inside(x, self._pad) for n, x in self.images(message).items()}, data
+            {n: without_rim(x, self._pad) for n, x in self.images(message).items()}, data
         )
 
     def images(self, message: Message) -> Tree:
@@ -468,7 +468,9 @@ def restored(state: Message) -> Tree:
     """The scenes without the rim beyond the photo's edges that was solved for as well
     (boundary="unknown").
     """
-    return {n: inside(x, int(state.scalars.get("pad", 0))) for n, x in state.trees["image"].items()}
+    return {
+        n: without_rim(x, int(state.scalars.get("pad", 0))) for n, x in state.trees["image"].items()
+    }
 
 
 def relative_change(new: Tensor, old: Tensor) -> float:

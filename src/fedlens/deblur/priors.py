@@ -182,7 +182,7 @@ class Ridge(Prior):
 
 
 @dataclass
-class Box(Prior):
+class BoxConstraint(Prior):
     """Intensities lie in [0, 255], and nothing else is known."""
 
     def prox(self, a: Tensor, t: float) -> Tensor:
@@ -230,5 +230,5 @@ def make_prior(
     weights: str | None = None,
     split: bool = False,
 ) -> Prior:
-    plain = {"tv": TotalVariation, "wavelet": Wavelet, "ridge": Ridge, "box": Box}
+    plain = {"tv": TotalVariation, "wavelet": Wavelet, "ridge": Ridge, "box": BoxConstraint}
     return PlugAndPlay(denoiser, weights, split) if name == "pnp" else plain[name]()

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedlens.data.images.reading import read_image
 from fedlens.data.source import DataError
 from fedlens.deblur.blur import check_kernel
-from fedlens.deblur.views import estimate_kernel, register
+from fedlens.deblur.views import align_views, estimate_kernel
 
 KERNELS = (".npy", ".png", ".mat")
 
@@ -57,7 +57,7 @@ def read_scene(folder: Path, colour: str, align: bool, kernel_size: int) -> OwnS
     _check_size(sharp, size, "reference.png")
     if align:
         first = [] if sharp is None else [sharp]
-        registered = register([*first, *(v.pixels for v in views)])[len(first) :]
+        registered = align_views([*first, *(v.pixels for v in views)])[len(first) :]
         views = [replace(v, pixels=x) for v, x in zip(views, registered, strict=True)]
     if sharp is not None:
         views = [_with_kernel(v, sharp, kernel_size) for v in views]

@@ -32,9 +32,9 @@ from fedlens.data.images.reading import READABLE, read_image, resize, shipped
 from fedlens.data.paths import find_named, locate
 from fedlens.data.source import DataError, Source
 from fedlens.deblur.blur import Blur, Family, check_kernel, client_kernel
-from fedlens.deblur.observation import Observation, inside
+from fedlens.deblur.observation import Observation, without_rim
 from fedlens.deblur.scene_folder import OwnView, client_folders, read_scene
-from fedlens.deblur.spectrum import blur as circular_blur
+from fedlens.deblur.spectrum import circular_blur
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Scene(Source):
                 holdings[k][name] = self._view(
                     circular_blur(sharp, kernel) + noise, kernel, k, clients, pad, boundary
                 )
-        scored = {name: inside(x, pad) for name, x in images.items()}
+        scored = {name: without_rim(x, pad) for name, x in images.items()}
         # the scene is solved for beyond what is scored
         beyond = pad if boundary == "unknown" else 0
         return _federation(holdings, scored, beyond, self.observe, what, self.noise)

@@ -21,7 +21,7 @@ from fedlens.data.source import DataError
 Motion = Literal["translation", "affine", "homography"]
 
 
-def register(
+def align_views(
     views: Sequence[Tensor], motion: Motion = "homography", levels: int = 4, tones: bool = True
 ) -> list[Tensor]:
     """Views (C, H, W) in [0, 255] warped onto the first one. What a view does not show is filled

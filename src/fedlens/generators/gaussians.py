@@ -20,7 +20,13 @@ from fedlens.core.limits import Count
 from fedlens.data.images.labelled import Reader
 from fedlens.data.paths import class_folders, images_below, locate
 from fedlens.data.source import DataError
-from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint, match
+from fedlens.generators.generator import (
+    ImageGenerator,
+    check_label,
+    describe_shape,
+    file_stamps,
+    match_classes,
+)
 
 
 @dataclass
@@ -54,7 +60,8 @@ class Gaussians(ImageGenerator):
             and (own := (1 if bound.gray else 3, size, size)) != tuple(shape)
         ):
             raise DataError(
-                f"Gaussians makes images of {describe(own)}, but the clients' are {describe(shape)}"
+                f"Gaussians makes images of {describe_shape(own)}, but the clients' are"
+                f" {describe_shape(shape)}"
             )
         return bound
 
@@ -67,21 +74,21 @@ class Gaussians(ImageGenerator):
                 .read([(p, label) for p in images_below(folders[label])])
                 .images
             )
-            self._fits[label] = fit(images.float() / 255, self.components)
-        return draw(*self._fits[label], n, rng)
+            self._fits[label] = fit_gaussian(images.float() / 255, self.components)
+        return draw_gaussian(*self._fits[label], n, rng)
 
     def sources(self) -> Iterable[str]:
         return [
             line
             for folder in self._folders or folders_of(self.root, (), "Gaussians")
-            for line in fingerprint(images_below(folder))
+            for line in file_stamps(images_below(folder))
         ]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_fits": {}}
 
 
-def fit(images: Tensor, components: int) -> tuple[Tensor, Tensor]:
+def fit_gaussian(images: Tensor, components: int) -> tuple[Tensor, Tensor]:
     """Mean, and directions scaled by their standard deviations (components, C, H, W)."""
     mean = images.mean(0)
     centred = (images - mean).flatten(1)
@@ -93,7 +100,7 @@ def fit(images: Tensor, components: int) -> tuple[Tensor, Tensor]:
     return mean, scaled.view(k, *mean.shape)
 
 
-def draw(mean: Tensor, directions: Tensor, n: int, rng: Generator) -> Tensor:
+def draw_gaussian(mean: Tensor, directions: Tensor, n: int, rng: Generator) -> Tensor:
     z = torch.randn(n, len(directions), generator=rng)
     return (mean + torch.einsum("nk,kchw->nchw", z, directions)).clamp(0, 1)
 
@@ -106,7 +113,7 @@ def folders_of(root: str, classes: Sequence[str], what: str) -> tuple[Path, ...]
     if not there:
         raise DataError(f"{what} found no class folders in {root}")
     chosen = (
-        tuple(there[k] for k in match(classes, [p.name for p in there], f"{what} ({root})"))
+        tuple(there[k] for k in match_classes(classes, [p.name for p in there], f"{what} ({root})"))
         if classes
         else tuple(there)
     )

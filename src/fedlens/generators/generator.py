@@ -66,12 +66,12 @@ class ImageGenerator(ABC):
         return ()
 
 
-def fingerprint(files: Iterable[Path]) -> list[str]:
+def file_stamps(files: Iterable[Path]) -> list[str]:
     """Names, sizes and times of change: quick, and any change of a file shows."""
     return [f"{p.name} {(s := p.stat()).st_size} {s.st_mtime_ns}" for p in files]
 
 
-def match(classes: Sequence[str], known: Sequence[str], what: str) -> list[int]:
+def match_classes(classes: Sequence[str], known: Sequence[str], what: str) -> list[int]:
     """For every class the place of its name among `known`. Names of another kind altogether (wnids
     beside words) go by their order.
     """
@@ -101,13 +101,13 @@ def check_images(
         raise DataError(f"{name} made {len(made)} images of class {label} where {n} were asked for")
     if tuple(made.shape[1:]) != tuple(shape):
         raise DataError(
-            f"{name} makes images of {describe(made.shape[1:])}, but the clients' are"
-            f" {describe(shape)}"
+            f"{name} makes images of {describe_shape(made.shape[1:])}, but the clients' are"
+            f" {describe_shape(shape)}"
         )
     return made
 
 
-def describe(shape: Sequence[int]) -> str:
+def describe_shape(shape: Sequence[int]) -> str:
     return (
         f"{shape[2]}x{shape[1]} with {shape[0]} channels"
         if len(shape) == 3

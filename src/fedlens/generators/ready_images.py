@@ -15,7 +15,7 @@ from fedlens.data.images.labelled import Reader
 from fedlens.data.paths import images_below
 from fedlens.data.source import DataError
 from fedlens.generators.gaussians import folders_of
-from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint
+from fedlens.generators.generator import ImageGenerator, check_label, describe_shape, file_stamps
 
 
 @dataclass
@@ -41,8 +41,8 @@ class ReadyImages(ImageGenerator):
             and (own := (1 if bound.gray else 3, size, size)) != tuple(shape)
         ):
             raise DataError(
-                f"ReadyImages gives images of {describe(own)}, but the clients' are"
-                f" {describe(shape)}"
+                f"ReadyImages gives images of {describe_shape(own)}, but the clients' are"
+                f" {describe_shape(shape)}"
             )
         return bound
 
@@ -62,5 +62,5 @@ class ReadyImages(ImageGenerator):
         return [
             line
             for folder in self._folders or folders_of(self.root, (), "ReadyImages")
-            for line in fingerprint(images_below(folder))
+            for line in file_stamps(images_below(folder))
         ]

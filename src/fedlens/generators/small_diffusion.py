@@ -21,7 +21,13 @@ from torch import Generator, Tensor
 
 from fedlens.data.paths import find_named
 from fedlens.data.source import DataError
-from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint, match
+from fedlens.generators.generator import (
+    ImageGenerator,
+    check_label,
+    describe_shape,
+    file_stamps,
+    match_classes,
+)
 from fedlens.models.diffusion import Denoiser
 
 
@@ -52,11 +58,11 @@ class SmallDiffusion(ImageGenerator):
         own = (task.channels, task.size, task.size)
         if shape and tuple(shape) != own:
             raise DataError(
-                f"SmallDiffusion ({self.folder}) makes images of {describe(own)}, but the clients'"
-                f" are {describe(shape)}"
+                f"SmallDiffusion ({self.folder}) makes images of {describe_shape(own)}, but the"
+                f" clients' are {describe_shape(shape)}"
             )
         known = self._names() or [str(k) for k in range(task.classes)]
-        places = tuple(match(classes, known, f"SmallDiffusion ({self.folder})"))
+        places = tuple(match_classes(classes, known, f"SmallDiffusion ({self.folder})"))
         return replace(
             self, _places=places, start=self.start.told(classes, own) if self.start else None
         )
@@ -80,7 +86,7 @@ class SmallDiffusion(ImageGenerator):
         return torch.cat(parts)
 
     def sources(self) -> Iterable[str]:
-        return fingerprint([self._folder() / "model.safetensors"])
+        return file_stamps([self._folder() / "model.safetensors"])
 
     def _loaded(self) -> Denoiser:
         if self._model is None:

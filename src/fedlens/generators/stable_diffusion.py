@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from fedlens.core.limits import Count
 from fedlens.data.paths import find_named, locate, walk
 from fedlens.data.source import DataError
-from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint
+from fedlens.generators.generator import ImageGenerator, check_label, describe_shape, file_stamps
 from fedlens.models.diffusion import load_diffusers
 
 GROUP = 64  # weights that share a scale
@@ -63,13 +63,13 @@ class StableDiffusion(ImageGenerator):
     def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         if shape and (len(shape) != 3 or shape[1] != shape[2]):
             raise DataError(
-                f"StableDiffusion makes square images, but the clients' are {describe(shape)}"
+                f"StableDiffusion makes square images, but the clients' are {describe_shape(shape)}"
             )
         size = self.size or (shape[1] if shape else None)
         if shape and size != shape[1]:
             raise DataError(
                 f"StableDiffusion was told to make images of {size}x{size}, but the clients' are"
-                f" {describe(shape)}"
+                f" {describe_shape(shape)}"
             )
         told = replace(self, classes=tuple(classes), size=size, _channels=shape[0] if shape else 3)
         told.texts()
@@ -114,7 +114,7 @@ class StableDiffusion(ImageGenerator):
     def sources(self) -> Iterable[str]:
         folder = find_named(self.model)
         files = sorted(f for _, _, some in walk(folder) for f in some) if folder else []
-        return [*fingerprint(files), *self.texts()]
+        return [*file_stamps(files), *self.texts()]
 
     def _loaded(self) -> Any:
         if self._pipeline is None:
@@ -232,7 +232,7 @@ class FourBit(nn.Module):
     def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
         super().__init__()
         self.layer, self.shape = layer, layer.weight.shape
-        packed, scales = pack(layer.weight.detach())
+        packed, scales = pack_four_bits(layer.weight.detach())
         self.packed: Tensor
         self.scales: Tensor
         self.register_buffer("packed", packed)
@@ -241,7 +241,7 @@ class FourBit(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        return unpack(self.packed, self.scales, self.shape)
+        return unpack_four_bits(self.packed, self.scales, self.shape)
 
     @property
     def bias(self) -> Tensor | None:
@@ -255,7 +255,7 @@ class FourBit(nn.Module):
         return F.linear(x, weight, self.layer.bias)
 
 
-def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
+def pack_four_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Two weights a byte, and a scale for each group; the last group is filled up with zeros."""
     flat = F.pad(weight.flatten().float(), (0, -weight.numel() % GROUP)).view(-1, GROUP)
     scales = flat.abs().amax(1, keepdim=True).clamp_min(1e-12) / 7
@@ -263,7 +263,7 @@ def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (whole[::2] + whole[1::2] * 16).to(torch.uint8), scales.to(weight.dtype)
 
 
-def unpack(packed: Tensor, scales: Tensor, shape: Sequence[int]) -> Tensor:
+def unpack_four_bits(packed: Tensor, scales: Tensor, shape: Sequence[int]) -> Tensor:
     both = torch.stack([packed & 15, packed >> 4], 1).flatten().view(-1, GROUP)
     flat = (both.to(scales.dtype) - 8) * scales
     return flat.flatten()[: torch.Size(shape).numel()].view(*shape)

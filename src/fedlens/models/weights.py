@@ -51,11 +51,13 @@ def _load(file: Path) -> Any:
 
 def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
     """Strict: names and shapes must agree, and the error says where they do not."""
-    model.load_state_dict(fit(read_weights(path), model, path))
+    model.load_state_dict(check_fit(read_weights(path), model, path))
     return model
 
 
-def fit(weights: dict[str, Tensor], model: nn.Module, source: str | Path) -> dict[str, Tensor]:
+def check_fit(
+    weights: dict[str, Tensor], model: nn.Module, source: str | Path
+) -> dict[str, Tensor]:
     """The weights, or an error that says what they are (where we know) and in which names and
     shapes they differ.
     """

@@ -19,7 +19,7 @@ from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, check_options, in_batches
 from fedlens.models.classification import Norm, Stem, classifier
 
-SHOWN = 24  # images on the sheet
+SHEET_IMAGES = 24  # images on the sheet
 LISTED = 20  # up to this many classes, each one's accuracy is a metric of its own
 
 
@@ -156,7 +156,7 @@ class Classification(LearningTask):
 
     def _sheet(self, result: nn.Module, data: Data, names: Sequence[str]) -> Picture:
         """Images at even distances through the test set, whatever the model makes of them."""
-        index = torch.linspace(0, len(data) - 1, min(SHOWN, len(data))).long()
+        index = torch.linspace(0, len(data) - 1, min(SHEET_IMAGES, len(data))).long()
         batch = data.batch(index)
         place = next(result.parameters()).device
         with torch.no_grad():

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedlens.core.client import Batch, Output
@@ -25,16 +26,15 @@ from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, check_options, in_batches
 from fedlens.data.pose.people import (
     SKELETONS,
-    Array,
+    ImageSize,
     People,
-    Size,
     Skeleton,
-    transform,
+    transform_joints,
 )
 from fedlens.metrics.pose import coco_ap, pck, pckh
 from fedlens.models.vitpose import SIZES, SimpleBaseline, ViTPose
-from fedlens.tasks.heatmaps import decode, draw_targets
-from fedlens.tasks.pose_drawing import as_image, draw_heat, draw_joints, enlarge
+from fedlens.tasks.heatmaps import decode_heatmaps, draw_targets
+from fedlens.tasks.pose_drawing import as_image, draw_heat, draw_joints, enlarge_nearest
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Pose(LearningTask):
         for size in (*self.sizes, *([self.size] if self.network in SIZES else [])):
             self.check_size(size)
 
-    def check_size(self, size: Size) -> None:
+    def check_size(self, size: ImageSize) -> None:
         if min(size) < self.multiple or any(side % self.multiple for side in size):
             raise ValueError(
                 f"a resolution of {size[0]}x{size[1]} does not fit {self.network}, whose inputs are"
@@ -130,9 +130,9 @@ class Pose(LearningTask):
             mirrored = torch.cat([mirrored[..., :1], mirrored[..., :-1]], -1)
         return (maps + mirrored) / 2
 
-    def locate(self, maps: Tensor, size: Size) -> tuple[Tensor, Tensor]:
+    def locate(self, maps: Tensor, size: ImageSize) -> tuple[Tensor, Tensor]:
         """Joints (N, J, 2) in pixels of an input of `size`, and the peaks' heights (N, J)."""
-        points, peaks = decode(maps, self.decode)
+        points, peaks = decode_heatmaps(maps, self.decode)
         h, w = maps.shape[-2:]
         if self.targets == "udp":
             step = torch.tensor([(size[1] - 1) / (w - 1), (size[0] - 1) / (h - 1)])
@@ -141,14 +141,14 @@ class Pose(LearningTask):
         nowhere = (peaks <= 0)[..., None]
         return torch.where(nowhere, -1.0, points * step.to(points)), peaks
 
-    def find(self, model: nn.Module, people: People) -> dict[str, Array]:
+    def find(self, model: nn.Module, people: People) -> dict[str, NDArray[Any]]:
         """Joints of all people in image pixels, with what is needed to judge them."""
         place = next(model.parameters()).device
         columns: dict[str, list[Tensor]] = {}
         for batch in in_batches(people, self.test_batch, place):
             self._check(batch)
             points, peaks = self.locate(self.heatmaps(model, batch["x"]), people.size)
-            found = {"predicted": transform(batch["warp"], points), "peaks": peaks}
+            found = {"predicted": transform_joints(batch["warp"], points), "peaks": peaks}
             for name, value in (
                 *found.items(),
                 *((k, batch[k]) for k in ("truth", "reference", "area", "image")),
@@ -169,7 +169,7 @@ class Pose(LearningTask):
             out |= {f"{metric}_{name}": value for metric, value in metrics.items()}
         return out
 
-    def judge(self, found: Mapping[str, Array]) -> dict[str, float]:
+    def judge(self, found: Mapping[str, NDArray[Any]]) -> dict[str, float]:
         truth, visible = found["truth"][..., :2], found["truth"][..., 2]
         if self.joints == "mpii":
             return pckh(found["predicted"], truth, visible, found["reference"])
@@ -199,7 +199,7 @@ class Pose(LearningTask):
                 batch = view.batch(torch.tensor([k]))
                 maps = self.heatmaps(result, batch["x"].to(next(result.parameters()).device)).cpu()
                 points, _ = self.locate(maps, size)
-                image = enlarge(as_image(batch["x"][0]), max(sizes))
+                image = enlarge_nearest(as_image(batch["x"][0]), max(sizes))
                 ratio = torch.tensor([image.shape[2] / size[1], image.shape[1] / size[0]])
                 joints.append(draw_joints(image, (points[0] + 0.5) * ratio - 0.5, self.skeleton))
                 heat.append(draw_heat(image, maps[0]))
@@ -215,7 +215,7 @@ class Pose(LearningTask):
             )
         return [*out, self.embedding(result, data, sizes)] if self.embed else out
 
-    def embedding(self, model: Any, data: People, sizes: Sequence[Size]) -> Picture:
+    def embedding(self, model: Any, data: People, sizes: Sequence[ImageSize]) -> Picture:
         """The last features of the same people at every resolution, averaged over the grid and laid
         out in the plane by t-SNE.
         """

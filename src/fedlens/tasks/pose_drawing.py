@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedlens.data.pose.people import MEAN, STD, Size, Skeleton
+from fedlens.data.images.reading import IMAGENET_MEAN, IMAGENET_STD
+from fedlens.data.pose.people import ImageSize, Skeleton
 
 
 def as_image(x: Tensor) -> Tensor:
     """Undo the normalisation."""
-    return (x.cpu() * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]).clamp(
-        0, 1
-    )
+    mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
+    return (x.cpu() * std[:, None, None] + mean[:, None, None]).clamp(0, 1)
 
 
-def enlarge(image: Tensor, size: Size, least: int = 256) -> Tensor:
+def enlarge_nearest(image: Tensor, size: ImageSize, least: int = 256) -> Tensor:
     """Blocks stay blocks, so that one sees what the network saw."""
     factor = max(1, -(-least // size[0]))
     return F.interpolate(image[None], size=(size[0] * factor, size[1] * factor), mode="nearest")[0]

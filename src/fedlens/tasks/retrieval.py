@@ -17,17 +17,17 @@ from torch.nn import functional as F
 from fedlens.core.picture import Picture
 from fedlens.data.source import DataError
 from fedlens.data.video.video_set import VideoSet
-from fedlens.metrics.retrieval import KS, nearest, recall, vote
-from fedlens.tasks.video_clips import clip_batches, middle
+from fedlens.metrics.retrieval import KS, most_similar, recall, vote
+from fedlens.tasks.video_clips import clip_batches, middle_frame
 
 # queries on the contact sheet, and what was found for each: eight fill a row of the report
-SHOWN, NEAR = (
+SHEET_QUERIES, SHEET_FOUND = (
     5,
     7,
 )
 
 
-def pooled(maps: Tensor) -> Tensor:
+def pool_maps(maps: Tensor) -> Tensor:
     """(B, C, t, h, w) by 2x2 maxima where that leaves more than one place, flattened."""
     return (F.max_pool3d(maps, (1, 2, 2)) if min(maps.shape[-2:]) > 3 else maps).flatten(1)
 
@@ -50,7 +50,7 @@ def embed_all(
     seen: set[int] = set()
     with torch.no_grad():
         for numbers, x in clip_batches(videos, frames, size, clips, 1, batch):
-            features = pooled(net.maps(x.to(place)).float()).cpu()
+            features = pool_maps(net.maps(x.to(place)).float()).cpu()
             if total is None:
                 total = torch.zeros(len(videos), features.shape[1])
             total.index_add_(0, torch.tensor(numbers), features / clips)
@@ -60,7 +60,7 @@ def embed_all(
     return total, sorted(seen)
 
 
-def scores(
+def retrieval_scores(
     queries: Tensor,
     asked: VideoSet,
     gallery: Tensor,
@@ -69,7 +69,7 @@ def scores(
     same: bool = False,
 ) -> dict[str, float]:
     y, labels = torch.tensor(asked.labels), torch.tensor(held.labels)
-    found, _ = nearest(queries, gallery, max(KS), same)
+    found, _ = most_similar(queries, gallery, max(KS), same)
     return recall(found, y, labels) | (vote(found, y, labels) if majority else {})
 
 
@@ -83,12 +83,12 @@ def contact_sheet(
 
     images, labels, right = [], [], 0
     for q, film in enumerate(asked.clips):
-        images.append(middle(film))
+        images.append(middle_frame(film))
         labels.append(f"query: {name(asked.labels[q]) or film.name}")
         for g, score in zip(found[q].tolist(), alike[q].tolist(), strict=True):
             hit = held.labels[g] == asked.labels[q] and bool(classes)
             right += hit
-            images.append(middle(held.clips[g]))
+            images.append(middle_frame(held.clips[g]))
             labels.append(
                 f"{'✓' if hit else '·'} {name(held.labels[g]) or held.clips[g].name} {score:.2f}"
             )

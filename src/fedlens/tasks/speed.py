@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fedlens.core.client import Batch, Output
 from fedlens.core.picture import Picture
 from fedlens.data.video.frames import Frames
-from fedlens.tasks.video_clips import cut, larger
+from fedlens.tasks.video_clips import cut_clip, larger
 from fedlens.tasks.video_ssl import VideoSSL
 
 
@@ -49,7 +49,7 @@ class Speed(VideoSSL):
         )
         numbers = played(start, self.strides[y], self.frames)
         return {
-            "x": cut(frames, numbers, self.size, rng if augment else None),
+            "x": cut_clip(frames, numbers, self.size, rng if augment else None),
             "y": torch.tensor(y),
         }
 

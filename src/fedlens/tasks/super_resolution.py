@@ -20,14 +20,16 @@ from torch import Tensor, nn
 from fedlens.core.client import Batch, Output
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Natural, Positive
-from fedlens.core.picture import Picture
+from fedlens.core.picture import Picture, magnify
 from fedlens.core.task import Adapt, LearningTask, check_options
 from fedlens.data.video.degrade import enlarge, resized
 from fedlens.metrics.frames import Channel, frame_psnr, frame_ssim, temporal_gap
 from fedlens.models.by_name import network_builder
-from fedlens.tasks.tiles import Tiles, enlarged
+from fedlens.tasks.tiles import Tiles, run_network
 
 METRICS = ("psnr", "ssim", "psnr_y", "ssim_y", "temporal", "lpips", "vmaf")
+# under names that say that less is better
+REPORTED_AS = {"lpips": "lpips_loss", "temporal": "temporal_loss"}
 
 
 def charbonnier(prediction: Tensor, target: Tensor, eps: float = 1e-9) -> Tensor:
@@ -81,7 +83,7 @@ class SuperResolution(LearningTask):
                 f"{type(model).__name__} has no split into features and head, so nothing can stand"
                 " between them"
             )
-        return Output(enlarged(model, batch["x"], self.scale))
+        return Output(run_network(model, batch["x"], self.scale))
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         if output.prediction.shape != batch["y"].shape:
@@ -123,7 +125,9 @@ class SuperResolution(LearningTask):
     def compare(self, prediction: Tensor, target: Tensor) -> dict[str, float]:
         """The metrics of one clip (T, 3, H, W)."""
         b = self.border
-        return {SHOWN.get(m, m): self._measures[m](prediction, target, b) for m in self.metrics}
+        return {
+            REPORTED_AS.get(m, m): self._measures[m](prediction, target, b) for m in self.metrics
+        }
 
     @property
     def _measures(self) -> Mapping[str, Callable[[Tensor, Tensor, int], float]]:
@@ -184,7 +188,7 @@ class SuperResolution(LearningTask):
             out.append(
                 Picture(
                     f"{name}: the part with most detail, four times as large",
-                    [larger(z) for z in zoom],
+                    [magnify(z, 4) for z in zoom],
                     labels,
                     "compare",
                 )
@@ -207,14 +211,6 @@ class SuperResolution(LearningTask):
 
         check_options(self, options, "quality", "device", "progress")
         return upscale_file(self, folder, source, target, options)
-
-
-SHOWN = {"lpips": "lpips_loss", "temporal": "temporal_loss"}  # names that say that less is better
-
-
-def larger(picture: Tensor, by: int = 4) -> Tensor:
-    """Every pixel a square, so that nothing is made up."""
-    return picture.repeat_interleave(by, -1).repeat_interleave(by, -2)
 
 
 def busiest(picture: Tensor, size: int = 96) -> tuple[slice, slice]:

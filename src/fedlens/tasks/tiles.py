@@ -74,7 +74,7 @@ class Tiles:
                     ..., up : min(h, bottom + self.margin), before : min(w, right + self.margin)
                 ]
                 y0, x0 = (top - up) * s, (left - before) * s
-                big = enlarged(model, piece[None], s)[0, skip : skip + count]
+                big = run_network(model, piece[None], s)[0, skip : skip + count]
                 big = (
                     big[..., y0 : y0 + (bottom - top) * s, x0 : x0 + (right - left) * s]
                     .float()
@@ -87,7 +87,7 @@ class Tiles:
         return out
 
 
-def enlarged(model: nn.Module, x: Tensor, scale: int) -> Tensor:
+def run_network(model: nn.Module, x: Tensor, scale: int) -> Tensor:
     """model(x), with a clear sentence if it is not a super-resolution network."""
     y = model(x)
     want = (*x.shape[:3], x.shape[3] * scale, x.shape[4] * scale)

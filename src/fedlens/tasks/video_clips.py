@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from fedlens.core.client import Batch, generator
 from fedlens.core.federation import Federation
+from fedlens.core.picture import magnify
 from fedlens.data.source import DataError
 from fedlens.data.video.frames import Frames
 from fedlens.data.video.video_set import VideoSet
@@ -114,14 +115,14 @@ def skip(e: DataError) -> None:
     warnings.warn(f"skipped: {e}", stacklevel=3)
 
 
-def cut(frames: Frames, numbers: Sequence[int], size: int, rng: Generator | None) -> Tensor:
+def cut_clip(frames: Frames, numbers: Sequence[int], size: int, rng: Generator | None) -> Tensor:
     """These frames as (3, T, size, size) in [0, 1]: with a generator a random square of one of
     three sizes, mirrored or not; else the middle."""
     pixels = frames.read(min(numbers), max(numbers) + 1)
-    return crop(pixels[[n - min(numbers) for n in numbers]], size, rng)
+    return crop_square(pixels[[n - min(numbers) for n in numbers]], size, rng)
 
 
-def crop(pixels: Tensor, size: int, rng: Generator | None) -> Tensor:
+def crop_square(pixels: Tensor, size: int, rng: Generator | None) -> Tensor:
     """One square for all frames of (T, 3, H, W)."""
     h, w = pixels.shape[-2:]
     if rng is None:
@@ -143,7 +144,7 @@ def crop(pixels: Tensor, size: int, rng: Generator | None) -> Tensor:
     return square.transpose(0, 1).contiguous()
 
 
-def starts(length: int, frames: int, clips: int, stride: int = 1) -> list[int]:
+def clip_starts(length: int, frames: int, clips: int, stride: int = 1) -> list[int]:
     """Where `clips` clips begin, their middles at even distances; in a short video they overlap,
     and lie on one another at worst.
     """
@@ -162,13 +163,13 @@ def clip_batches(
     for i, film in enumerate(videos.clips):
         if len(film) < (frames - 1) * stride + 1:
             continue
-        first = starts(len(film), frames, clips, stride)
+        first = clip_starts(len(film), frames, clips, stride)
         try:
             pixels = film.read(first[0], first[-1] + (frames - 1) * stride + 1)
         except DataError as e:
             skip(e)
             continue
-        whole = crop(pixels, size, None)
+        whole = crop_square(pixels, size, None)
         for s in first:
             low = s - first[0]
             held.append(whole[:, low : low + (frames - 1) * stride + 1 : stride])
@@ -180,7 +181,7 @@ def clip_batches(
         yield numbers, torch.stack(held)
 
 
-def middle(frames: Frames) -> Tensor:
+def middle_frame(frames: Frames) -> Tensor:
     """The frame in the middle; black where it cannot be decoded."""
     try:
         pixels = frames.read(len(frames) // 2, len(frames) // 2 + 1)[0].float() / 255
@@ -192,4 +193,4 @@ def middle(frames: Frames) -> Tensor:
 def larger(image: Tensor, least: int = 96) -> Tensor:
     """Small pictures as blocks, so that one sees what the network saw."""
     by = max(1, -(-least // image.shape[-2]))
-    return image.repeat_interleave(by, -1).repeat_interleave(by, -2)
+    return magnify(image, by)

@@ -22,10 +22,16 @@ from fedlens.core.limits import Count
 from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, check_options, in_batches
 from fedlens.data.video.frames import Frames
-from fedlens.data.video.video_set import Search
-from fedlens.metrics.retrieval import nearest
+from fedlens.data.video.video_set import RetrievalTest
+from fedlens.metrics.retrieval import most_similar
 from fedlens.models.video import SplitNet, backbone, load_backbone, map_shape
-from fedlens.tasks.retrieval import NEAR, SHOWN, contact_sheet, embed, scores
+from fedlens.tasks.retrieval import (
+    SHEET_FOUND,
+    SHEET_QUERIES,
+    contact_sheet,
+    embed,
+    retrieval_scores,
+)
 from fedlens.tasks.video_clips import admit, larger
 
 
@@ -89,18 +95,18 @@ class VideoSSL(LearningTask):
         return admit(federation, self, self.least)
 
     def needs_head(self, data: Any) -> bool:
-        return not isinstance(data, Search)
+        return not isinstance(data, RetrievalTest)
 
     def evaluate(self, result: Any, data: Any) -> dict[str, float]:
         """Retrieval where there is something to search; the pretext loss on a client's own held-out
         videos.
         """
-        if isinstance(data, Search):
+        if isinstance(data, RetrievalTest):
             gallery, queries = (
                 embed(result, s, self.frames, self.size, self.clips, self.evaluation_batch)
                 for s in (data.gallery, data.queries)
             )
-            return scores(queries, data.queries, gallery, data.gallery, self.majority)
+            return retrieval_scores(queries, data.queries, gallery, data.gallery, self.majority)
         place = next(result.parameters()).device
         losses, total = 0.0, 0
         with torch.no_grad():
@@ -111,7 +117,7 @@ class VideoSSL(LearningTask):
 
     def pictures(self, result: Any, federation: Federation) -> Sequence[Picture]:
         out = [self._examples(federation)]
-        if isinstance(federation.test, Search) and len(federation.test):
+        if isinstance(federation.test, RetrievalTest) and len(federation.test):
             out.append(self._sheet(result, federation.test))
         return out
 
@@ -127,9 +133,9 @@ class VideoSSL(LearningTask):
             "A training example", [larger(clip[:, t]) for t in range(clip.shape[1])], kind="strip"
         )
 
-    def _sheet(self, result: Any, search: Search) -> Picture:
+    def _sheet(self, result: Any, search: RetrievalTest) -> Picture:
         picks = (
-            torch.linspace(0, len(search.queries) - 1, min(SHOWN, len(search.queries)))
+            torch.linspace(0, len(search.queries) - 1, min(SHEET_QUERIES, len(search.queries)))
             .long()
             .tolist()
         )
@@ -138,7 +144,7 @@ class VideoSSL(LearningTask):
             embed(result, s, self.frames, self.size, min(2, self.clips), self.evaluation_batch)
             for s in (search.gallery, some)
         )
-        found, alike = nearest(queries, gallery, NEAR)
+        found, alike = most_similar(queries, gallery, SHEET_FOUND)
         return contact_sheet(some, search.gallery, found, alike, search.classes)
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:

@@ -24,7 +24,7 @@ from fedlens.data import (
     Synthetic,
     TinyImageNet,
 )
-from fedlens.data.images.labelled import CropFlip, degrade, stratified
+from fedlens.data.images.labelled import CropFlip, skew_images, stratified
 from fedlens.data.source import DataError
 
 
@@ -362,13 +362,13 @@ def test_feature_skew() -> None:
     x = torch.from_numpy(pixels(20))
     rng = torch.Generator().manual_seed(0)
     gap = (
-        degrade(torch.full((4, 3, 32, 32), 128, dtype=torch.uint8), "noise", 20.0, rng).float()
+        skew_images(torch.full((4, 3, 32, 32), 128, dtype=torch.uint8), "noise", 20.0, rng).float()
         - 128
     ).std()
     assert float(gap) == pytest.approx(20, rel=0.05)
-    assert torch.equal(degrade(x, "noise", 0.0, rng), x)
+    assert torch.equal(skew_images(x, "noise", 0.0, rng), x)
     for kind in ("blur", "resolution"):
-        assert degrade(x, kind, 2.0, rng).float().std() < 0.5 * x.float().std()
+        assert skew_images(x, kind, 2.0, rng).float().std() < 0.5 * x.float().std()
     federation = Synthetic(images=100, test_images=20, skew="noise", strongest=60.0).federation(
         3, 0
     )

@@ -24,7 +24,7 @@ from fedlens.core.client import generator
 from fedlens.core.federation import Federation
 from fedlens.data.images.reading import converted, opened
 from fedlens.data.images.tensors import Tensors
-from fedlens.data.partition import Rule, split, strengths
+from fedlens.data.partition import Rule, split_by_rule, strengths
 from fedlens.data.paths import images_below
 from fedlens.data.source import DataError, Source
 
@@ -108,7 +108,7 @@ class LabelledSource(Source):
         train = limited(train, self.limit, np.random.default_rng([seed, 2]))
         test = limited(test, self.test_limit, np.random.default_rng([seed, 3]))
         per = self.classes_per_client if self.partition == "classes" else self.shards
-        parts, notes = split(
+        parts, notes = split_by_rule(
             self.partition,
             train.labels.numpy(),
             clients,
@@ -147,14 +147,14 @@ class LabelledSource(Source):
         """
         if self.noise:
             own = Labelled(
-                degrade(own.images, "noise", 255 * self.noise, generator(seed, client, 0xA0)),
+                skew_images(own.images, "noise", 255 * self.noise, generator(seed, client, 0xA0)),
                 own.labels,
                 own.groups,
             )
         if self.skew != "none":
             strength = strengths(clients, self.strongest)[client]
             own = Labelled(
-                degrade(own.images, self.skew, strength, generator(seed, client, 0xDE)),
+                skew_images(own.images, self.skew, strength, generator(seed, client, 0xDE)),
                 own.labels,
                 own.groups,
             )
@@ -220,7 +220,7 @@ def limited(part: Labelled, limit: int | None, rng: np.random.Generator) -> Labe
     return part.take(chosen)
 
 
-def degrade(images: Tensor, kind: Skew, strength: float, rng: Generator) -> Tensor:
+def skew_images(images: Tensor, kind: Skew, strength: float, rng: Generator) -> Tensor:
     """One client's camera. noise: sigma of 255. blur: Gaussian sigma in pixels. resolution: shrunk
     by 1 + strength and enlarged again.
     """

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedlens.core.client import generator
 from fedlens.core.federation import Federation
@@ -25,13 +26,12 @@ from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Share
 from fedlens.data.paths import locate
 from fedlens.data.pose.people import (
     SKELETONS,
-    Array,
-    Augment,
+    ImageSize,
     People,
     Person,
-    Size,
+    PoseAugmentation,
     Skeleton,
-    fit,
+    fit_box,
     joints_box,
 )
 from fedlens.data.source import DataError, Source
@@ -63,7 +63,7 @@ class PoseSource(Source):
         return SKELETONS[self.skeleton_name]
 
     @property
-    def shape(self) -> Size:
+    def shape(self) -> ImageSize:
         return self.sizes[0]
 
     def federation(self, clients: int, seed: int) -> Federation:
@@ -78,7 +78,7 @@ class PoseSource(Source):
                 f" {len(train)} there are"
             )
         order = torch.randperm(len(train), generator=generator(seed, 0x905E)).tolist()
-        augment = Augment(self.flip, self.scale, self.rotation)
+        augment = PoseAugmentation(self.flip, self.scale, self.rotation)
         own = [self.sizes[k % len(self.sizes)] for k in range(clients)]
         everyone = People(train, self.skeleton, self.shape, augment)
         parts = [
@@ -116,7 +116,7 @@ def keep_usable(people: Sequence[Person], notes: list[str]) -> list[Person]:
     return usable
 
 
-def inside(joints: Array, width: float, height: float) -> tuple[Array, int]:
+def hide_outside(joints: NDArray[Any], width: float, height: float) -> tuple[NDArray[Any], int]:
     """Joints marked visible but lying outside the image become invisible; how many there were."""
     out = (joints[:, 2] > 0) & (
         (joints[:, 0] < 0)
@@ -129,7 +129,7 @@ def inside(joints: Array, width: float, height: float) -> tuple[Array, int]:
     return fixed, int(out.sum())
 
 
-def torso(joints: Array) -> float:
+def torso(joints: NDArray[Any]) -> float:
     """LSP's reference length: left shoulder to right hip."""
     return float(np.hypot(*(joints[9, :2] - joints[2, :2])))
 
@@ -147,7 +147,7 @@ class Lspet(PoseSource):
         people: dict[bool, list[Person]] = {True: [], False: []}
         outside = 0
         for name, joints, size, tested in rows:
-            joints, out = inside(joints, *size) if size else (joints, 0)
+            joints, out = hide_outside(joints, *size) if size else (joints, 0)
             outside += out
             if not (joints[:, 2] > 0).any():
                 people[tested].append(Person(root / "images" / name, joints, (0, 0), (1, 1), 1))
@@ -158,7 +158,7 @@ class Lspet(PoseSource):
                     root / "images" / name,
                     joints,
                     centre,
-                    fit(box, self.shape),
+                    fit_box(box, self.shape),
                     torso(joints),
                     box[0] * box[1],
                 )
@@ -168,7 +168,7 @@ class Lspet(PoseSource):
         return keep_usable(people[False], notes), keep_usable(people[True], notes)
 
 
-Row = tuple[str, Array, tuple[float, float] | None, bool]
+Row = tuple[str, NDArray[Any], tuple[float, float] | None, bool]
 
 
 def _lsp_csv(root: Path) -> list[Row]:
@@ -241,7 +241,9 @@ class Mpii(PoseSource):
         ]
         return keep_usable(train, notes), keep_usable(test, notes)
 
-    def _heads(self, root: Path, people: int, notes: list[str]) -> list[tuple[float, Array]] | None:
+    def _heads(
+        self, root: Path, people: int, notes: list[str]
+    ) -> list[tuple[float, NDArray[Any]]] | None:
         path = _find(root, self.heads)
         if path is None:
             notes.append(
@@ -262,7 +264,7 @@ class Mpii(PoseSource):
         ]
 
     def _person(
-        self, root: Path, entry: dict[str, Any], head: tuple[float, Array] | None
+        self, root: Path, entry: dict[str, Any], head: tuple[float, NDArray[Any]] | None
     ) -> Person:
         scale, (x, y) = float(entry["scale"]), entry["center"]
         joints = np.zeros((16, 3))
@@ -309,7 +311,7 @@ class CocoPose(PoseSource):
             if entry.get("iscrowd") or "keypoints" not in entry:
                 continue
             image = files[entry["image_id"]]
-            joints, out = inside(
+            joints, out = hide_outside(
                 np.asarray(entry["keypoints"], float).reshape(-1, 3),
                 image["width"],
                 image["height"],
@@ -323,7 +325,7 @@ class CocoPose(PoseSource):
                     path,
                     joints,
                     centre,
-                    fit((width, height), self.shape),
+                    fit_box((width, height), self.shape),
                     max(width, height),
                     float(entry["area"]),
                     int(image["id"]),

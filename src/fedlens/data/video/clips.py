@@ -32,7 +32,7 @@ REDS4 = ("000", "011", "015", "020")
 class Clips(Source):
     """folder: where the training clips lie, as folders of pictures or video files. test: the same
     for the server's test clips, or "none"; test_low: their low-resolution versions, if they are
-    given. split, regions, native: see data/cut.py. labels: a JSON file {clip name or number:
+    given. split, regions, native: see data/video/cut.py. labels: a JSON file {clip name or number:
     group}. list_file: a text file that names the clips to use, one a line. clips: how many at most.
     leave_out: clips kept out of training; "reds4" takes the four of REDS4, "auto" does so where the
     folder is REDS; they are the test clips unless `test` says otherwise. frames, crop, scale:

@@ -26,7 +26,7 @@ from fedlens.core.client import Data, generator
 from fedlens.core.federation import Federation
 from fedlens.data.source import DataError
 from fedlens.data.video.frames import Box, Frames
-from fedlens.data.video.windows import Piece, Smaller, Windows
+from fedlens.data.video.windows import CropArea, Smaller, Windows
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Cut:
         sides = [self.native[i % len(self.native)] for i in range(clients)]
         for by, share in zip(sides, shares, strict=True):
             own, crop = smaller[by], self.crop // by
-            share = [Piece(p.clip, p.start, _within(p.box, by, self.scale)) for p in share]
+            share = [CropArea(p.clip, p.start, _within(p.box, by, self.scale)) for p in share]
             kept = round(len(share) * self.held_out)
             order = (
                 torch.randperm(len(share), generator=rng).tolist() if kept else range(len(share))
@@ -114,7 +114,7 @@ class Cut:
 
 def pieces_of(
     clip: int, frames: Frames, window: int, scale: int, crop: int, regions: int, stride: int
-) -> list[list[Piece]]:
+) -> list[list[CropArea]]:
     """The windows of a clip, one list per region of its grid."""
     h, w = (n - n % scale for n in frames.size)
     if len(frames) < window:
@@ -131,10 +131,10 @@ def pieces_of(
         )
     boxes = [(r * ch, c * cw, ch, cw) for r in range(regions) for c in range(regions)]
     starts = range(0, len(frames) - window + 1, stride)
-    return [[Piece(clip, s, box) for s in starts] for box in boxes]
+    return [[CropArea(clip, s, box) for s in starts] for box in boxes]
 
 
-def deal(units: Sequence[list[Piece]], clients: int, rng: Generator) -> list[list[Piece]]:
+def deal(units: Sequence[list[CropArea]], clients: int, rng: Generator) -> list[list[CropArea]]:
     """At random, as evenly as it goes."""
     if len(units) < clients:
         raise DataError(
@@ -146,8 +146,8 @@ def deal(units: Sequence[list[Piece]], clients: int, rng: Generator) -> list[lis
 
 
 def by_group(
-    units: Sequence[list[Piece]], groups: Sequence[str], clients: int
-) -> list[list[Piece]]:
+    units: Sequence[list[CropArea]], groups: Sequence[str], clients: int
+) -> list[list[CropArea]]:
     """One group per client; more groups than clients go round."""
     names = list(dict.fromkeys(groups))
     if len(names) < clients:
@@ -156,7 +156,7 @@ def by_group(
             " federation.clients or set data.split=pooled"
         )
     owner = {g: k % clients for k, g in enumerate(names)}
-    out: list[list[Piece]] = [[] for _ in range(clients)]
+    out: list[list[CropArea]] = [[] for _ in range(clients)]
     for unit, group in zip(units, groups, strict=True):
         out[owner[group]] += unit
     return out

@@ -19,7 +19,7 @@ import torch
 
 from fedlens.core.federation import Federation
 from fedlens.data.images.labelled import stratified
-from fedlens.data.partition import split
+from fedlens.data.partition import split_by_rule
 from fedlens.data.source import DataError
 from fedlens.data.video.frames import Frames
 
@@ -49,7 +49,7 @@ class VideoSet:
 
 
 @dataclass(frozen=True)
-class Search:
+class RetrievalTest:
     """What retrieval is tested on: who among `gallery` is most like each of `queries`?"""
 
     gallery: VideoSet
@@ -78,7 +78,7 @@ def divide(
     labels = np.asarray(train.labels)
     names, groups = np.unique(np.asarray(train.sources), return_inverse=True)
     how: Any = known[rule]
-    parts, notes = split(
+    parts, notes = split_by_rule(
         how,
         labels,
         clients,
@@ -109,7 +109,7 @@ def divide(
     return Federation(
         holdings,
         out,
-        Search(train, test, classes) if test is not None and len(test) else None,
+        RetrievalTest(train, test, classes) if test is not None and len(test) else None,
         facts,
     )
 

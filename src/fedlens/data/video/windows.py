@@ -20,7 +20,7 @@ from fedlens.data.video.frames import Box, Frames
 
 
 @dataclass(frozen=True)
-class Piece:
+class CropArea:
     """Where crops may be taken: a window of a clip, and a part of its frames."""
 
     clip: int
@@ -35,7 +35,7 @@ class Windows:
     """
 
     clips: Sequence[Frames]
-    pieces: Sequence[Piece]
+    pieces: Sequence[CropArea]
     frames: int
     scale: int
     crop: int
@@ -48,7 +48,7 @@ class Windows:
         pairs = [self.example(self.pieces[int(i) % len(self.pieces)], rng) for i in index]
         return {"x": torch.stack([x for x, _ in pairs]), "y": torch.stack([y for _, y in pairs])}
 
-    def example(self, piece: Piece, rng: Generator | None) -> tuple[Tensor, Tensor]:
+    def example(self, piece: CropArea, rng: Generator | None) -> tuple[Tensor, Tensor]:
         top, left, height, width = piece.box
         place = torch.rand(2, generator=rng) if rng is not None else torch.tensor([0.5, 0.5])
         steps = [(room - self.crop) // self.scale + 1 for room in (height, width)]

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedlens.data.paths import images_at
-from fedlens.data.pose.people import Array, How, People, Person, Size, Skeleton, fit, read_image
+from fedlens.data.pose.people import How, ImageSize, People, Person, Skeleton, fit_box, open_image
 from fedlens.data.source import DataError
 from fedlens.models.weights import load_weights
 from fedlens.tasks.pose_drawing import draw_joints, save_png
@@ -30,14 +31,14 @@ FORM = (
     '[{"file_name": "a.jpg", "bbox": [left, top, width, height]}, ...] or the annotations of COCO'
     " are needed"
 )
-Box = tuple[float, float, float, float]  # left, top, width, height
+PersonBox = tuple[float, float, float, float]  # left, top, width, height
 
 
 def find_keypoints(
     task: Pose, folder: Path, source: Path, target: Path, options: Mapping[str, Any]
 ) -> str:
     """folder: of the run. target: a folder for keypoints.json and one overlay per photo."""
-    plan = Plan(task, **options)
+    plan = KeypointOptions(task, **options)
     photos, unread = read_photos(source)
     found = find_people(photos, plan.boxes)
     model = load_weights(task.model(), folder / "model.safetensors").eval()
@@ -58,7 +59,7 @@ def find_keypoints(
     )
 
 
-class Plan:
+class KeypointOptions:
     """The options of `apply`, read and checked."""
 
     def __init__(
@@ -77,7 +78,7 @@ class Plan:
         self.boxes = Path(boxes) if boxes else None
 
 
-def parse_size(text: Any) -> Size:
+def parse_size(text: Any) -> ImageSize:
     """ "256x192" (height x width), or a pair."""
     try:
         parts = text.lower().split("x") if isinstance(text, str) else text
@@ -105,13 +106,13 @@ class Found:
     """Somebody to look at: the box around the person, in which photo."""
 
     photo: int
-    box: Box
+    box: PersonBox
     pad: float
 
-    def person(self, photos: Sequence[Photo], joints: int, size: Size) -> Person:
+    def person(self, photos: Sequence[Photo], joints: int, size: ImageSize) -> Person:
         left, top, w, h = self.box
         centre = (left + (w - 1) / 2, top + (h - 1) / 2)
-        crop = fit((w, h), size, self.pad)
+        crop = fit_box((w, h), size, self.pad)
         return Person(
             photos[self.photo].file,
             np.zeros((joints, 3)),
@@ -133,7 +134,7 @@ def read_photos(source: Path) -> tuple[list[Photo], list[str]]:
     for file in files:
         name = file.relative_to(root).as_posix()
         try:
-            photos.append(Photo(file, name, read_image(file, upright=True).size))
+            photos.append(Photo(file, name, open_image(file, upright=True).size))
         except DataError:
             unread.append(name)
     if not photos:
@@ -160,7 +161,7 @@ def find_people(photos: Sequence[Photo], boxes: Path | None) -> list[Found]:
             Found(k, (0.0, 0.0, float(p.size[0]), float(p.size[1])), 1.0)
             for k, p in enumerate(photos)
         ]
-    given = match(photos, read_boxes(boxes), boxes)
+    given = match_boxes(photos, read_boxes(boxes), boxes)
     for photo, own in zip(photos, given, strict=True):
         for box in own:
             check_box(box, photo, boxes)
@@ -170,7 +171,7 @@ def find_people(photos: Sequence[Photo], boxes: Path | None) -> list[Found]:
     return found
 
 
-def read_boxes(path: Path) -> dict[str, list[Box]]:
+def read_boxes(path: Path) -> dict[str, list[PersonBox]]:
     """Name, as it is written there -> boxes."""
     try:
         found = json.loads(path.read_text())
@@ -178,7 +179,7 @@ def read_boxes(path: Path) -> dict[str, list[Box]]:
         files = (
             {i["id"]: i["file_name"] for i in found["images"]} if isinstance(found, dict) else {}
         )
-        out: dict[str, list[Box]] = {}
+        out: dict[str, list[PersonBox]] = {}
         for entry in entries:
             name = entry["file_name"] if "file_name" in entry else files[entry["image_id"]]
             out.setdefault(PurePosixPath(name).as_posix(), []).append(as_box(entry["bbox"]))
@@ -189,14 +190,16 @@ def read_boxes(path: Path) -> dict[str, list[Box]]:
         raise ValueError(f"{path} is not a list of boxes: {FORM}") from e
 
 
-def as_box(value: Any) -> Box:
+def as_box(value: Any) -> PersonBox:
     if not isinstance(value, list):  # a text of four digits could be taken apart as well
         raise TypeError(value)
     left, top, width, height = (float(v) for v in value)
     return left, top, width, height
 
 
-def match(photos: Sequence[Photo], known: Mapping[str, list[Box]], path: Path) -> list[list[Box]]:
+def match_boxes(
+    photos: Sequence[Photo], known: Mapping[str, list[PersonBox]], path: Path
+) -> list[list[PersonBox]]:
     """The boxes of each photo: those under its path, otherwise those under its bare name, if that
     can mean only one.
     """
@@ -217,7 +220,7 @@ def match(photos: Sequence[Photo], known: Mapping[str, list[Box]], path: Path) -
     return out
 
 
-def check_box(box: Box, photo: Photo, path: Path) -> None:
+def check_box(box: PersonBox, photo: Photo, path: Path) -> None:
     left, top, width, height = box
     said = f"{path}: the box [{', '.join(f'{v:g}' for v in box)}] of {photo.name}"
     if not all(math.isfinite(v) for v in box) or width <= 0 or height <= 0:
@@ -234,8 +237,8 @@ def check_box(box: Box, photo: Photo, path: Path) -> None:
 
 
 def as_coco(
-    joints: Array,
-    peaks: Array,
+    joints: NDArray[Any],
+    peaks: NDArray[Any],
     people: Sequence[Found],
     photos: Sequence[Photo],
     skeleton: Skeleton,
@@ -271,8 +274,10 @@ def as_coco(
     return {"images": images, "annotations": annotations, "categories": [category]}
 
 
-def write_overlay(photo: Path, people: Sequence[Array], skeleton: Skeleton, target: Path) -> None:
-    pixels = np.asarray(read_image(photo, upright=True)).copy()
+def write_overlay(
+    photo: Path, people: Sequence[NDArray[Any]], skeleton: Skeleton, target: Path
+) -> None:
+    pixels = np.asarray(open_image(photo, upright=True)).copy()
     image = torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
     for joints in people:
         image = draw_joints(image, torch.from_numpy(joints), skeleton)

@@ -57,10 +57,8 @@ def upscale(
     (H.264), anything else a folder of PNGs.
     """
     h, w = (n * tiles.scale for n in frames.size)
-    with (
-        writer(target, frames, (h, w), quality) as write,
-        progress_bar(len(frames), progress) as done,
-    ):
+    bar = progress_bar(len(frames), progress)
+    with writer(target, frames, (h, w), quality) as write, bar as done:
         for part in tiles.run(
             model, lambda a, b: frames.read(a, b).float() / 255, len(frames), done=done
         ):
