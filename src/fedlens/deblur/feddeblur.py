@@ -60,7 +60,7 @@ from torch import Tensor
 
 from fedlens.core.algorithm import Algorithm, StackError
 from fedlens.core.client import Client, generator
-from fedlens.core.limits import Natural, NotNegative
+from fedlens.core.limits import Natural, NotNegative, Positive, PositiveShare
 from fedlens.core.message import Message
 from fedlens.core.replies import Replies
 from fedlens.core.task import LearningTask, Task
@@ -158,13 +158,13 @@ class FedDeblur(Algorithm):
 
     task: Task | None = None
     prior: PriorName = "tv"
-    eta: float | None = None
-    rho: float | None = None
-    sigma: float | None = None
+    eta: NotNegative | None = None
+    rho: Positive | None = None
+    sigma: Positive | None = None
     denoiser: DenoiserName = "auto"
     weights: str | None = None
     split: bool | None = None
-    decay: float = 1.0
+    decay: PositiveShare = 1.0
     masks: bool = False
     tol: NotNegative = 1e-5
     start: Literal["grey", "random"] = "grey"
@@ -189,21 +189,9 @@ class FedDeblur(Algorithm):
                 f"it restores images and trains nothing, but the task {type(self.task).__name__} is"
                 " to learn a network"
             )
-        for name in ("eta", "rho", "sigma"):
-            value = getattr(self, name)
-            if value is not None and not (0 < value < math.inf or (value == 0 and name == "eta")):
-                raise ValueError(
-                    f"{name} is {value}: it must be"
-                    f" {'zero or more' if name == 'eta' else 'greater than zero'}"
-                )
         if self.sigma is not None and (self.prior != "pnp" or self.eta is not None):
             raise ValueError(
                 "sigma is the noise level of a denoiser: it needs prior=pnp, and stands in for eta"
-            )
-        if not 0 < self.decay <= 1:
-            raise ValueError(
-                f"decay is {self.decay}: sigma is multiplied by it every round, so it must be above"
-                " 0 and at most 1"
             )
         if self.decay < 1 and self.prior != "pnp":
             raise ValueError(

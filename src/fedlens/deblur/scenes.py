@@ -21,13 +21,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from fedlens.core.federation import Federation
-from fedlens.core.limits import Count
+from fedlens.core.limits import Count, NotNegative
 from fedlens.data.images.reading import READABLE, read_image, resize, shipped
 from fedlens.data.paths import find_named, locate
 from fedlens.data.source import DataError, Source
@@ -35,6 +36,8 @@ from fedlens.deblur.blur import Blur, Family, check_kernel, client_kernel
 from fedlens.deblur.observation import Observation, without_rim
 from fedlens.deblur.scene_folder import OwnView, client_folders, read_scene
 from fedlens.deblur.spectrum import circular_blur
+
+KernelSize = Annotated[int, Ge(3)]  # below, camera shake has nowhere to go
 
 
 @dataclass
@@ -58,21 +61,15 @@ class Scene(Source):
     observe: Literal["complete", "partial"] = "complete"
     blur: Blur | None = None
     kernels: Family = "fspecial"
-    kernel_size: int = 15
-    noise: float = 1.0
+    kernel_size: KernelSize = 15
+    noise: NotNegative = 1.0
     patch: tuple[Count, Count] | None = None
     boundary: Literal["circular", "unknown", "taper", "ignore"] | None = None
     align: bool = False
 
     def __post_init__(self) -> None:
-        if self.noise < 0:
-            raise DataError(f"noise is {self.noise}: a standard deviation cannot be negative")
         if self.size is not None and self.size != 0 and self.size < 16:
             raise DataError(f"size is {self.size}: a scene needs at least 16 pixels a side")
-        if self.kernel_size < 3:
-            raise DataError(
-                f"kernel_size is {self.kernel_size}: camera shake needs at least 3 pixels"
-            )
         if self.scene is not None and self.boundary == "circular":
             raise DataError(
                 "boundary=circular is for simulated views: a real photo does not continue on its"

@@ -37,16 +37,12 @@ class Gaussians(ImageGenerator):
 
     root: str = ""
     size: Count | None = None
-    components: int = 64
+    components: Count = 64
     gray: bool = False
     _folders: tuple[Path, ...] = field(default=(), repr=False)
     _fits: dict[int, tuple[Tensor, Tensor]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-
-    def __post_init__(self) -> None:
-        if self.components < 1:
-            raise DataError(f"Gaussians needs at least one component, not {self.components}")
 
     def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         folders = folders_of(self.root, classes, "Gaussians")

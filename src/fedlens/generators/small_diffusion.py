@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from fedlens.core.limits import Count, PositiveShare
 from fedlens.data.paths import find_named
 from fedlens.data.source import DataError
 from fedlens.generators.generator import (
@@ -38,20 +39,13 @@ class SmallDiffusion(ImageGenerator):
     images behind this share of the noise."""
 
     folder: str = ""
-    steps: int = 20
+    steps: Count = 20
     guidance: float = 1.5
-    batch: int = 50
+    batch: Count = 50
     start: ImageGenerator | None = None
-    strength: float = 0.5
+    strength: PositiveShare = 0.5
     _places: tuple[int, ...] = field(default=(), repr=False)
     _model: Denoiser | None = field(default=None, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.batch < 1 or not 0 < self.strength <= 1:
-            raise DataError(
-                "SmallDiffusion needs steps and batch of at least 1 and a strength above 0 and up"
-                " to 1"
-            )
 
     def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         task = self._task()

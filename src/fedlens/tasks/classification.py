@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fedlens.core.client import Batch, Data, Output
 from fedlens.core.federation import Federation
-from fedlens.core.limits import Count, Natural, Positive, Share
+from fedlens.core.limits import Count, Natural, Positive, Several, Share
 from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, check_options, in_batches
 from fedlens.models.classification import Norm, Stem, classifier
@@ -34,7 +34,7 @@ class Classification(LearningTask):
     def __init__(
         self,
         model: str = "cnn",
-        classes: int = 10,
+        classes: Several = 10,
         channels: Count = 3,
         size: Count = 32,
         stem: Stem = "cifar",
@@ -48,8 +48,6 @@ class Classification(LearningTask):
         init: str | None = None,
     ) -> None:
         self.init = init
-        if classes < 2:
-            raise ValueError(f"classification needs at least two classes, not {classes}")
         if names and len(names) != classes:
             raise ValueError(f"{len(names)} names for {classes} classes")
         self.network, self.classes, self.channels, self.size, self.projection = (

@@ -30,7 +30,6 @@ class Speed(VideoSSL):
     strides: tuple[int, ...] = (-4, -2, -1, 0, 1, 2, 4)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if len(set(self.strides)) < 2 or len(set(self.strides)) != len(self.strides):
             raise ValueError(
                 f"task.strides needs at least two different strides, not {self.strides}"

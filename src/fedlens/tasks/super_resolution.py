@@ -12,22 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedlens.core.client import Batch, Output
 from fedlens.core.federation import Federation
-from fedlens.core.limits import Natural, Positive
+from fedlens.core.limits import Count, Natural, Positive
 from fedlens.core.picture import Picture, magnify
 from fedlens.core.task import Adapt, LearningTask, check_options
 from fedlens.data.video.degrade import enlarge, resized
 from fedlens.metrics.frames import Channel, frame_psnr, frame_ssim, temporal_gap
 from fedlens.models.by_name import network_builder
-from fedlens.tasks.tiles import Tiles, run_network
+from fedlens.tasks.tiles import Tiles, TileSide, run_network
 
-METRICS = ("psnr", "ssim", "psnr_y", "ssim_y", "temporal", "lpips", "vmaf")
+Metric = Literal["psnr", "ssim", "psnr_y", "ssim_y", "temporal", "lpips", "vmaf"]
 # under names that say that less is better
 REPORTED_AS = {"lpips": "lpips_loss", "temporal": "temporal_loss"}
 
@@ -38,7 +38,8 @@ def charbonnier(prediction: Tensor, target: Tensor, eps: float = 1e-9) -> Tensor
 
 
 class SuperResolution(LearningTask):
-    """model: see above; options: its constructor arguments besides the scale. metrics: some of
+    """model: see above; options: its constructor arguments besides the scale. scale: 1 restores and
+    keeps the size. metrics: some of
     psnr, ssim (RGB), psnr_y, ssim_y (luma), temporal, lpips, vmaf. border: pixels not looked at.
     eps: Charbonnier's. lpips_weights: folder with local weight files. tile, margin: low-resolution
     pixels of a piece and of its context; window, overlap: frames of a piece and of the context
@@ -47,23 +48,19 @@ class SuperResolution(LearningTask):
     def __init__(
         self,
         model: Any = "light",
-        scale: int = 4,
+        scale: Literal[1, 2, 3, 4] = 4,
         options: dict[str, Any] | None = None,
-        metrics: Sequence[str] = ("psnr", "ssim"),
+        metrics: Sequence[Metric] = ("psnr", "ssim"),
         border: Natural = 0,
         eps: Positive = 1e-9,
         lpips_weights: str | None = None,
-        tile: int = 256,
-        margin: int = 16,
-        window: int = 16,
-        overlap: int = 4,
+        tile: TileSide = 256,
+        margin: Natural = 16,
+        window: Count = 16,
+        overlap: Natural = 4,
         init: str | None = None,
     ) -> None:
         self.init = init
-        if scale not in (1, 2, 3, 4):
-            raise ValueError(f"the scale is 1 (restore and keep the size), 2, 3 or 4, not {scale}")
-        if unknown := sorted(set(metrics) - set(METRICS)):
-            raise ValueError(f"there is no metric {unknown[0]!r}: {', '.join(METRICS)} are known")
         self.scale, self.metrics, self.border, self.eps, self.lpips_weights = (
             scale,
             tuple(metrics),

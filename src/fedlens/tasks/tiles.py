@@ -6,9 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
+
+from fedlens.core.limits import Count, Natural
+
+TileSide = Annotated[int, Ge(8)]
 
 
 class Tiles:
@@ -17,13 +23,13 @@ class Tiles:
     """
 
     def __init__(
-        self, scale: int, tile: int = 256, margin: int = 16, window: int = 16, overlap: int = 4
+        self,
+        scale: int,
+        tile: TileSide = 256,
+        margin: Natural = 16,
+        window: Count = 16,
+        overlap: Natural = 4,
     ) -> None:
-        if tile < 8 or margin < 0 or window < 1 or overlap < 0:
-            raise ValueError(
-                f"tile >= 8, window >= 1, margin and overlap >= 0 are needed, not {tile}, {window},"
-                f" {margin}, {overlap}"
-            )
         self.scale, self.tile, self.margin, self.window, self.overlap = (
             scale,
             tile,

@@ -51,19 +51,14 @@ class VideoSSL(LearningTask):
     saved model whose backbone to start from."""
 
     backbone: str = "r3d18"
-    frames: int = 16
-    size: int = 112
-    clips: int = 10
+    frames: Count = 16
+    size: Count = 112
+    clips: Count = 10
     majority: bool = False
     init: str | None = None
     evaluation_batch: Count = 64
 
     last_stride = 2
-
-    def __post_init__(self) -> None:
-        for name in ("frames", "size", "clips"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"task.{name} is {getattr(self, name)}: at least 1 is needed")
 
     # -- what a pretext task says ------------------------------------------------------------------
 

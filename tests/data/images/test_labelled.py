@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import pickle
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tables import from_table
 
 from fedlens.data import (
     Cifar10,
@@ -392,8 +394,23 @@ def test_synthetic_is_reproducible_and_its_classes_differ() -> None:
         a.test.columns["x"], c.test.columns["x"]
     )
     assert len(set(a.facts["classes"])) == 10
-    with pytest.raises(DataError, match="2 to 20 classes"):
-        Synthetic(classes=21).federation(2, 0)
+    with pytest.raises(ValueError, match=r"data\.classes must be .* at most 20, not 21"):
+        from_table("data", "Synthetic", classes=21)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"holdout": 1.0}, "data.holdout must be a number of at least 0 and below 1, not 1.0"),
+        ({"test_share": 0}, "data.test_share must be a number above 0 and below 1, not 0"),
+        ({"noise": -0.1}, "data.noise must be a number of at least 0, not -0.1"),
+        ({"limit": 0}, "data.limit must be a whole number of at least 1 or none, not 0"),
+        ({"alpha": 0}, "data.alpha must be a number above 0, not 0"),
+    ],
+)
+def test_limits(keys: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        from_table("data", "Synthetic", **keys)
 
 
 def test_the_data_pack(data_pack: Path) -> None:

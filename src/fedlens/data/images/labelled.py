@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from fedlens.core.client import generator
 from fedlens.core.federation import Federation
+from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Positive, ProperShare
 from fedlens.data.images.reading import converted, opened
 from fedlens.data.images.tensors import Tensors
 from fedlens.data.partition import Rule, split_by_rule, strengths
@@ -71,34 +72,26 @@ class LabelledSource(Source):
     one's, up to `strongest` (noise sigma of 255, blur sigma in pixels, or how much they shrink)."""
 
     partition: Rule = "iid"
-    alpha: float = 0.5
-    shards: int = 2
-    classes_per_client: int = 2
-    least: int = 10
-    holdout: float = 0.0
-    limit: int | None = None
-    test_limit: int | None = None
-    test_share: float = 0.2
+    alpha: Positive = 0.5
+    shards: Count = 2
+    classes_per_client: Count = 2
+    least: Natural = 10
+    holdout: Fraction = 0.0
+    limit: Count | None = None
+    test_limit: Count | None = None
+    test_share: ProperShare = 0.2
     augment: bool = False
-    noise: float = 0.0
+    noise: NotNegative = 0.0
     skew: Skew = "none"
-    strongest: float = 0.0
+    strongest: NotNegative = 0.0
 
     @abstractmethod
     def read(self, seed: int) -> Collection: ...
 
     def federation(self, clients: int, seed: int) -> Federation:
-        if not 0 <= self.holdout < 1 or not 0 < self.test_share < 1:
+        if self.skew != "none" and not self.strongest:
             raise DataError(
-                f"holdout and test_share are shares between 0 and 1, not {self.holdout} and"
-                f" {self.test_share}"
-            )
-        if self.noise < 0:
-            raise DataError(f"noise is a standard deviation, so it cannot be {self.noise}")
-        if self.strongest < 0 or (self.skew != "none" and not self.strongest):
-            raise DataError(
-                f"skew={self.skew} needs a positive strongest: how much of it the last client has,"
-                f" not {self.strongest:g}"
+                f"skew={self.skew} needs a positive strongest: how much of it the last client has"
             )
         found = self.read(seed)
         train, test = found.train, found.test
@@ -214,8 +207,6 @@ def stratified(
 def limited(part: Labelled, limit: int | None, rng: np.random.Generator) -> Labelled:
     if limit is None or limit >= len(part):
         return part
-    if limit < 1:
-        raise DataError(f"limit must be at least 1, not {limit}")
     _, chosen = stratified(part.labels, limit / len(part), rng)
     return part.take(chosen)
 

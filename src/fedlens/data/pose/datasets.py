@@ -47,7 +47,7 @@ class PoseSource(Source):
     sizes: tuple[tuple[int, int], ...] = ((64, 48), (48, 36), (32, 24))
     per_client: Count | None = None
     test_people: Natural | None = None
-    hold_out: float = 0.0
+    hold_out: Fraction = 0.0
     flip: Share = 0.5
     scale: Fraction = 0.5
     rotation: NotNegative = 40.0
@@ -104,8 +104,6 @@ class PoseSource(Source):
                 "all sizes must have the same shape (3:4 in the paper): crops would otherwise show"
                 " different things"
             )
-        if not 0 <= self.hold_out < 1:
-            raise DataError("hold_out is a part of the people, from 0 to less than 1")
 
 
 def keep_usable(people: Sequence[Person], notes: list[str]) -> list[Person]:

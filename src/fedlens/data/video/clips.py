@@ -17,7 +17,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedlens.core.federation import Federation
-from fedlens.core.limits import Count, Natural
+from fedlens.core.limits import Count, Fraction, Natural
 from fedlens.data.paths import clips_below, locate
 from fedlens.data.source import DataError, Source
 from fedlens.data.video.cut import Cut
@@ -44,13 +44,13 @@ class Clips(Source):
     test: str | None = None
     test_low: str | None = None
     split: Literal["pooled", "groups"] = "pooled"
-    scale: int = 4
-    frames: int = 6
-    crop: int = 256
-    regions: int = 1
-    stride: int = 1
-    repeat: int = 1
-    held_out: float = 0.0
+    scale: Literal[1, 2, 3, 4] = 4
+    frames: Count = 6
+    crop: Count = 256
+    regions: Count = 1
+    stride: Count = 1
+    repeat: Count = 1
+    held_out: Fraction = 0.0
     labels: str | None = None
     list_file: str | None = None
     clips: Count | None = None
@@ -58,7 +58,7 @@ class Clips(Source):
     test_frames: Count | None = None
     cache_mb: Natural = 1024
     cache: str | None = None
-    native: tuple[int, ...] = (1,)
+    native: tuple[Count, ...] = (1,)
 
     def __post_init__(self) -> None:
         self.test = None if self.test == "none" else self.test

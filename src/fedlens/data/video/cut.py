@@ -44,18 +44,11 @@ class Cut:
     native: Sequence[int] = (1,)
 
     def __post_init__(self) -> None:
-        if self.scale not in (1, 2, 3, 4):
-            raise DataError(f"data.scale is {self.scale}: 2, 3 and 4 are known")
         if self.crop % self.scale:
             raise DataError(
                 f"crops of {self.crop} pixels are not divisible by the scale {self.scale}"
             )
-        for name in ("frames", "crop", "regions", "stride", "repeat"):
-            if getattr(self, name) < 1:
-                raise DataError(f"data.{name} is {getattr(self, name)}: at least 1 is needed")
-        if not 0 <= self.held_out < 1:
-            raise DataError(f"data.held_out is {self.held_out}: it is a share below 1")
-        if bad := [by for by in self.native if by < 1 or self.crop % (by * self.scale)]:
+        if bad := [by for by in self.native if self.crop % (by * self.scale)]:
             raise DataError(
                 f"data.native is {bad[0]}: crops of {self.crop} must be divisible by it and by the"
                 f" scale {self.scale}"

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.federation import Federation
-from fedlens.core.limits import Count, Natural
+from fedlens.core.limits import Count, Fraction, Natural
 from fedlens.data.images.labelled import stratified
 from fedlens.data.paths import locate
 from fedlens.data.source import DataError, Source
@@ -37,7 +37,7 @@ from fedlens.data.video.lists import (
     from_ucf101,
     in_folders,
 )
-from fedlens.data.video.video_set import VideoSet, check, divide
+from fedlens.data.video.video_set import Grouping, VideoSet, divide
 
 OPEN = 8  # files that stay open in a process: a client's next block is often of the same film
 
@@ -131,17 +131,16 @@ class Videos(Source):
     layout: Literal["auto", "folders", "table", "ucf101", "hmdb51", "kinetics"] = "auto"
     split: Count = 1
     classes: str = ""
-    partition: Literal["iid", "classes", "sources"] = "iid"
+    partition: Grouping = "iid"
     classes_per_client: Count = 8
     side: Count | None = 128
-    test_share: float = 0.3
-    holdout: float = 0.0
+    test_share: Fraction = 0.3
+    holdout: Fraction = 0.0
     limit: Count | None = None
     cache_mb: Natural = 1024
     cache: str | None = None
 
     def federation(self, clients: int, seed: int) -> Federation:
-        check(self.holdout, self.test_share)
         root = locate(self.root, "video folder", "data.root")
         entries = self.entries(root)
         names = class_names(entries, self._listed_classes())
