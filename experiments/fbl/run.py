@@ -31,7 +31,7 @@ import torch
 from fedlens import run
 from fedlens.config.recipe import from_tables
 from fedlens.engines.simulator import Simulator
-from fedlens.generators.generator import store
+from fedlens.generators.generator import open_store
 from fedlens.runs.job import Setup, prepare
 
 HERE = Path(__file__).resolve().parent
@@ -175,7 +175,7 @@ def setup_of(row: str, split: str, seed: int, where: argparse.Namespace) -> Setu
         )
         layer: Any = prepare(given, setup.federation).algorithm
         counts = dict(enumerate(setup.federation.facts["labels"][0]))
-        made, fresh = store(str(where.work / "made")).images(
+        made, fresh = open_store(str(where.work / "made")).images(
             layer.generator, counts, setup.federation.facts["shape"], seed, 10**6
         )
         print(f"{fresh} images made for {row}", flush=True)

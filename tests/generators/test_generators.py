@@ -13,7 +13,7 @@ from fedlens.core.client import generator
 from fedlens.data.source import DataError
 from fedlens.generators import Gaussians, ReadyImages, StableDiffusion
 from fedlens.generators.gaussians import draw_gaussian, fit_gaussian
-from fedlens.generators.generator import Store, match_classes
+from fedlens.generators.generator import ImageStore, match_classes
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_fewer_components_lie_in_their_span(public: Path) -> None:
     """Red images differ in one direction only, all red pixels together: samples are uniform red
     whatever the draw.
     """
-    told = Gaussians(str(public), components=5).told(["cat", "dog"], (3, 8, 8))
+    told = Gaussians(str(public), components=5).bind(["cat", "dog"], (3, 8, 8))
     made = told.generate(0, 6, generator(1))
     assert made.shape == (6, 3, 8, 8) and float(made[:, 1:].abs().max()) < 1e-4
     assert (
@@ -72,7 +72,7 @@ def test_fewer_components_lie_in_their_span(public: Path) -> None:
 
 
 def test_nothing_twice_before_everything_once(public: Path) -> None:
-    told = ReadyImages(str(public)).told(["dog", "cat"], (3, 8, 8))
+    told = ReadyImages(str(public)).bind(["dog", "cat"], (3, 8, 8))
     made = told.generate(0, 6, generator(0))[:, 2, 0, 0].tolist()
     assert (
         sorted(made[:4]) == [60, 100, 140, 180]
@@ -91,25 +91,25 @@ def test_folders_that_do_not_fit(public: Path, kind: type[Gaussians] | type[Read
     with pytest.raises(
         DataError, match=r"has nothing for class 'frog' \(2 of 3 classes are there\)"
     ):
-        kind(str(public)).told(["cat", "dog", "frog"], (3, 8, 8))
+        kind(str(public)).bind(["cat", "dog", "frog"], (3, 8, 8))
     with pytest.raises(DataError, match="knows 2 classes, but 3 are asked for"):
-        kind(str(public)).told(["x", "y", "z"], (3, 8, 8))
+        kind(str(public)).bind(["x", "y", "z"], (3, 8, 8))
     with pytest.raises(
         DataError,
         match=(
             f"{name} .* images of 16x16 with 3 channels, but the clients' are 8x8 with 3 channels"
         ),
     ):
-        kind(str(public), size=16).told(["cat", "dog"], (3, 8, 8))
+        kind(str(public), size=16).bind(["cat", "dog"], (3, 8, 8))
     with pytest.raises(DataError, match=r"no folder of images for .*nowhere: set generator.root$"):
-        kind(str(public / "nowhere")).told(["cat"], (3, 8, 8))
+        kind(str(public / "nowhere")).bind(["cat"], (3, 8, 8))
     with pytest.raises(
         DataError, match=f"say where the folder of images for {name} is: set generator.root"
     ):
-        kind().told(["cat"], (3, 8, 8))
+        kind().bind(["cat"], (3, 8, 8))
     (public / "empty").mkdir()
     with pytest.raises(DataError, match="has no image for class 'empty'"):
-        kind(str(public)).told(["cat", "empty"], (3, 8, 8))
+        kind(str(public)).bind(["cat", "empty"], (3, 8, 8))
     with pytest.raises(
         DataError,
         match=f"{name} knows 3 classes, so it cannot make class 7|has no image for class 'empty'",
@@ -124,15 +124,15 @@ def test_names_of_another_kind_go_by_order() -> None:
 
 def test_other_files_other_images(public: Path, tmp_path: Path) -> None:
     """The cache must not hand out images of a folder that has changed since."""
-    store, shape = Store(tmp_path / "cache"), (3, 8, 8)
-    told = ReadyImages(str(public)).told(["cat", "dog"], shape)
+    store, shape = ImageStore(tmp_path / "cache"), (3, 8, 8)
+    told = ReadyImages(str(public)).bind(["cat", "dog"], shape)
     _, first = store.images(told, {0: 2, 1: 3}, shape, 0, 0)
     _, again = store.images(
-        ReadyImages(str(public)).told(["cat", "dog"], shape), {0: 2, 1: 3}, shape, 0, 0
+        ReadyImages(str(public)).bind(["cat", "dog"], shape), {0: 2, 1: 3}, shape, 0, 0
     )
     save(public / "cat" / "new.png", torch.zeros(3, 8, 8, dtype=torch.uint8))
     _, changed = store.images(
-        ReadyImages(str(public)).told(["cat", "dog"], shape), {0: 2, 1: 3}, shape, 0, 0
+        ReadyImages(str(public)).bind(["cat", "dog"], shape), {0: 2, 1: 3}, shape, 0, 0
     )
     assert (first, again, changed) == (5, 0, 5)
     assert store.images(told, {}, shape, 0, 0) == ({}, 0)
@@ -160,13 +160,13 @@ def test_prompts(tmp_path: Path) -> None:
         ("missing.toml", ["cat"], "there is no file of prompts at"),
     ):
         with pytest.raises(DataError, match=why):
-            StableDiffusion("x", prompts=str(tmp_path / name)).told(classes)
+            StableDiffusion("x", prompts=str(tmp_path / name)).bind(classes)
     file.write_text("cat = 3")
     with pytest.raises(DataError, match="is not a file of prompts"):
-        StableDiffusion("x", prompts=str(file)).told(["cat"])
+        StableDiffusion("x", prompts=str(file)).bind(["cat"])
     with pytest.raises(DataError, match="all classes would get the same images"):
         StableDiffusion("x", "a photo")
     with pytest.raises(
         DataError, match="told to make images of 64x64, but the clients' are 8x8 with 3 channels"
     ):
-        StableDiffusion("x", size=64).told(["cat"], (3, 8, 8))
+        StableDiffusion("x", size=64).bind(["cat"], (3, 8, 8))

@@ -75,7 +75,7 @@ from fedlens.deblur.settings import published
 CACHED_NUMBERS = 1 << 17
 
 
-class Half(Protocol):
+class ClientFit(Protocol):
     """The client's half for one scene: from the broadcast x and what was kept, w and what to
     keep.
     """
@@ -83,7 +83,7 @@ class Half(Protocol):
     def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]: ...
 
 
-class Complete:
+class CompleteFit:
     """Option A of Algorithm 1. `a` and `c` = B - 1 never change, so a round is two sums and a
     product.
     """
@@ -112,7 +112,7 @@ class Complete:
         return v, {"u": u}
 
 
-class Partial:
+class PartialFit:
     """Option B of Algorithm 1."""
 
     def __init__(self, seen: Observation, n: float, rho: float, dtype: torch.dtype) -> None:
@@ -292,9 +292,9 @@ class FedDeblur(Algorithm):
         sent: Tree = {}
         misfit = gap = 0.0
         for name, x in received.items():
-            half = self._half(client, name, n, rho)
+            fit = self._client_fit(client, name, n, rho)
             kept = client.memory.get(name)
-            sent[name], client.memory[name] = half.step(x, kept)
+            sent[name], client.memory[name] = fit.step(x, kept)
             if message.scalars["measure"]:
                 seen: Observation = client.data[name]
                 misfit += seen.misfit(x)
@@ -419,15 +419,15 @@ class FedDeblur(Algorithm):
     def _measures(self, number: int) -> bool:
         return bool(self.measure_every) and number % self.measure_every == 0
 
-    def _half(self, client: Client, scene: str, n: float, rho: float) -> Half:
-        half: Half = self._once(
+    def _client_fit(self, client: Client, scene: str, n: float, rho: float) -> ClientFit:
+        fit: ClientFit = self._once(
             client,
             scene,
-            lambda seen: (Partial if seen.partial else Complete)(seen, n, rho, self.dtype),
+            lambda seen: (PartialFit if seen.partial else CompleteFit)(seen, n, rho, self.dtype),
             n,
             rho,
         )
-        return half
+        return fit
 
     def _once(
         self, client: Client, scene: str, make: Callable[[Observation], Any], *settings: float

@@ -44,7 +44,7 @@ class Gaussians(ImageGenerator):
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
+    def bind(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         folders = folders_of(self.root, classes, "Gaussians")
         size = self.size or (shape[1] if len(shape) == 3 and shape[1] == shape[2] else None)
         bound = replace(

@@ -1,9 +1,10 @@
 """The interface of all generators, and the disk that remembers what they made.
 
-`generate(label, n, rng)` gives n images of a class. `told` binds a generator to the names of the
+`generate(label, n, rng)` gives n images of a class. `bind` binds a generator to the names of the
 classes and the shape of the images it has to make, and refuses what cannot work before any client
-starts. `Store` keeps what a client made: the images depend on the generator, the seed, the client
-and how many are wanted of each class, so the same run a second time reads them and makes none.
+starts. `ImageStore` keeps what a client made: the images depend on the generator, the seed, the
+client and how many are wanted of each class, so the same run a second time reads them and makes
+none.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ImageGenerator(ABC):
         same images.
         """
 
-    def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
+    def bind(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         """This generator for these classes, in this order, and images of this shape. Raises a
         DataError where it cannot do it.
         """
@@ -116,7 +117,7 @@ def describe_shape(shape: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Store:
+class ImageStore:
     """Images that clients made, a file for each client. folder: where; None makes them anew every
     time.
     """
@@ -163,13 +164,13 @@ class Store:
         )
 
 
-def store(cache: str) -> Store:
+def open_store(cache: str) -> ImageStore:
     """Where made images are kept: nowhere (""), in FEDLENS_HOME or ~/.fedlens ("auto"), or in the
     folder that is named."""
     if not cache:
-        return Store(None)
+        return ImageStore(None)
     home = Path(os.environ.get("FEDLENS_HOME", Path.home() / ".fedlens"))
-    return Store(home / "generated" if cache == "auto" else Path(cache).expanduser())
+    return ImageStore(home / "generated" if cache == "auto" else Path(cache).expanduser())
 
 
 def _as_bytes(images: Tensor) -> Tensor:

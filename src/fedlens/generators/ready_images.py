@@ -29,7 +29,7 @@ class ReadyImages(ImageGenerator):
     gray: bool = False
     _folders: tuple[Path, ...] = field(default=(), repr=False)
 
-    def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
+    def bind(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         folders = folders_of(self.root, classes, "ReadyImages")
         size = self.size or (shape[1] if len(shape) == 3 and shape[1] == shape[2] else None)
         bound = replace(

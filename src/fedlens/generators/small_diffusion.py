@@ -47,7 +47,7 @@ class SmallDiffusion(ImageGenerator):
     _places: tuple[int, ...] = field(default=(), repr=False)
     _model: Denoiser | None = field(default=None, init=False, repr=False, compare=False)
 
-    def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
+    def bind(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         task = self._task()
         own = (task.channels, task.size, task.size)
         if shape and tuple(shape) != own:
@@ -58,7 +58,7 @@ class SmallDiffusion(ImageGenerator):
         known = self._names() or [str(k) for k in range(task.classes)]
         places = tuple(match_classes(classes, known, f"SmallDiffusion ({self.folder})"))
         return replace(
-            self, _places=places, start=self.start.told(classes, own) if self.start else None
+            self, _places=places, start=self.start.bind(classes, own) if self.start else None
         )
 
     def generate(self, label: int, n: int, rng: Generator) -> Tensor:

@@ -26,7 +26,7 @@ from fedlens.data.source import DataError
 from fedlens.generators.generator import ImageGenerator, check_label, describe_shape, file_stamps
 from fedlens.models.diffusion import load_diffusers
 
-GROUP = 64  # weights that share a scale
+GROUP_SIZE = 64  # weights that share a scale
 INDEX = "model_index.json"  # of a saved pipeline
 
 
@@ -60,7 +60,7 @@ class StableDiffusion(ImageGenerator):
                 " get the same images"
             )
 
-    def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
+    def bind(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         if shape and (len(shape) != 3 or shape[1] != shape[2]):
             raise DataError(
                 f"StableDiffusion makes square images, but the clients' are {describe_shape(shape)}"
@@ -71,10 +71,10 @@ class StableDiffusion(ImageGenerator):
                 f"StableDiffusion was told to make images of {size}x{size}, but the clients' are"
                 f" {describe_shape(shape)}"
             )
-        told = replace(self, classes=tuple(classes), size=size, _channels=shape[0] if shape else 3)
-        told.texts()
-        told._find()
-        return told
+        bound = replace(self, classes=tuple(classes), size=size, _channels=shape[0] if shape else 3)
+        bound.texts()
+        bound._find()
+        return bound
 
     def texts(self) -> list[str]:
         """The prompt of every class, or a DataError for one that has none."""
@@ -149,7 +149,7 @@ class StableDiffusion(ImageGenerator):
         diffusers = load_diffusers()
         kind = torch.float16 if self.bits == 16 else torch.float32
         try:
-            with quiet():
+            with quiet_libraries():
                 pipeline = diffusers.DiffusionPipeline.from_pretrained(
                     str(find_named(self.model) or self.model), torch_dtype=kind
                 )
@@ -175,7 +175,7 @@ class StableDiffusion(ImageGenerator):
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet_libraries() -> Iterator[None]:
     """Without the bars, advice and warnings of diffusers and transformers about each other; what
     goes wrong is an exception anyway.
     """
@@ -217,7 +217,7 @@ def read_prompts(file: str) -> Mapping[str, str]:
 def quantise(module: nn.Module) -> nn.Module:
     """Every linear layer and convolution inside keeps its weights in four bits from now on."""
     for name, child in list(module.named_children()):
-        if isinstance(child, (nn.Linear, nn.Conv2d)) and child.weight.numel() >= GROUP:
+        if isinstance(child, (nn.Linear, nn.Conv2d)) and child.weight.numel() >= GROUP_SIZE:
             setattr(module, name, FourBit(child))
         else:
             quantise(child)
@@ -257,13 +257,13 @@ class FourBit(nn.Module):
 
 def pack_four_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Two weights a byte, and a scale for each group; the last group is filled up with zeros."""
-    flat = F.pad(weight.flatten().float(), (0, -weight.numel() % GROUP)).view(-1, GROUP)
+    flat = F.pad(weight.flatten().float(), (0, -weight.numel() % GROUP_SIZE)).view(-1, GROUP_SIZE)
     scales = flat.abs().amax(1, keepdim=True).clamp_min(1e-12) / 7
     whole = (flat / scales).round().clamp(-7, 7).to(torch.int16).flatten() + 8
     return (whole[::2] + whole[1::2] * 16).to(torch.uint8), scales.to(weight.dtype)
 
 
 def unpack_four_bits(packed: Tensor, scales: Tensor, shape: Sequence[int]) -> Tensor:
-    both = torch.stack([packed & 15, packed >> 4], 1).flatten().view(-1, GROUP)
+    both = torch.stack([packed & 15, packed >> 4], 1).flatten().view(-1, GROUP_SIZE)
     flat = (both.to(scales.dtype) - 8) * scales
     return flat.flatten()[: torch.Size(shape).numel()].view(*shape)

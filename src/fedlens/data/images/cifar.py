@@ -25,7 +25,18 @@ from fedlens.data.images.labelled import (
 from fedlens.data.paths import class_folders, locate
 from fedlens.data.source import DataError
 
-TEN = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 
 
 @dataclass
@@ -179,7 +190,7 @@ class Cifar10(_Cifar):
     """
 
     root: str = "cifar10"
-    names: ClassVar[tuple[str, ...]] = TEN
+    names: ClassVar[tuple[str, ...]] = CIFAR10_CLASSES
     binary: ClassVar[Any] = (
         "cifar-10-batches-bin",
         tuple(f"data_batch_{k}.bin" for k in range(1, 6)),

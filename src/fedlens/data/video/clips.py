@@ -127,16 +127,16 @@ class Clips(Source):
             paths = clips_below(locate(self.test, "folder of test clips", "data.test"))
         if not paths:
             return None
-        clips = [Head(c, self.test_frames) for c in open_all(paths, cache)]
+        clips = [FirstFrames(c, self.test_frames) for c in open_all(paths, cache)]
         if not self.test_low:
             return WholeClips(clips, self.scale)
         small = locate(self.test_low, "folder of low-resolution clips", "data.test_low")
-        low = [Head(c, self.test_frames) for c in open_all(clips_below(small), cache)]
+        low = [FirstFrames(c, self.test_frames) for c in open_all(clips_below(small), cache)]
         check_pairs(clips, low, self.scale)
         return WholeClips(clips, self.scale, low)
 
 
-class Head(Frames):
+class FirstFrames(Frames):
     """The first frames of a clip."""
 
     def __init__(self, frames: Frames, count: int | None) -> None:

@@ -26,7 +26,7 @@ from fedlens.core.client import Data, generator
 from fedlens.core.federation import Federation
 from fedlens.data.source import DataError
 from fedlens.data.video.frames import Box, Frames
-from fedlens.data.video.windows import CropArea, Smaller, Windows
+from fedlens.data.video.windows import CropArea, ShrunkFrames, Windows
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,14 @@ class Cut:
         names = [groups[i] for i, clip in enumerate(cut) for _ in clip]
         rng = generator(seed, 0xC11)
         shares = (
-            deal(units, clients, rng) if self.split == "pooled" else by_group(units, names, clients)
+            deal_at_random(units, clients, rng)
+            if self.split == "pooled"
+            else by_group(units, names, clients)
         )
         holdings, held = [], []
-        smaller = {by: clips if by == 1 else [Smaller(c, by) for c in clips] for by in self.native}
+        smaller = {
+            by: clips if by == 1 else [ShrunkFrames(c, by) for c in clips] for by in self.native
+        }
         sides = [self.native[i % len(self.native)] for i in range(clients)]
         for by, share in zip(sides, shares, strict=True):
             own, crop = smaller[by], self.crop // by
@@ -127,7 +131,9 @@ def pieces_of(
     return [[CropArea(clip, s, box) for s in starts] for box in boxes]
 
 
-def deal(units: Sequence[list[CropArea]], clients: int, rng: Generator) -> list[list[CropArea]]:
+def deal_at_random(
+    units: Sequence[list[CropArea]], clients: int, rng: Generator
+) -> list[list[CropArea]]:
     """At random, as evenly as it goes."""
     if len(units) < clients:
         raise DataError(

@@ -27,7 +27,7 @@ from fedlens.data.video.frames import (
 
 SPARE = 2  # frames in a row that may have no picture
 HD = 720  # from this height on, players take colours of which the file says nothing for BT.709
-UNTOLD = 2  # ffmpeg's number for colours of which the file says nothing
+UNKNOWN_COLOURS = 2  # ffmpeg's number for colours of which the file says nothing
 LATE = 0.5  # seconds that a file without a count of frames may end before its header says
 # open files of a parent process: closing them would wait for threads that a fork leaves behind
 FORKED: list[Any] = []
@@ -56,7 +56,7 @@ class FileFrames(Frames):
 
     def __init__(self, path: Path, side: int | None = None, threads: str = "AUTO") -> None:
         self.path, self.name, self.threads = path, path.stem, threads
-        self._open: _Reel | None = None
+        self._open: _OpenFile | None = None
         self._owner = os.getpid()
         av = load_av()
         try:
@@ -82,7 +82,7 @@ class FileFrames(Frames):
                     not self.counted
                     and not container.format.flags & av.format.Flags.ts_discont.value
                 )
-                times, lasted = stamps(container, stream)
+                times, lasted = frame_times(container, stream)
         except (av.FFmpegError, OSError) as e:
             raise DataError(
                 f"{path} cannot be read as a video ({e.strerror or e}); it may be truncated"
@@ -157,7 +157,7 @@ class FileFrames(Frames):
             FORKED.append(self._open)
             self._open, self._owner = None, os.getpid()
         if self._open is None or not 0 <= low - self._open.place <= reach:
-            self._open = self._reel(low)
+            self._open = self._open_at(low)
         for number in range(low, low + count):
             frame = self._frame(number)
             if frame is None:
@@ -171,11 +171,11 @@ class FileFrames(Frames):
             try:
                 assert self._open is not None
                 return self._open.frame(number)
-            except _Lost:
-                self._open = self._reel(max(0, number - back))
+            except _SeekMissed:
+                self._open = self._open_at(max(0, number - back))
                 back *= 4
 
-    def _reel(self, low: int) -> _Reel:
+    def _open_at(self, low: int) -> _OpenFile:
         self.close()
         container = load_av().open(str(self.path), metadata_errors="ignore")
         stream = container.streams.video[0]
@@ -184,7 +184,7 @@ class FileFrames(Frames):
         if sought:
             container.seek(self.times[low], stream=stream, backward=True)
         times = range(len(self)) if self.counted else self.times
-        return _Reel(
+        return _OpenFile(
             self.path,
             container,
             container.decode(stream),
@@ -202,11 +202,11 @@ class FileFrames(Frames):
         return {**self.__dict__, "_open": None}
 
 
-class _Lost(Exception):
+class _SeekMissed(Exception):
     """After a seek, what the decoder gives lies behind the wanted frame, or has no time."""
 
 
-class _Reel:
+class _OpenFile:
     """An open file from some place on: gives the frames whose turn it is, by their times. times: of
     all frames, in order; their numbers if the times of the file say nothing (`counted`). place:
     number of the frame that comes next; unless it is 0 at first, there was a seek."""
@@ -246,7 +246,7 @@ class _Reel:
         if not self.counted and picture.pts is not None:
             time = picture.pts
         elif self.sought:
-            raise _Lost
+            raise _SeekMissed
         else:
             time = self.times[min(self.decoded, len(self.times) - 1)]
         self.ahead = (time, picture)
@@ -258,7 +258,7 @@ class _Reel:
         shown): the last frame stays on.
         """
         if self.last is None and self.sought:
-            raise _Lost
+            raise _SeekMissed
         shown = self.last or self.ahead
         assert shown is not None
         if abs(number - bisect_right(self.times, shown[0]) + 1) > SPARE:
@@ -269,7 +269,7 @@ class _Reel:
         return shown[1]
 
 
-def stamps(container: Any, stream: Any) -> tuple[list[Any], float]:
+def frame_times(container: Any, stream: Any) -> tuple[list[Any], float]:
     """When each frame is shown, and how many seconds there are in all streams. Packets are let go
     at once: together they are the file. Matroska counts seconds from zero, the others from where
     the film begins."""
@@ -295,7 +295,7 @@ def colours(frame: Any) -> str | None:
     """
     return (
         "ITU709"
-        if frame.colorspace == UNTOLD and frame.height >= HD and not frame.format.is_rgb
+        if frame.colorspace == UNKNOWN_COLOURS and frame.height >= HD and not frame.format.is_rgb
         else None
     )
 

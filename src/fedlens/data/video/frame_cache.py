@@ -71,10 +71,10 @@ def key_of(path: Path, side: int | None = None) -> str:
     """What a clip is called in a cache: by its place, its short side, and the bytes and the time of
     writing of its files, so that one that was rewritten is decoded anew."""
     files = [(f.name, f.stat()) for f in (frame_files(path) if path.is_dir() else [path])]
-    told = (
+    identity = (
         f"{path.resolve()} {side} {[(name, now.st_size, now.st_mtime_ns) for name, now in files]}"
     )
-    return hashlib.sha256(told.encode()).hexdigest()[:24]
+    return hashlib.sha256(identity.encode()).hexdigest()[:24]
 
 
 class Cached(Frames):

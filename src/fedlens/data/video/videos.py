@@ -39,10 +39,10 @@ from fedlens.data.video.lists import (
 )
 from fedlens.data.video.video_set import Grouping, VideoSet, divide
 
-OPEN = 8  # files that stay open in a process: a client's next block is often of the same film
+MOST_OPEN = 8  # files that stay open in a process: a client's next block is often of the same film
 
 
-class Opened:
+class OpenFiles:
     """The files that are open in this process, a few at a time: thousands of videos are one source,
     but not thousands of descriptors.
     """
@@ -63,7 +63,7 @@ class Opened:
             else FileFrames(path, self.side, threads="NONE")
         )
         self.files[path] = found
-        while len(self.files) > OPEN:
+        while len(self.files) > MOST_OPEN:
             old = self.files.popitem(last=False)[1]
             if isinstance(old, FileFrames):
                 old.close()
@@ -78,7 +78,7 @@ class VideoFile(Frames):
 
     block = 64  # a short clip is read whole: the next epoch will want its other frames
 
-    def __init__(self, path: Path, opened: Opened) -> None:
+    def __init__(self, path: Path, opened: OpenFiles) -> None:
         self.path, self.opened, self.name = path, opened, path.stem
         found = opened.get(path)
         found.read(0, 1)  # a header may promise what no decoder finds
@@ -93,7 +93,11 @@ class VideoFile(Frames):
 
 
 def scan(
-    entries: Sequence[Entry], names: Sequence[str], cache: Cache, opened: Opened, skipped: list[str]
+    entries: Sequence[Entry],
+    names: Sequence[str],
+    cache: Cache,
+    opened: OpenFiles,
+    skipped: list[str],
 ) -> VideoSet:
     """Look into every file once. What cannot be read goes to `skipped` with the reason, and the
     rest goes on.
@@ -151,7 +155,7 @@ class Videos(Source):
             parts["train"] = [parts["train"][i] for i in chosen]
         cache, opened = (
             Cache(self.cache_mb << 20, Path(self.cache) if self.cache else None),
-            Opened(self.side),
+            OpenFiles(self.side),
         )
         skipped: list[str] = []
         train, test = (scan(parts[p], names, cache, opened, skipped) for p in ("train", "test"))

@@ -61,7 +61,7 @@ class Windows:
             self.scale,
         )
         if rng is not None:
-            x, y = turned(x, y, int(torch.randint(8, (), generator=rng)))
+            x, y = turn_pair(x, y, int(torch.randint(8, (), generator=rng)))
         return x, y
 
 
@@ -93,7 +93,7 @@ def cut_pair(clip: Frames, start: int, count: int, box: Box, scale: int) -> tupl
     )
 
 
-def turned(x: Tensor, y: Tensor, how: int) -> tuple[Tensor, Tensor]:
+def turn_pair(x: Tensor, y: Tensor, how: int) -> tuple[Tensor, Tensor]:
     """One of the eight symmetries of the square, the same for both."""
 
     def one(t: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class WholeClips:
         )
 
 
-class Smaller(Frames):
+class ShrunkFrames(Frames):
     """A clip as a camera with 1 / by of the pixels along each side would have filmed it."""
 
     def __init__(self, frames: Frames, by: int) -> None:

@@ -27,7 +27,7 @@ from fedlens.tasks.pose_drawing import draw_joints, save_png
 if TYPE_CHECKING:
     from fedlens.tasks.pose import Pose
 
-FORM = (
+BOXES_FORMAT = (
     '[{"file_name": "a.jpg", "bbox": [left, top, width, height]}, ...] or the annotations of COCO'
     " are needed"
 )
@@ -102,7 +102,7 @@ class Photo:
 
 
 @dataclass(frozen=True)
-class Found:
+class PersonInPhoto:
     """Somebody to look at: the box around the person, in which photo."""
 
     photo: int
@@ -154,18 +154,18 @@ def overlay_names(photos: Sequence[Photo]) -> list[str]:
 # -- boxes -----------------------------------------------------------------------------------------
 
 
-def find_people(photos: Sequence[Photo], boxes: Path | None) -> list[Found]:
+def find_people(photos: Sequence[Photo], boxes: Path | None) -> list[PersonInPhoto]:
     """By the boxes of a file; without one a person is taken to fill its photo."""
     if boxes is None:
         return [
-            Found(k, (0.0, 0.0, float(p.size[0]), float(p.size[1])), 1.0)
+            PersonInPhoto(k, (0.0, 0.0, float(p.size[0]), float(p.size[1])), 1.0)
             for k, p in enumerate(photos)
         ]
     given = match_boxes(photos, read_boxes(boxes), boxes)
     for photo, own in zip(photos, given, strict=True):
         for box in own:
             check_box(box, photo, boxes)
-    found = [Found(k, box, 1.25) for k, own in enumerate(given) for box in own]
+    found = [PersonInPhoto(k, box, 1.25) for k, own in enumerate(given) for box in own]
     if not found:
         raise ValueError(f"{boxes} has no box for any of the images")
     return found
@@ -187,7 +187,7 @@ def read_boxes(path: Path) -> dict[str, list[PersonBox]]:
     except OSError as e:
         raise ValueError(f"the boxes at {path} cannot be read: {e.strerror or e}") from e
     except (ValueError, KeyError, TypeError) as e:
-        raise ValueError(f"{path} is not a list of boxes: {FORM}") from e
+        raise ValueError(f"{path} is not a list of boxes: {BOXES_FORMAT}") from e
 
 
 def as_box(value: Any) -> PersonBox:
@@ -239,7 +239,7 @@ def check_box(box: PersonBox, photo: Photo, path: Path) -> None:
 def as_coco(
     joints: NDArray[Any],
     peaks: NDArray[Any],
-    people: Sequence[Found],
+    people: Sequence[PersonInPhoto],
     photos: Sequence[Photo],
     skeleton: Skeleton,
 ) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from fedlens.data.source import DataError
 from fedlens.data.video.frame_cache import Cache
 from fedlens.data.video.lists import Entry
 from fedlens.data.video.video_set import VideoSet
-from fedlens.data.video.videos import Opened, scan
+from fedlens.data.video.videos import OpenFiles, scan
 from fedlens.metrics.retrieval import most_similar
 from fedlens.tasks.retrieval import SHEET_QUERIES, contact_sheet, embed_all, retrieval_scores
 
@@ -86,14 +86,14 @@ def search_folder(
     classes = named_folders(held, folders)
     write_sheet(asked, held, found, alike, classes, target, skipped)
     how = "read from the index" if again else "indexed"
-    told = (
+    sentence = (
         f"{len(held)} videos {how}, the {found.shape[1]} nearest of {len(asked)} are in"
         f" {target / 'neighbours.csv'}"
     )
     if classes and set(asked.labels) & set(held.labels):
         hit = retrieval_scores(queries, asked, rows, held, same=place is None)["recall_at_1"]
-        told += f"; the nearest is of the same folder for {100 * hit:.1f} %"
-    return told + (
+        sentence += f"; the nearest is of the same folder for {100 * hit:.1f} %"
+    return sentence + (
         f"; {len(skipped)} skipped ({'; '.join(skipped[:3])}{'; ...' if len(skipped) > 3 else ''})"
         if skipped
         else ""
@@ -205,7 +205,7 @@ def videos_of(
     side = round(size * 9 / 7)  # as in training
     entries = [Entry(p, p.parent.name, source=str(p)) for p in clips_at(source)]
     bad: list[str] = []
-    found = scan(entries, folders, Cache(256 << 20), Opened(side), bad)
+    found = scan(entries, folders, Cache(256 << 20), OpenFiles(side), bad)
     bad += [f"{c.name}: shorter than {frames} frames" for c in found.clips if len(c) < frames]
     out = found.at_least(frames)
     if not len(out):
