@@ -23,12 +23,12 @@ from measure import summary
 
 from fedlens.core.client import generator
 from fedlens.data.video.files import load_av
-from fedlens.data.video.video_set import Search
+from fedlens.data.video.video_set import RetrievalTest
 from fedlens.data.video.videos import Videos
 from fedlens.tasks.ctp import CtP
 from fedlens.tasks.speed import Speed
 from fedlens.tasks.vcop import VCOP
-from fedlens.tasks.video_ssl import Examples
+from fedlens.tasks.video_clips import Examples
 
 
 def plain(paths: list[Path]) -> None:
@@ -77,7 +77,7 @@ def main() -> None:
             .federation(1, 0)
             .test
         )
-        assert isinstance(search, Search)
+        assert isinstance(search, RetrievalTest)
         videos = search.gallery.at_least(task.least)
         data = Examples(videos, task)
         paths = [clip.frames.path for clip in videos.clips]  # type: ignore[attr-defined]

@@ -111,12 +111,12 @@ def child(network: str, part: str) -> dict[str, Any]:
 def measure(args: argparse.Namespace, what: str) -> dict[str, Any]:
     import torch
 
-    from fedlens.tasks.super_resolution import find
+    from fedlens.models.by_name import find_network
 
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     network, part = what.split(":")
-    model = find(network)()
+    model = find_network(network)()
     clip = torch.rand(1, args.frames, 3, args.size, args.size)
     if part == "compare":
         return compare(args, model, clip)

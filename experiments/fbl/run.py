@@ -31,7 +31,7 @@ from fedlens import run
 from fedlens.config.files import find_recipe, load_tables
 from fedlens.config.recipe import from_tables
 from fedlens.engines.simulator import Simulator
-from fedlens.generators.generator import store
+from fedlens.generators.generator import open_store
 from fedlens.runs.setup import Setup, make_setup
 
 HERE = Path(__file__).resolve().parent
@@ -175,7 +175,7 @@ def setup_of(row: str, split: str, seed: int, where: argparse.Namespace) -> Setu
         )
         layer: Any = make_setup(given, setup.federation).algorithm
         counts = dict(enumerate(setup.federation.facts.labels[0]))
-        made, fresh = store(str(where.work / "made")).images(
+        made, fresh = open_store(str(where.work / "made")).images(
             layer.generator, counts, setup.federation.facts.shape, seed, 10**6
         )
         print(f"{fresh} images made for {row}", flush=True)
@@ -334,9 +334,7 @@ def main() -> None:
     parser.add_argument(
         "--period", type=int, default=5, help="m: rounds until samples are chosen anew"
     )
-    parser.add_argument(
-        "--data", type=Path, default=Path(os.environ.get("FEDLENS_DATA", "../shared/data"))
-    )
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("FEDLENS_DATA", "")))
     parser.add_argument(
         "--generator",
         type=Path,

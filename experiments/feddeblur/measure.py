@@ -38,9 +38,9 @@ from fedlens.deblur import CenDeblur, FedDeblur
 from fedlens.deblur import blur as blurs
 from fedlens.deblur.blur import client_kernel
 from fedlens.deblur.scenes import Scene
-from fedlens.deblur.spectrum import backward, blur
+from fedlens.deblur.spectrum import backward, circular_blur
 from fedlens.deblur.task import Deblurring
-from fedlens.deblur.views import register
+from fedlens.deblur.views import align_views
 from fedlens.engines.simulator import Simulator
 from fedlens.metrics.image import psnr
 
@@ -166,7 +166,7 @@ def memory() -> list[dict[str, Any]]:
 def views() -> dict[str, Any]:
     photos = sorted((PACK / "multiview" / "sceaux_castle").glob("*.JPG"))[:5]
     taken = [torch.nn.functional.avg_pool2d(read_image(p, "grey"), 6) for p in photos]
-    aligned = register(taken)
+    aligned = align_views(taken)
     before = [round(psnr(v, taken[0]), 2) for v in taken[1:]]
     after = [round(psnr(v, taken[0]), 2) for v in aligned[1:]]
     folder = Path(tempfile.mkdtemp())
@@ -174,7 +174,7 @@ def views() -> dict[str, Any]:
     for k, view in enumerate(aligned):
         (folder / f"client{k}").mkdir()
         kernel = client_kernel("motion", k, "fspecial", 0)
-        seen = blur(view, kernel) + torch.randn(view.shape, generator=rng)
+        seen = circular_blur(view, kernel) + torch.randn(view.shape, generator=rng)
         np.save(folder / f"client{k}" / "observation.npy", seen[0].float().numpy())
         np.save(folder / f"client{k}" / "kernel.npy", kernel.numpy())
     federation = Scene(scene=str(folder)).federation(5, 0)

@@ -3,8 +3,8 @@
 
 A cell is the recipe paper.toml with a few keys changed. What came out is kept in cells.jsonl; a
 cell that is there is not run again. `--list` shows the cells, `--table` writes the tables of
-README.md from what is there. The images are those of the data pack ($FEDLENS_DATA, or
-../shared/data). `--part 1/2` runs every second cell only, so that two processes share the work.
+README.md from what is there. The images are those of the data pack ($FEDLENS_DATA). `--part 1/2`
+runs every second cell only, so that two processes share the work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedlens.engines.simulator import Simulator
 from fedlens.runs.setup import make_setup
 
 HERE = Path(__file__).resolve().parent
-PACK = Path(os.environ.get("FEDLENS_DATA", HERE.parents[2] / "shared" / "data"))
+PACK = Path(os.environ.get("FEDLENS_DATA", ""))
 GREY = PACK / "classic" / "gray_set12"
 # Figure 5 of the paper; its House and Boat were not to be found, two Kodak photos stand in for
 # them.

@@ -156,7 +156,7 @@ def main() -> None:
     parse.add_argument(
         "--data",
         type=Path,
-        default=Path(os.environ.get("FEDLENS_DATA", HERE.parents[2] / "shared" / "data")),
+        default=Path(os.environ.get("FEDLENS_DATA", "")),
     )
     parse.add_argument("--minutes", type=float, default=20)
     parse.add_argument("--seeds", default="0,1,2")

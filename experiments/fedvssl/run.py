@@ -35,16 +35,18 @@ from fedlens.algorithms import FedAvg
 from fedlens.core.algorithm import Layer, stack
 from fedlens.core.federation import Federation
 from fedlens.core.rounds import run
-from fedlens.data.video.video_set import Search, VideoSet
+from fedlens.data.video.video_set import RetrievalTest, VideoSet
 from fedlens.data.video.videos import Videos
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import BackboneOnly, Distances, FedU, MixedWeights, MovingMean
-from fedlens.metrics.retrieval import KS, nearest, recall
+from fedlens.metrics.retrieval import KS, most_similar, recall
 from fedlens.tasks.action import ActionRecognition
 from fedlens.tasks.ctp import CtP
+from fedlens.tasks.retrieval import embed
 from fedlens.tasks.speed import Speed
 from fedlens.tasks.vcop import VCOP
-from fedlens.tasks.video_ssl import VideoSSL, clip_batches, embed
+from fedlens.tasks.video_clips import clip_batches
+from fedlens.tasks.video_ssl import VideoSSL
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -246,7 +248,7 @@ def supervised(
             return net, task.evaluate(net, federation.test)["accuracy"]
 
 
-def downstream(net: Any, search: Search) -> dict[str, float]:
+def downstream(net: Any, search: RetrievalTest) -> dict[str, float]:
     """Retrieval and the linear probe."""
     net.eval()
     y, labels = torch.tensor(search.queries.labels), torch.tensor(search.gallery.labels)
@@ -254,14 +256,14 @@ def downstream(net: Any, search: Search) -> dict[str, float]:
         embed(net, s, SETTING["frames"], SETTING["size"], SETTING["clips"])
         for s in (search.gallery, search.queries)
     )
-    metrics = recall(nearest(queries, gallery, max(KS))[0], y, labels)
+    metrics = recall(most_similar(queries, gallery, max(KS))[0], y, labels)
     metrics["probe"] = linear(
         averaged(net, search.gallery), labels, averaged(net, search.queries), y
     )
     return metrics
 
 
-def pixels(search: Search) -> dict[str, float]:
+def pixels(search: RetrievalTest) -> dict[str, float]:
     """The mean frame's pixels, shrunk to size x size, as the feature."""
     size = SETTING["size"]
 
@@ -273,7 +275,7 @@ def pixels(search: Search) -> dict[str, float]:
 
     y, labels = torch.tensor(search.queries.labels), torch.tensor(search.gallery.labels)
     gallery, queries = rows(search.gallery), rows(search.queries)
-    return recall(nearest(queries, gallery, max(KS))[0], y, labels) | {
+    return recall(most_similar(queries, gallery, max(KS))[0], y, labels) | {
         "probe": linear(gallery, labels, queries, y)
     }
 
@@ -281,7 +283,7 @@ def pixels(search: Search) -> dict[str, float]:
 def cell(name: str, seed: int, data: Path, cache: str, models: Path) -> dict[str, Any]:
     everything = source(data, "iid", cache).federation(1, seed)
     search = everything.test
-    assert isinstance(search, Search)
+    assert isinstance(search, RetrievalTest)
     began = time.process_time()
     told: dict[str, Any] = {}
     if name == "pixels":
@@ -339,7 +341,7 @@ def main() -> None:
     parse.add_argument(
         "--data",
         type=Path,
-        default=Path(os.environ.get("FEDLENS_DATA", HERE.parents[2] / "shared" / "data")),
+        default=Path(os.environ.get("FEDLENS_DATA", "")),
     )
     parse.add_argument("--minutes", type=float, default=20)
     parse.add_argument("--seeds", default="0,1")

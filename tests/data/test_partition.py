@@ -17,7 +17,7 @@ from fedlens.data.partition import (
     one_group,
     quantity,
     shards,
-    split,
+    split_by_rule,
     strengths,
     top_up,
 )
@@ -51,7 +51,9 @@ def test_everybody_gets_something_and_everything_goes_to_one(
     labels, clients = given_
     groups = [k % (clients + 3) for k in range(len(labels))] if rule == "natural" else None
     per_client = min(per_client, len(set(labels)))
-    parts, _ = split(rule, labels, clients, seed, alpha=alpha, per_client=per_client, groups=groups)
+    parts, _ = split_by_rule(
+        rule, labels, clients, seed, alpha=alpha, per_client=per_client, groups=groups
+    )
     assert len(parts) == clients and all(len(p) for p in parts)
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
 
@@ -61,7 +63,7 @@ def test_everybody_gets_something_and_everything_goes_to_one(
 def test_the_same_seed_gives_the_same_split(given_, rule, seed) -> None:  # type: ignore[no-untyped-def]
     labels, clients = given_
     groups = [k % (clients + 3) for k in range(len(labels))] if rule == "natural" else None
-    a, b = (split(rule, labels, clients, seed, groups=groups)[0] for _ in range(2))
+    a, b = (split_by_rule(rule, labels, clients, seed, groups=groups)[0] for _ in range(2))
     assert all(np.array_equal(x, y) for x, y in zip(a, b))
 
 
@@ -106,7 +108,7 @@ def test_dirichlet_stops_feeding_the_full() -> None:
 def test_dirichlet_gives_up_on_the_impossible_and_says_so() -> None:
     """Two classes over 8 clients with alpha 0.001: hardly anybody gets anything by itself. It ends,
     nobody is empty, and the notes name them."""
-    parts, notes = split("dirichlet", np.repeat([0, 1], 60), 8, 0, alpha=0.001)
+    parts, notes = split_by_rule("dirichlet", np.repeat([0, 1], 60), 8, 0, alpha=0.001)
     assert (
         min(len(p) for p in parts) >= 10
         and notes
@@ -178,4 +180,4 @@ def test_strengths_by_hand() -> None:
 )
 def test_bad_input_is_one_sentence(rule, clients, options, why) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(DataError, match=why):
-        split(rule, BALANCED, clients, 0, **options)
+        split_by_rule(rule, BALANCED, clients, 0, **options)

@@ -24,6 +24,7 @@ from scenes import (
     solve,
     views,
 )
+from tables import from_table
 
 from fedlens import Message, StackError, run, stack
 from fedlens.deblur import FedDeblur
@@ -232,18 +233,18 @@ def test_it_stops_by_itself_and_measures_what_the_paper_plots() -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"rho": 0.0}, "rho is 0"),
-        ({"eta": -1.0}, "eta is -1"),
-        ({"rho": float("nan")}, "rho is nan"),
+        ({"rho": 0.0}, "rho must be a number above 0 or none, not 0.0"),
+        ({"eta": -1.0}, "eta must be a number of at least 0 or none, not -1.0"),
+        ({"rho": float("nan")}, "rho must be a number above 0 or none, not nan"),
         ({"sigma": 5.0}, "prior=pnp"),
         ({"decay": 0.9}, "prior=pnp"),
-        ({"decay": 1.1}, "decay is 1.1"),
+        ({"decay": 1.1}, "decay must be a number above 0 and at most 1, not 1.1"),
         ({"masks": True, "recall": True}, "recall"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(keys: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        FedDeblur(**keys)
+        from_table("algorithm", "FedDeblur", **keys)
 
 
 def test_it_says_what_it_is_missing_and_does_not_train() -> None:

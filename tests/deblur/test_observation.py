@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedlens.deblur.observation import Observation, inside
+from fedlens.deblur.observation import Observation, without_rim
 from fedlens.deblur.spectrum import forward
 
 
@@ -38,4 +38,6 @@ def test_only_pixels_in_view_count_in_the_misfit() -> None:
 
 def test_the_rim_is_cut_off() -> None:
     x = torch.arange(20.0).reshape(1, 4, 5)
-    assert inside(x, 1).tolist() == [[[6, 7, 8], [11, 12, 13]]] and torch.equal(inside(x, 0), x)
+    assert without_rim(x, 1).tolist() == [[[6, 7, 8], [11, 12, 13]]] and torch.equal(
+        without_rim(x, 0), x
+    )

@@ -1,28 +1,19 @@
-"""Priors: transforms are what their adjoints and spectra say, proxes minimise what they should,
-denoisers denoise.
-"""
+"""Priors: transforms are what their adjoints and spectra say, proxes minimise what they should."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from fedlens.data.images.reading import read_image
 from fedlens.deblur.priors import (
-    FFDNet,
-    PlugAndPlay,
     Prior,
     PriorName,
     Ridge,
     TotalVariation,
     Wavelet,
-    load_denoiser,
     make_prior,
 )
-from fedlens.metrics.image import psnr
 
 SPLIT = pytest.mark.parametrize(
     "prior", [TotalVariation(), Wavelet(), Wavelet(levels=1)], ids=["tv", "wavelet", "one level"]
@@ -116,56 +107,6 @@ def test_total_variation_of_a_square() -> None:
     x = torch.zeros(1, 10, 10)
     x[:, 2:6, 3:7] = 7.0
     assert TotalVariation().value(x) == pytest.approx(7 * (2 * 3 + 2**0.5 + 2 * 4))
-
-
-def test_ffdnet_denoises_as_its_authors_say(data_pack: Path) -> None:
-    """Set12 01 with noise 25: the data pack's README measured 30.34 dB on average over seven
-    images; one alone is near that.
-    """
-    truth = read_image(data_pack / "classic" / "gray_set12" / "01.png")
-    noisy = truth + 25 * torch.randn(truth.shape, generator=torch.Generator().manual_seed(0))
-    prior = PlugAndPlay(
-        "ffdnet", str(data_pack / "weights" / "denoise" / "ffdnet_ipol_net_gray.pth")
-    )
-    clean = prior.prox(noisy.clone(), 25.0**2)
-    assert psnr(noisy.clamp(0, 255), truth) < 21 and 29 < psnr(clean, truth) < 31
-    odd = prior.prox(noisy[:, :61, :77].clone(), 25.0**2)
-    assert odd.shape == (1, 61, 77) and psnr(odd, truth[:, :61, :77]) > 28
-    colour = load_denoiser(
-        "ffdnet", str(data_pack / "weights" / "denoise" / "ffdnet_ipol_net_rgb.pth"), 3
-    )
-    assert isinstance(colour, FFDNet) and colour.channels == 3
-
-
-def test_denoisers_of_deepinv_are_priors_too() -> None:
-    pytest.importorskip("deepinv")
-    truth = torch.full((1, 32, 32), 60.0)
-    truth[:, 8:24, 8:24] = 200.0
-    noisy = truth + 20 * torch.randn(truth.shape, generator=torch.Generator().manual_seed(0))
-    clean = make_prior("pnp", "tv").prox(noisy.clone(), 20.0**2)
-    assert psnr(clean, truth) > psnr(noisy, truth) + 3
-
-
-@pytest.mark.parametrize(
-    ("name", "weights", "words"),
-    [
-        ("ffdnet", "/nowhere/x.pth", "weights=PATH"),
-        ("drunet", "/nowhere/x.pth", "could not be had"),
-    ],
-)
-def test_missing_weights_are_named(name: str, weights: str, words: str) -> None:
-    pytest.importorskip("deepinv")
-    with pytest.raises(ValueError, match=words):
-        load_denoiser(name, weights, 1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="weights"):  # and before the first round
-        make_prior("pnp", name, weights).check(1)  # type: ignore[arg-type]
-
-
-def test_weights_for_another_kind_of_image_are_refused(data_pack: Path) -> None:
-    with pytest.raises(ValueError, match="this scene has 3"):
-        load_denoiser(
-            "ffdnet", str(data_pack / "weights" / "denoise" / "ffdnet_ipol_net_gray.pth"), 3
-        )
 
 
 def test_box_and_ridge() -> None:

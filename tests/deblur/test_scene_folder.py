@@ -18,7 +18,7 @@ from fedlens.data.source import DataError
 from fedlens.deblur import FedDeblur
 from fedlens.deblur.blur import motion
 from fedlens.deblur.scenes import Scene
-from fedlens.deblur.spectrum import blur as circular_blur
+from fedlens.deblur.spectrum import circular_blur as circular_blur
 from fedlens.deblur.task import Deblurring
 from fedlens.engines.simulator import Simulator
 from fedlens.metrics.image import psnr

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tables import from_table
 
 from fedlens import run
 from fedlens.data.images.reading import read_image
 from fedlens.data.source import DataError
 from fedlens.deblur import FedDeblur
 from fedlens.deblur.scenes import Scene, field_of_view, taper
-from fedlens.deblur.spectrum import blur as circular_blur
+from fedlens.deblur.spectrum import circular_blur as circular_blur
 from fedlens.deblur.task import Deblurring
 from fedlens.engines.simulator import Simulator
 
@@ -94,15 +95,16 @@ def test_a_folder_is_many_scenes_and_scores_are_their_mean(sharp: Path) -> None:
         ({"image": "nothing"}, "camera"),
         ({"image": "no/where.png"}, "no image at"),
         ({"scene": "/no/where"}, "no folder"),
-        ({"noise": -1.0}, "negative"),
+        ({"noise": -1.0}, "noise must be a number of at least 0"),
+        ({"kernel_size": 2}, "kernel_size must be a whole number of at least 3"),
         ({"size": 3}, "at least 16"),
         ({"size": 16}, "larger than the image"),
         ({"scene": "x", "boundary": "circular"}, "simulated"),
     ],
 )
 def test_other_bad_input(keys: dict[str, Any], words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        Scene(**keys).federation(10, 0)
+    with pytest.raises(ValueError, match=words):
+        from_table("data", "Scene", **keys).federation(10, 0)
 
 
 def test_a_text_file_is_not_an_image(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from scenes import small_federation
 
 from fedlens.deblur import FedDeblur
 from fedlens.deblur.observation import SceneFacts
-from fedlens.deblur.settings import alone, published
+from fedlens.deblur.settings import published, published_alone
 
 
 def test_defaults_come_from_the_published_settings() -> None:
@@ -36,7 +36,7 @@ def test_defaults_come_from_the_published_settings() -> None:
 
 def test_whoever_restores_alone_has_settings_of_its_own() -> None:
     """Published for noise 1; eta is proportional to the noise, but never below a twentieth."""
-    assert alone("tv", False, SceneFacts()) == (0.01, 0.0015)
-    assert alone("tv", True, SceneFacts(observe="partial")) == (3.0, 0.01)
-    assert alone("tv", False, SceneFacts(noise=2.0)) == (0.02, 0.0015)
-    assert alone("tv", False, SceneFacts(noise=0.0)) == (0.0005, 0.0015)
+    assert published_alone("tv", False, SceneFacts()) == (0.01, 0.0015)
+    assert published_alone("tv", True, SceneFacts(observe="partial")) == (3.0, 0.01)
+    assert published_alone("tv", False, SceneFacts(noise=2.0)) == (0.02, 0.0015)
+    assert published_alone("tv", False, SceneFacts(noise=0.0)) == (0.0005, 0.0015)

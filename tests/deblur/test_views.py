@@ -12,8 +12,8 @@ from fedlens.data.images.reading import read_image, shipped
 from fedlens.data.source import DataError
 from fedlens.deblur.blur import motion
 from fedlens.deblur.scenes import Scene
-from fedlens.deblur.spectrum import blur
-from fedlens.deblur.views import estimate_kernel, match_tones, register
+from fedlens.deblur.spectrum import circular_blur
+from fedlens.deblur.views import align_views, estimate_kernel, match_tones
 from fedlens.metrics.image import psnr
 
 cv2 = pytest.importorskip("cv2")
@@ -29,7 +29,7 @@ def test_a_moved_and_darkened_view_is_put_back() -> None:
         first[0].numpy(), warp, (256, 256), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REFLECT
     )
     view = 255 * (torch.from_numpy(moved)[None].clamp(0, 255) / 255) ** 1.4
-    back = register([first, view])[1]
+    back = align_views([first, view])[1]
     inner = (slice(None), slice(20, -20), slice(20, -20))
     assert psnr(back[inner], first[inner]) > psnr(view[inner], first[inner]) + 8
     told = cv2.warpPerspective(
@@ -53,7 +53,7 @@ def test_tones_are_matched_channel_by_channel() -> None:
 
 def test_views_of_different_sizes_are_refused() -> None:
     with pytest.raises(DataError, match="one size"):
-        register([torch.zeros(1, 20, 20), torch.zeros(1, 20, 21)])
+        align_views([torch.zeros(1, 20, 20), torch.zeros(1, 20, 21)])
 
 
 @pytest.mark.parametrize("size", [9, 8])
@@ -65,12 +65,12 @@ def test_a_kernel_is_found_from_a_photo_and_a_sharp_picture(size: int) -> None:
     true = torch.zeros(size, size, dtype=torch.float64)
     line = motion(6, 30)
     true[1 : 1 + line.shape[0], 1 : 1 + line.shape[1]] = line
-    clean = blur(sharp, true)
+    clean = circular_blur(sharp, true)
     view = 0.9 * clean + 5 + torch.randn(clean.shape, generator=torch.Generator().manual_seed(0))
     found = estimate_kernel(view.float(), sharp, size)
     assert float(found.sum()) == pytest.approx(1) and float(found.min()) >= 0
     inner = (slice(None), slice(size, -size), slice(size, -size))
-    assert float((blur(sharp, found) - clean)[inner].std()) < 1
+    assert float((circular_blur(sharp, found) - clean)[inner].std()) < 1
     assert float((found - true).abs().sum()) < 0.25
 
 
@@ -95,7 +95,7 @@ def test_real_views_of_a_castle(data_pack: Path, tmp_path: Path) -> None:
     """
     photos = sorted((data_pack / "multiview" / "sceaux_castle").glob("*.JPG"))
     views = [torch.nn.functional.avg_pool2d(read_image(p, "grey"), 6) for p in photos[:3]]
-    back = register(views)
+    back = align_views(views)
     for before, after in zip(views[1:], back[1:], strict=True):
         assert psnr(after, views[0]) > psnr(before, views[0]) + 1
     for k, view in enumerate(views):

@@ -12,8 +12,8 @@ from toy import save_png as save
 from fedlens.core.client import generator
 from fedlens.data.source import DataError
 from fedlens.generators import Gaussians, ReadyImages, StableDiffusion
-from fedlens.generators.gaussians import draw, fit
-from fedlens.generators.generator import Store, match
+from fedlens.generators.gaussians import draw_gaussian, fit_gaussian
+from fedlens.generators.generator import ImageStore, match_classes
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_one_direction_by_hand() -> None:
     """Pixels 0.2 and 0.6: mean 0.4, sample deviation sqrt(2 * 0.2^2 / 1) = 0.2828; the sign of the
     direction is free.
     """
-    mean, directions = fit(torch.tensor([0.2, 0.6]).view(2, 1, 1, 1), 64)
+    mean, directions = fit_gaussian(torch.tensor([0.2, 0.6]).view(2, 1, 1, 1), 64)
     assert float(mean) == pytest.approx(0.4) and directions.shape == (1, 1, 1, 1)
     assert abs(float(directions)) == pytest.approx(0.28284, abs=1e-5)
 
@@ -46,7 +46,7 @@ def test_samples_have_the_moments_of_the_images() -> None:
     rng = torch.Generator().manual_seed(0)
     mix = torch.randn(12, 12, generator=rng) * 0.02
     images = (0.5 + torch.randn(300, 12, generator=rng) @ mix).view(300, 3, 2, 2)
-    made = draw(*fit(images, 12), 20_000, rng).flatten(1)
+    made = draw_gaussian(*fit_gaussian(images, 12), 20_000, rng).flatten(1)
     flat = images.flatten(1)
     assert torch.allclose(made.mean(0), flat.mean(0), atol=2e-3)
     assert torch.allclose(made.T.cov(), flat.T.cov(), atol=3e-4)
@@ -56,7 +56,7 @@ def test_fewer_components_lie_in_their_span(public: Path) -> None:
     """Red images differ in one direction only, all red pixels together: samples are uniform red
     whatever the draw.
     """
-    told = Gaussians(str(public), components=5).told(["cat", "dog"], (3, 8, 8))
+    told = Gaussians(str(public), components=5).bind(["cat", "dog"], (3, 8, 8))
     made = told.generate(0, 6, generator(1))
     assert made.shape == (6, 3, 8, 8) and float(made[:, 1:].abs().max()) < 1e-4
     assert (
@@ -72,7 +72,7 @@ def test_fewer_components_lie_in_their_span(public: Path) -> None:
 
 
 def test_nothing_twice_before_everything_once(public: Path) -> None:
-    told = ReadyImages(str(public)).told(["dog", "cat"], (3, 8, 8))
+    told = ReadyImages(str(public)).bind(["dog", "cat"], (3, 8, 8))
     made = told.generate(0, 6, generator(0))[:, 2, 0, 0].tolist()
     assert (
         sorted(made[:4]) == [60, 100, 140, 180]
@@ -91,25 +91,25 @@ def test_folders_that_do_not_fit(public: Path, kind: type[Gaussians] | type[Read
     with pytest.raises(
         DataError, match=r"has nothing for class 'frog' \(2 of 3 classes are there\)"
     ):
-        kind(str(public)).told(["cat", "dog", "frog"], (3, 8, 8))
+        kind(str(public)).bind(["cat", "dog", "frog"], (3, 8, 8))
     with pytest.raises(DataError, match="knows 2 classes, but 3 are asked for"):
-        kind(str(public)).told(["x", "y", "z"], (3, 8, 8))
+        kind(str(public)).bind(["x", "y", "z"], (3, 8, 8))
     with pytest.raises(
         DataError,
         match=(
             f"{name} .* images of 16x16 with 3 channels, but the clients' are 8x8 with 3 channels"
         ),
     ):
-        kind(str(public), size=16).told(["cat", "dog"], (3, 8, 8))
-    with pytest.raises(DataError, match=r"no folder of images for .*nowhere$"):
-        kind(str(public / "nowhere")).told(["cat"], (3, 8, 8))
+        kind(str(public), size=16).bind(["cat", "dog"], (3, 8, 8))
+    with pytest.raises(DataError, match=r"no folder of images for .*nowhere: set generator.root$"):
+        kind(str(public / "nowhere")).bind(["cat"], (3, 8, 8))
     with pytest.raises(
-        DataError, match=f"say where the folder of images for {name} is: generator.root"
+        DataError, match=f"say where the folder of images for {name} is: set generator.root"
     ):
-        kind().told(["cat"], (3, 8, 8))
+        kind().bind(["cat"], (3, 8, 8))
     (public / "empty").mkdir()
     with pytest.raises(DataError, match="has no image for class 'empty'"):
-        kind(str(public)).told(["cat", "empty"], (3, 8, 8))
+        kind(str(public)).bind(["cat", "empty"], (3, 8, 8))
     with pytest.raises(
         DataError,
         match=f"{name} knows 3 classes, so it cannot make class 7|has no image for class 'empty'",
@@ -118,21 +118,21 @@ def test_folders_that_do_not_fit(public: Path, kind: type[Gaussians] | type[Read
 
 
 def test_names_of_another_kind_go_by_order() -> None:
-    assert match(["goldfish", "frog"], ["n01", "n02", "n03"], "it") == [0, 1]
-    assert match(["b", "a"], ["a", "b"], "it") == [1, 0]
+    assert match_classes(["goldfish", "frog"], ["n01", "n02", "n03"], "it") == [0, 1]
+    assert match_classes(["b", "a"], ["a", "b"], "it") == [1, 0]
 
 
 def test_other_files_other_images(public: Path, tmp_path: Path) -> None:
     """The cache must not hand out images of a folder that has changed since."""
-    store, shape = Store(tmp_path / "cache"), (3, 8, 8)
-    told = ReadyImages(str(public)).told(["cat", "dog"], shape)
+    store, shape = ImageStore(tmp_path / "cache"), (3, 8, 8)
+    told = ReadyImages(str(public)).bind(["cat", "dog"], shape)
     _, first = store.images(told, {0: 2, 1: 3}, shape, 0, 0)
     _, again = store.images(
-        ReadyImages(str(public)).told(["cat", "dog"], shape), {0: 2, 1: 3}, shape, 0, 0
+        ReadyImages(str(public)).bind(["cat", "dog"], shape), {0: 2, 1: 3}, shape, 0, 0
     )
     save(public / "cat" / "new.png", torch.zeros(3, 8, 8, dtype=torch.uint8))
     _, changed = store.images(
-        ReadyImages(str(public)).told(["cat", "dog"], shape), {0: 2, 1: 3}, shape, 0, 0
+        ReadyImages(str(public)).bind(["cat", "dog"], shape), {0: 2, 1: 3}, shape, 0, 0
     )
     assert (first, again, changed) == (5, 0, 5)
     assert store.images(told, {}, shape, 0, 0) == ({}, 0)
@@ -160,13 +160,13 @@ def test_prompts(tmp_path: Path) -> None:
         ("missing.toml", ["cat"], "there is no file of prompts at"),
     ):
         with pytest.raises(DataError, match=why):
-            StableDiffusion("x", prompts=str(tmp_path / name)).told(classes)
+            StableDiffusion("x", prompts=str(tmp_path / name)).bind(classes)
     file.write_text("cat = 3")
     with pytest.raises(DataError, match="is not a file of prompts"):
-        StableDiffusion("x", prompts=str(file)).told(["cat"])
+        StableDiffusion("x", prompts=str(file)).bind(["cat"])
     with pytest.raises(DataError, match="all classes would get the same images"):
         StableDiffusion("x", "a photo")
     with pytest.raises(
         DataError, match="told to make images of 64x64, but the clients' are 8x8 with 3 channels"
     ):
-        StableDiffusion("x", size=64).told(["cat"], (3, 8, 8))
+        StableDiffusion("x", size=64).bind(["cat"], (3, 8, 8))

@@ -136,7 +136,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_it_learns_what_the_classes_look_like(trained: tuple[Path, Path]) -> None:
     _, folder = trained
-    told = SmallDiffusion(str(folder), steps=8, batch=3).told(["sea", "red"], (3, 8, 8))
+    told = SmallDiffusion(str(folder), steps=8, batch=3).bind(["sea", "red"], (3, 8, 8))
     sea, red = (told.generate(label, 8, generator(5)).mean(0) for label in (0, 1))
     assert (
         float(sea[2, 4:].mean() - sea[2, :4].mean()) > 0.3
@@ -151,14 +151,14 @@ def test_it_may_begin_with_another_generator(trained: tuple[Path, Path]) -> None
     public, folder = trained
     told = SmallDiffusion(
         str(folder), steps=8, start=Gaussians(str(public), components=4), strength=0.25
-    ).told(["red", "sea"], (3, 8, 8))
+    ).bind(["red", "sea"], (3, 8, 8))
     made = told.generate(0, 3, generator(0))
     assert made.shape == (3, 3, 8, 8) and float(made[:, 0, :4].mean()) > 0.6 > 0.3 > float(
         made[:, 2].mean()
     )
     assert (
         told.identity()
-        != SmallDiffusion(str(folder), steps=8).told(["red", "sea"], (3, 8, 8)).identity()
+        != SmallDiffusion(str(folder), steps=8).bind(["red", "sea"], (3, 8, 8)).identity()
     )
 
 
@@ -167,18 +167,18 @@ def test_folders_that_are_no_generator(trained: tuple[Path, Path], tmp_path: Pat
     with pytest.raises(
         DataError, match="needs the folder of a finished run of the recipe generator"
     ):
-        SmallDiffusion(str(tmp_path)).told(["red"])
+        SmallDiffusion(str(tmp_path)).bind(["red"])
     with pytest.raises(
         DataError,
         match="makes images of 8x8 with 3 channels, but the clients' are 32x32 with 3 channels",
     ):
-        SmallDiffusion(str(folder)).told(["red"], (3, 32, 32))
+        SmallDiffusion(str(folder)).bind(["red"], (3, 32, 32))
     with pytest.raises(DataError, match="has nothing for class 'frog'"):
-        SmallDiffusion(str(folder)).told(["red", "frog"], (3, 8, 8))
+        SmallDiffusion(str(folder)).bind(["red", "frog"], (3, 8, 8))
     (tmp_path / "model.safetensors").write_bytes(b"")
     (tmp_path / "config.toml").write_text('[task]\nname = "Classification"\n')
     with pytest.raises(DataError, match="is a run of the task Classification, not of a generator"):
-        SmallDiffusion(str(tmp_path)).told(["red"], (3, 8, 8))
+        SmallDiffusion(str(tmp_path)).bind(["red"], (3, 8, 8))
 
 
 def test_the_task_refuses_other_images() -> None:

@@ -15,7 +15,13 @@ from torch import nn
 from fedlens.core.client import generator
 from fedlens.data.source import DataError
 from fedlens.generators import StableDiffusion
-from fedlens.generators.stable_diffusion import GROUP, FourBit, pack, quantise, unpack
+from fedlens.generators.stable_diffusion import (
+    GROUP_SIZE,
+    FourBit,
+    pack_four_bits,
+    quantise,
+    unpack_four_bits,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and diffusers about each other
 
@@ -92,7 +98,7 @@ def test_images_of_a_class(pipeline: Path) -> None:
     """The right number and size, in [0, 1], the same for the same random numbers, others for
     another class or other numbers.
     """
-    told = StableDiffusion(str(pipeline), steps=2, batch=2, resolution=16).told(
+    told = StableDiffusion(str(pipeline), steps=2, batch=2, resolution=16).bind(
         ["cat", "dog"], (3, 8, 8)
     )
     made = told.generate(0, 3, generator(0))
@@ -103,7 +109,7 @@ def test_images_of_a_class(pipeline: Path) -> None:
     )
     with pytest.raises(DataError, match="knows 2 classes, so it cannot make class 2"):
         told.generate(2, 1, generator(0))
-    assert StableDiffusion(str(pipeline), steps=1, resolution=16).told(["cat"], (1, 8, 8)).generate(
+    assert StableDiffusion(str(pipeline), steps=1, resolution=16).bind(["cat"], (1, 8, 8)).generate(
         0, 1, generator(0)
     ).shape == (
         1,
@@ -118,7 +124,7 @@ def test_four_bits(pipeline: Path) -> None:
     64 (1/8 + 1/64 of 32 bits).
     """
     told = [
-        StableDiffusion(str(pipeline), steps=2, resolution=16, bits=b).told(["cat"], (3, 16, 16))
+        StableDiffusion(str(pipeline), steps=2, resolution=16, bits=b).bind(["cat"], (3, 16, 16))
         for b in (32, 4)
     ]
     whole, small = (t.generate(0, 2, generator(0)) for t in told)
@@ -142,36 +148,38 @@ def test_no_such_pipeline(tmp_path: Path) -> None:
             r"needs a saved pipeline of diffusers, and the folder .*nothing has no model_index.json"
         ),
     ):
-        StableDiffusion(str(tmp_path / "nothing")).told(["cat"])
+        StableDiffusion(str(tmp_path / "nothing")).bind(["cat"])
     with pytest.raises(
         DataError, match="no/such/place is neither a folder here nor found on the hub: "
     ):
-        StableDiffusion("/no/such/place").told(["cat"])
+        StableDiffusion("/no/such/place").bind(["cat"])
     (tmp_path / "nothing" / "model_index.json").write_text(
         '{"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2DModel"]}'
     )
     with pytest.raises(DataError, match="could not be loaded"):
-        StableDiffusion(str(tmp_path / "nothing")).told(["cat"]).generate(0, 1, generator(0))
+        StableDiffusion(str(tmp_path / "nothing")).bind(["cat"]).generate(0, 1, generator(0))
 
 
 def test_loading_says_nothing(pipeline: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    StableDiffusion(str(pipeline)).told(["cat"], (3, 8, 8))._loaded()  # type: ignore[attr-defined]
+    StableDiffusion(str(pipeline)).bind(["cat"], (3, 8, 8))._loaded()  # type: ignore[attr-defined]
     assert capfd.readouterr() == ("", "")
 
 
 def test_packing_by_hand() -> None:
     """A group whose largest weight is 7 has scale 1: whole numbers come back as they were, 2.4
     becomes 2, and the error is half a scale at most."""
-    weight = torch.zeros(1, GROUP)
+    weight = torch.zeros(1, GROUP_SIZE)
     weight[0, :5] = torch.tensor([7.0, -7.0, 3.0, 2.4, -0.6])
-    packed, scales = pack(weight)
+    packed, scales = pack_four_bits(weight)
     assert (
-        packed.dtype == torch.uint8 and packed.numel() == GROUP // 2 and scales.tolist() == [[1.0]]
+        packed.dtype == torch.uint8
+        and packed.numel() == GROUP_SIZE // 2
+        and scales.tolist() == [[1.0]]
     )
     assert int(packed[0]) == (7 + 8) + 16 * (-7 + 8)
-    assert unpack(packed, scales, weight.shape)[0, :5].tolist() == [7, -7, 3, 2, -1]
+    assert unpack_four_bits(packed, scales, weight.shape)[0, :5].tolist() == [7, -7, 3, 2, -1]
     odd = torch.randn(3, 5, 3, 3, generator=generator(0))
-    back = unpack(*pack(odd), odd.shape)
+    back = unpack_four_bits(*pack_four_bits(odd), odd.shape)
     assert (
         back.shape == odd.shape
         and float((back - odd).abs().max()) <= float(odd.abs().max()) / 14 + 1e-6

@@ -429,7 +429,7 @@ def test_a_site_may_say_for_itself() -> None:
 
 @dataclass
 class Absent(Blobs):
-    def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
+    def bind(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         raise DataError("there is no such generator here")
 
 

@@ -21,7 +21,7 @@ from fedlens.data.images.tensors import Tensors
 from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import FedProx, HighFrequency, LossAware, Scaffold
-from fedlens.models.clips import ClipModel, pad, spans
+from fedlens.models.clips import ClipModel, pad_to_multiple, spans
 from fedlens.models.iart import IART, iart_small
 from fedlens.models.rvrt import RVRT, rvrt_small
 from fedlens.models.vrt import VRT, _chain, vrt_small
@@ -133,7 +133,7 @@ def test_any_size_is_padded_and_cropped(name: str) -> None:
     """
     model, x = fresh(name).eval(), clip(3, 16, 20)[..., :13, :18]
     with torch.no_grad():
-        whole = model(pad(x, model.multiple))
+        whole = model(pad_to_multiple(x, model.multiple))
         torch.testing.assert_close(model(x), whole[:, :3, :, :26, :36])
 
 

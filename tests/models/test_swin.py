@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlens.models.swin import Block, Mlp, WindowAttention, attend, drop_rates, recomputed
+from fedlens.models.swin import Mlp, SwinBlock, WindowAttention, attend, drop_rates, recomputed
 
 SIZES = [
     ((3, 5, 6), (2, 4, 4), (1, 2, 2)),
@@ -17,7 +17,7 @@ SIZES = [
 ]
 
 
-def by_definition(block: Block, x: Tensor) -> Tensor:
+def by_definition(block: SwinBlock, x: Tensor) -> Tensor:
     """Attention token by token: q_i meets k_j where both lie in one window of the rolled clip and
     neither was carried around a border without the other. Where the clip is no larger than the
     window, the window is the clip and nothing is rolled."""
@@ -59,7 +59,7 @@ def test_windows_by_definition(
     size: tuple[int, int, int], window: tuple[int, int, int], shift: tuple[int, int, int]
 ) -> None:
     torch.manual_seed(0)
-    block = Block(WindowAttention(8, window, 2, bias_std=1.0), Mlp(8, 16), 8, shift)
+    block = SwinBlock(WindowAttention(8, window, 2, bias_std=1.0), Mlp(8, 16), 8, shift)
     x = torch.randn(1, *size, 8)
     expected = x + by_definition(block, x)
     expected = expected + block.mlp(block.norm2(expected))
@@ -68,7 +68,7 @@ def test_windows_by_definition(
 
 def test_a_batch_is_its_clips() -> None:
     torch.manual_seed(0)
-    block = Block(WindowAttention(8, (2, 4, 4), 2, mutual=True), Mlp(8, 16), 8, (1, 2, 2))
+    block = SwinBlock(WindowAttention(8, (2, 4, 4), 2, mutual=True), Mlp(8, 16), 8, (1, 2, 2))
     x = torch.randn(3, 4, 8, 12, 8)
     torch.testing.assert_close(block(x), torch.cat([block(one[None]) for one in x]))
 
@@ -122,7 +122,7 @@ def test_skipping_by_hand() -> None:
     branches at most four values.
     """
     torch.manual_seed(0)
-    block = Block(WindowAttention(4, (1, 2, 2), 1), Mlp(4, 4), 4, (0, 0, 0), drop=0.5).train()
+    block = SwinBlock(WindowAttention(4, (1, 2, 2), 1), Mlp(4, 4), 4, (0, 0, 0), drop=0.5).train()
     x = torch.randn(1, 1, 2, 2, 4).repeat(64, 1, 1, 1, 1)
     kinds = {tuple(round(v, 4) for v in one.flatten().tolist()) for one in block(x)}
     assert len(kinds) == 4

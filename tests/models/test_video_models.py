@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedlens.models.video import SplitNet, VideoBackbone, backbone, load_backbone, map_shape, own
+from fedlens.models.video import (
+    SplitNet,
+    VideoBackbone,
+    backbone,
+    load_backbone,
+    map_shape,
+    own_backbone,
+)
 from fedlens.tasks.ctp import CtP
 from fedlens.tasks.speed import Speed
 from fedlens.tasks.vcop import VCOP
@@ -110,14 +117,14 @@ def test_a_backbone_beside_the_user_is_found(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    assert type(own("beside:Net")).__name__ == "Net"
+    assert type(own_backbone("beside:Net")).__name__ == "Net"
 
 
 def test_what_is_no_backbone_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no backbone 'r3d19': r3d18"):
         backbone("r3d19")
     with pytest.raises(ValueError, match="no forward_features"):
-        own("torch.nn:Identity")
+        own_backbone("torch.nn:Identity")
 
 
 def test_a_backbone_is_loaded_whatever_its_head_was(tmp_path: object) -> None:

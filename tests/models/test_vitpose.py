@@ -11,7 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedlens.models.vitpose import Attention, Block, SimpleBaseline, Transformer, ViTPose, waves
+from fedlens.models.vitpose import (
+    SimpleBaseline,
+    Transformer,
+    ViTAttention,
+    ViTBlock,
+    ViTPose,
+    waves,
+)
 from fedlens.models.weights import load_weights
 
 
@@ -76,7 +83,7 @@ def test_block_is_timms_block() -> None:
     theirs = timm.models.vision_transformer.Block(
         48, 4, qkv_bias=True, norm_layer=lambda d, **_: nn.LayerNorm(d, eps=1e-6)
     ).eval()
-    ours = Block(48, 4, local=False, drop=0.5).eval()
+    ours = ViTBlock(48, 4, local=False, drop=0.5).eval()
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 6, 48)
     assert torch.allclose(ours(x, (3, 2)), theirs(x), atol=1e-5)
@@ -87,7 +94,7 @@ def test_stochastic_depth_keeps_the_mean() -> None:
     samples is the branch itself.
     """
     torch.manual_seed(0)
-    block = Block(8, 2, local=False, drop=0.5).train()
+    block = ViTBlock(8, 2, local=False, drop=0.5).train()
     out = block._sometimes(torch.ones(4000, 1, 1))
     assert set(out.flatten().tolist()) == {0.0, 2.0}
     assert out.mean().item() == pytest.approx(1, abs=0.06)
@@ -97,7 +104,7 @@ def test_local_positions_start_as_plain_attention_and_share_filters() -> None:
     """Zero filters add nothing; with a centre weight of 1 (and the rest 0) the values themselves
     are added to attention's result, in every head."""
     torch.manual_seed(0)
-    plain, local = Attention(16, 4, local=False).eval(), Attention(16, 4, local=True).eval()
+    plain, local = ViTAttention(16, 4, local=False).eval(), ViTAttention(16, 4, local=True).eval()
     assert local.lpe is not None and local.lpe.weight.shape == (4, 1, 3, 3)
     nn.init.zeros_(local.lpe.weight)
     nn.init.zeros_(local.lpe.bias)

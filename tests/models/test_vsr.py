@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedlens.data.video.degrade import enlarge
-from fedlens.models.vsr import BidirectionalVSR, LightVSR, warp
+from fedlens.models.vsr import BidirectionalVSR, LightVSR, warp_inside
 
 
 def count(model: nn.Module) -> int:
@@ -64,4 +64,4 @@ def test_warp_by_whole_pixels() -> None:
     """A flow of (1, 2) fetches the pixel one column right and two rows down."""
     x = torch.rand(1, 1, 6, 7)
     flow = torch.tensor([1.0, 2.0]).view(1, 2, 1, 1).expand(1, 2, 6, 7)
-    torch.testing.assert_close(warp(x, flow)[..., :4, :6], x[..., 2:, 1:], atol=1e-5, rtol=0)
+    torch.testing.assert_close(warp_inside(x, flow)[..., :4, :6], x[..., 2:, 1:], atol=1e-5, rtol=0)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tables import from_table
 from toy import save_png
 
 from fedlens import experiment
@@ -159,5 +160,5 @@ def test_noise_is_on_training_images_only(pack: Path) -> None:
     assert float(gap.std()) == pytest.approx(0.05, rel=0.05)
     first = torch.arange(16)
     assert torch.equal(noisy.test.batch(first)["x"], clean.test.batch(first)["x"])  # type: ignore[union-attr]
-    with pytest.raises(DataError, match="noise is a standard deviation"):
-        ImageFolder(root=str(pack), noise=-1.0).federation(1, 0)
+    with pytest.raises(ValueError, match=r"data\.noise must be a number of at least 0"):
+        from_table("data", "ImageFolder", root=str(pack), noise=-1.0)

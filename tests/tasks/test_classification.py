@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tables import from_table
 from torch import Tensor, nn
 
 from fedlens import Facts, Federation, Message, Output, run, stack
@@ -163,7 +164,7 @@ def test_data_that_does_not_fit_is_refused_before_the_first_round(
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(ValueError, match="at least two classes"):
-        Classification(classes=1)
+    with pytest.raises(ValueError, match=r"task\.classes must be .* at least 2, not 1"):
+        from_table("task", "Classification", classes=1)
     with pytest.raises(ValueError, match="2 names for 3 classes"):
         Classification(classes=3, names=("a", "b"))

@@ -21,7 +21,7 @@ from fedlens.data.pose.datasets import CocoPose
 from fedlens.data.pose.stick_figures import StickFigures
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import MultiResolution
-from fedlens.tasks.heatmaps import decode, draw_targets
+from fedlens.tasks.heatmaps import decode_heatmaps, draw_targets
 from fedlens.tasks.pose import Pose
 
 
@@ -106,7 +106,7 @@ def test_decode_at_the_edge_stays_inside() -> None:
         torch.tensor([[[0.0, 0, 1], [47, 63, 1]]]), (64, 48), (64, 48), "udp", 2.0, True
     )
     for how in ("argmax", "quarter", "dark"):
-        points, _ = decode(maps, how)  # type: ignore[arg-type]
+        points, _ = decode_heatmaps(maps, how)  # type: ignore[arg-type]
         assert torch.allclose(points[0], torch.tensor([[0.0, 0], [47, 63]]), atol=0.75)
 
 

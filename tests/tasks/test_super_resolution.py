@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tables import from_table
 from torch import Tensor, nn
 from toy import same_bits
 
@@ -37,7 +38,8 @@ from fedlens.layers import (
     Scaffold,
 )
 from fedlens.models.vsr import Bicubic, LightVSR
-from fedlens.tasks.super_resolution import SuperResolution, Tiles, charbonnier
+from fedlens.tasks.super_resolution import SuperResolution, charbonnier
+from fedlens.tasks.tiles import Tiles
 
 
 class Own(nn.Module):
@@ -313,12 +315,14 @@ def test_error_maps_share_one_scale(tmp_path: Path) -> None:
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match="no network 'lihgt'"):
         SuperResolution("lihgt")
-    with pytest.raises(ValueError, match="no metric 'pnsr'"):
-        SuperResolution(metrics=("pnsr",))
+    with pytest.raises(ValueError, match=r"task\.metrics must be a list, each one of psnr, ssim"):
+        from_table("task", "SuperResolution", metrics=["pnsr"])
     with pytest.raises(ValueError, match="has no argument 'depth'"):
         SuperResolution("light", options={"depth": 3})
-    with pytest.raises(ValueError, match=r"scale is 1 \(.*\), 2, 3 or 4, not 5"):
-        SuperResolution(scale=5)
+    with pytest.raises(ValueError, match=r"task\.scale must be one of 1, 2, 3, 4, not 5"):
+        from_table("task", "SuperResolution", scale=5)
+    with pytest.raises(ValueError, match=r"task\.tile must be .* at least 8, not 4"):
+        from_table("task", "SuperResolution", tile=4)
     with pytest.raises(ValueError, match="no network at"):
         SuperResolution("no.such.module:Net")
     x = torch.zeros(1, 2, 3, 4, 4)

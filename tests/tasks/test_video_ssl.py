@@ -18,12 +18,13 @@ from fedlens.config import recipe as config
 from fedlens.core.client import generator
 from fedlens.data.video.frames import ArrayFrames
 from fedlens.data.video.moving_shapes import ACTIONS, MovingShapes, moving_shape
-from fedlens.data.video.video_set import Search, VideoSet
+from fedlens.data.video.video_set import RetrievalTest, VideoSet
 from fedlens.data.video.writer import writer
 from fedlens.runs.job import experiment
 from fedlens.tasks.action import ActionRecognition
+from fedlens.tasks.retrieval import embed, pool_maps
 from fedlens.tasks.speed import Speed
-from fedlens.tasks.video_ssl import crop, embed, middle, pooled, starts
+from fedlens.tasks.video_clips import clip_starts, crop_square, middle_frame
 
 SMALL = {
     "data.videos": 16,
@@ -192,7 +193,7 @@ def test_a_query_from_elsewhere_has_no_class_of_the_gallery(
     """Folders left and right, a query from a folder that is neither: it goes by its own name,
     nothing is ticked, no share is claimed. A query that cannot be read is named itself, not what
     was skipped in the gallery. A file that changed is indexed again."""
-    from fedlens.tasks import search
+    from fedlens.tasks.apply import search
 
     for k, name in enumerate(("videos/left/a", "videos/right/b", "videos/right/c", "mine/q")):
         clip = ArrayFrames(moving_shape(k % 2, 10, 32, generator(k)), rate=Fraction(10))
@@ -312,7 +313,7 @@ def test_the_middle_of_171x128_is_112_of_its_own_pixels() -> None:
     round(59 / 2) = 30 to 141; nothing is interpolated."""
     pixels = torch.randint(256, (2, 3, 128, 171), dtype=torch.uint8, generator=generator(0))
     assert torch.equal(
-        crop(pixels, 112, None), (pixels[..., 8:120, 30:142].float() / 255).transpose(0, 1)
+        crop_square(pixels, 112, None), (pixels[..., 8:120, 30:142].float() / 255).transpose(0, 1)
     )
 
 
@@ -320,13 +321,15 @@ def test_even_distances() -> None:
     """Ten frames, clips of four: they begin between 0 and 6. Three of them: 0, 3, 6. One: the
     middle. A video of four: all on one another."""
     assert (
-        starts(10, 4, 3) == [0, 3, 6] and starts(10, 4, 1) == [3] and starts(4, 4, 3) == [0, 0, 0]
+        clip_starts(10, 4, 3) == [0, 3, 6]
+        and clip_starts(10, 4, 1) == [3]
+        and clip_starts(4, 4, 3) == [0, 0, 0]
     )
-    assert starts(10, 4, 2, stride=2) == [0, 3]
+    assert clip_starts(10, 4, 2, stride=2) == [0, 3]
 
 
 def test_small_maps_are_not_pooled() -> None:
-    assert pooled(torch.zeros(1, 5, 2, 7, 7)).shape == (1, 5 * 2 * 9) and pooled(
+    assert pool_maps(torch.zeros(1, 5, 2, 7, 7)).shape == (1, 5 * 2 * 9) and pool_maps(
         torch.zeros(1, 5, 1, 2, 2)
     ).shape == (1, 20)
 
@@ -363,7 +366,7 @@ def test_retrieval_by_hand() -> None:
     assert (
         torch.allclose(rows[0], torch.tensor([100, 20, 9]) / 255, atol=1e-6) and not rows[2].any()
     )
-    found = task.evaluate(Mean(), Search(gallery, queries))
+    found = task.evaluate(Mean(), RetrievalTest(gallery, queries))
     assert (
         found["recall_at_1"] == pytest.approx(2 / 3)
         and found["recall_at_5"] == 1.0
@@ -391,7 +394,11 @@ def test_a_broken_video_is_skipped_and_the_batch_goes_on() -> None:
         assert torch.equal(data.batch(torch.tensor([1]))["x"], data.batch(torch.tensor([0]))["x"])
     with pytest.warns(UserWarning, match=r"skipped: x.mp4"):  # in retrieval it is like nothing
         rows = embed(Mean(), bad, 4, 16, 2)
-    assert bool(rows[0].any()) and not bool(rows[1].any()) and not bool(middle(bad.clips[1]).any())
+    assert (
+        bool(rows[0].any())
+        and not bool(rows[1].any())
+        and not bool(middle_frame(bad.clips[1]).any())
+    )
     none = task.admit(type(fed)([bad.take([1])])).holdings[0]
     with (
         pytest.raises(DataError, match=r"none of the 1 videos here can be decoded"),

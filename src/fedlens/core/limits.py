@@ -1,4 +1,4 @@
-"""Numbers an argument can take, said where it is declared: `lr: Positive = 0.1`. `values.convert`
+"""Numbers an argument can take, said where it is declared: `lr: Positive = 0.1`. `config.convert`
 refuses others in one sentence.
 """
 
@@ -14,3 +14,6 @@ Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]
 Fraction = Annotated[float, Ge(0), Lt(1)]  # never the whole
+PositiveShare = Annotated[float, Gt(0), Le(1)]  # never nothing
+ProperShare = Annotated[float, Gt(0), Lt(1)]  # neither
+Several = Annotated[int, Ge(2)]  # classes to be told apart

@@ -95,6 +95,11 @@ def add_picture(picture: Picture, folder: Path, name: str) -> None:
     write_atomically(folder / "index.json", json.dumps([*kept, entry], indent=1), sync=False)
 
 
+def magnify(image: Tensor, by: int) -> Tensor:
+    """Every pixel of (..., H, W) a square of by x by: larger, and nothing is made up."""
+    return image.repeat_interleave(by, -2).repeat_interleave(by, -1)
+
+
 def to_uint8(pixels: Tensor, ends: tuple[float, float] | None = None) -> np.ndarray[Any, Any]:
     """As it is, or stretched so that `ends` become black and white."""
     x = pixels.detach().float().cpu()

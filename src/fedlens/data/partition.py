@@ -1,8 +1,8 @@
 """Who gets what: pure functions from labels or groups to one index array per client.
 
 All of them give every index to exactly one client. A client is never empty: too small ones are
-topped up from the largest, and the list of notes that `split` returns says so. `rng` is numpy's, so
-that a split does not depend on torch's version.
+topped up from the largest, and the list of notes that `split_by_rule` returns says so. `rng` is
+numpy's, so that a split does not depend on torch's version.
 
 dirichlet: the rule of MOON, NIID-Bench and PFLlib. For every class draw shares from Dir(alpha), set
 to zero the share of clients that already hold N / n samples, renormalise, cut; repeat until the
@@ -18,11 +18,11 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.random import Generator
+from numpy.typing import NDArray
 
 from fedlens.data.source import DataError
 
-Array = np.ndarray[Any, Any]
-Parts = list[Array]
+Parts = list[NDArray[Any]]
 Rule = Literal["iid", "dirichlet", "shards", "classes", "one_group", "quantity", "natural"]
 
 
@@ -32,7 +32,12 @@ def iid(n: int, clients: int, rng: Generator) -> Parts:
 
 
 def dirichlet(
-    labels: Array, clients: int, alpha: float, rng: Generator, least: int = 10, retries: int = 100
+    labels: NDArray[Any],
+    clients: int,
+    alpha: float,
+    rng: Generator,
+    least: int = 10,
+    retries: int = 100,
 ) -> Parts:
     """Label skew; the smaller alpha the stronger."""
     least = min(least, len(labels) // clients)
@@ -46,9 +51,9 @@ def dirichlet(
     return best
 
 
-def _dirichlet_once(labels: Array, clients: int, alpha: float, rng: Generator) -> Parts:
+def _dirichlet_once(labels: NDArray[Any], clients: int, alpha: float, rng: Generator) -> Parts:
     held = np.zeros(clients)
-    pieces: list[list[Array]] = [[] for _ in range(clients)]
+    pieces: list[list[NDArray[Any]]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         index = rng.permutation(np.flatnonzero(labels == label))
         open_ = held < len(labels) / clients
@@ -60,12 +65,12 @@ def _dirichlet_once(labels: Array, clients: int, alpha: float, rng: Generator) -
     return [np.sort(np.concatenate(p)) for p in pieces]
 
 
-def _cuts(shares: Array, n: int) -> Array:
-    cuts: Array = np.minimum((np.cumsum(shares)[:-1] * n).astype(int), n)
+def _cuts(shares: NDArray[Any], n: int) -> NDArray[Any]:
+    cuts: NDArray[Any] = np.minimum((np.cumsum(shares)[:-1] * n).astype(int), n)
     return cuts
 
 
-def shards(labels: Array, clients: int, per_client: int, rng: Generator) -> Parts:
+def shards(labels: NDArray[Any], clients: int, per_client: int, rng: Generator) -> Parts:
     """Every client gets `per_client` runs of equal labels (a run may straddle two of them)."""
     if len(labels) < clients * per_client:
         raise DataError(f"{len(labels)} samples cannot be cut into {clients} x {per_client} shards")
@@ -76,7 +81,9 @@ def shards(labels: Array, clients: int, per_client: int, rng: Generator) -> Part
     return [np.sort(np.concatenate([runs[k] for k in hand])) for hand in hands]
 
 
-def classes_per_client(labels: Array, clients: int, per_client: int, rng: Generator) -> Parts:
+def classes_per_client(
+    labels: NDArray[Any], clients: int, per_client: int, rng: Generator
+) -> Parts:
     """Exactly `per_client` classes each, the least used ones first; a class is dealt evenly among
     those who have it.
     """
@@ -96,7 +103,7 @@ def classes_per_client(labels: Array, clients: int, per_client: int, rng: Genera
         for k in np.lexsort((rng.random(len(names)), used))[:per_client]:
             used[k] += 1
             owners[k].append(client)
-    pieces: list[list[Array]] = [[] for _ in range(clients)]
+    pieces: list[list[NDArray[Any]]] = [[] for _ in range(clients)]
     for k, label in enumerate(names):
         index = rng.permutation(np.flatnonzero(labels == label))
         for client, piece in zip(owners[k], np.array_split(index, len(owners[k])), strict=True):
@@ -104,7 +111,7 @@ def classes_per_client(labels: Array, clients: int, per_client: int, rng: Genera
     return [np.sort(np.concatenate(p)) for p in pieces]
 
 
-def one_group(groups: Array, clients: int, rng: Generator) -> Parts:
+def one_group(groups: NDArray[Any], clients: int, rng: Generator) -> Parts:
     """Every client holds samples of one group only; large groups are shared among several
     clients.
     """
@@ -127,7 +134,7 @@ def one_group(groups: Array, clients: int, rng: Generator) -> Parts:
     return [np.sort(p) for p in pieces]
 
 
-def natural(groups: Array, clients: int, rng: Generator) -> Parts:
+def natural(groups: NDArray[Any], clients: int, rng: Generator) -> Parts:
     """Groups (writers, hospitals, cameras) stay whole; the largest goes to whoever holds least."""
     names, sizes = np.unique(groups, return_counts=True)
     if clients > len(names):
@@ -158,7 +165,7 @@ def quantity(
     return best
 
 
-def top_up(parts: Sequence[Array], least: int) -> tuple[Parts, list[str]]:
+def top_up(parts: Sequence[NDArray[Any]], least: int) -> tuple[Parts, list[str]]:
     """Move samples from the largest clients to those below `least`, and say which."""
     out, notes = [np.asarray(p) for p in parts], []
     for client, part in enumerate(out):
@@ -176,15 +183,15 @@ def top_up(parts: Sequence[Array], least: int) -> tuple[Parts, list[str]]:
     return [np.sort(p) for p in out], notes
 
 
-def split(
+def split_by_rule(
     rule: Rule,
-    labels: Sequence[int] | Array,
+    labels: Sequence[int] | NDArray[Any],
     clients: int,
     seed: int,
     *,
     alpha: float = 0.5,
     per_client: int = 2,
-    groups: Sequence[Any] | Array | None = None,
+    groups: Sequence[Any] | NDArray[Any] | None = None,
     least: int = 10,
 ) -> tuple[Parts, list[str]]:
     """One rule by name. `per_client`: shards or classes. `groups` default to the labels. Returns

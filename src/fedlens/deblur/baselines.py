@@ -35,10 +35,10 @@ from fedlens.deblur import spectrum
 from fedlens.deblur.consensus import by_pixel
 from fedlens.deblur.feddeblur import FedDeblur
 from fedlens.deblur.observation import Observation, SceneFacts
-from fedlens.deblur.settings import alone
+from fedlens.deblur.settings import published_alone
 
 
-def complex_of(s: Tensor) -> Tensor:
+def as_complex(s: Tensor) -> Tensor:
     return torch.view_as_complex(s)
 
 
@@ -108,7 +108,7 @@ class CenDeblur(FedDeblur):
             state = state.put(q={s: self.regulariser.prox(x.clone(), t) for s, x in start.items()})
         power, fixed = {}, {}
         for s in self._scenes:
-            hs = [complex_of(m.trees["h"][s]) for m in came]
+            hs = [as_complex(m.trees["h"][s]) for m in came]
             power[s] = torch.stack([h.abs().square() for h in hs]).sum(0)
             if not masked:
                 ys = [torch.fft.rfft2(m.trees["y"][s]) for m in came]
@@ -144,14 +144,14 @@ class CenDeblur(FedDeblur):
         power = state.trees["power"][s]
         if "fixed" in state.trees:
             top, below = (
-                complex_of(state.trees["fixed"][s]) + rho * prior_part,
+                as_complex(state.trees["fixed"][s]) + rho * prior_part,
                 2 / n * power + rho * gram,
             )
         else:
             ids = state.trees["ids"]["ids"].tolist()
             top = prior_part
             for i in ids:
-                top = top + complex_of(state.trees[f"h{i}"][s]).conj() * torch.fft.rfft2(
+                top = top + as_complex(state.trees[f"h{i}"][s]).conj() * torch.fft.rfft2(
                     state.trees[f"p{i}"][s]
                 )
             below = power + gram
@@ -176,7 +176,7 @@ class CenDeblur(FedDeblur):
         return out
 
     def _blurred(self, x: Tensor, h: Tensor, s: str) -> Tensor:
-        image: Tensor = torch.fft.irfft2(complex_of(x) * complex_of(h), s=self._scenes[s][1:])
+        image: Tensor = torch.fft.irfft2(as_complex(x) * as_complex(h), s=self._scenes[s][1:])
         return image
 
 
@@ -187,7 +187,7 @@ class LocDeblur(FedDeblur):
     shared: ClassVar[bool] = False
 
     def suggested(self, facts: SceneFacts, n: int) -> tuple[float, float]:
-        return alone(self.prior, self.shared, facts)
+        return published_alone(self.prior, self.shared, facts)
 
     def broadcast(self, state: Message) -> Message:
         return Message(
@@ -280,7 +280,7 @@ class FedGDDeblur(FedDeblur):
             seen: Observation = client.data[name]
             power, fixed = self._once(client, name, self._gradient)
             if seen.partial:
-                h = complex_of(power)
+                h = as_complex(power)
                 fit = seen.through(x, h) - seen.pixels.to(self.dtype)
                 out[name] = torch.view_as_real(2 * h.conj() * torch.fft.rfft2(seen.embed(fit)))
             else:

@@ -45,7 +45,7 @@ only part of it takes part (Algorithm 6 says "same as Algorithm 1"). The public 
 duals by 1.05, updates clients first and averages with masks when a denoiser meets partial views; of
 that only the masks can be had (masks=True). The relative change that stops a run is the largest
 over the scenes. eta, rho and sigma left at None are the published settings nearest to (views,
-channels, n, noise), except for a denoiser with partial views: `deblur_settings.py`.
+channels, n, noise), except for a denoiser with partial views: `settings.py`.
 """
 
 from __future__ import annotations
@@ -61,21 +61,22 @@ from torch import Tensor
 from fedlens.core.algorithm import Algorithm, Scalar, StackError
 from fedlens.core.client import Client, generator
 from fedlens.core.facts import Facts
-from fedlens.core.limits import Natural, NotNegative
+from fedlens.core.limits import Natural, NotNegative, Positive, PositiveShare
 from fedlens.core.message import Message
 from fedlens.core.replies import Replies
 from fedlens.core.task import LearningTask, Task
 from fedlens.core.tree import Tree
 from fedlens.deblur import consensus, spectrum
-from fedlens.deblur.observation import Observation, SceneFacts, inside
-from fedlens.deblur.priors import DenoiserName, Prior, PriorName, make_prior
+from fedlens.deblur.denoisers import DenoiserName
+from fedlens.deblur.observation import Observation, SceneFacts, without_rim
+from fedlens.deblur.priors import Prior, PriorName, make_prior
 from fedlens.deblur.settings import published
 
 # numbers worked on at a time: five arrays of this size fit into a second-level cache or nearly
-CHUNK = 1 << 17
+CACHED_NUMBERS = 1 << 17
 
 
-class Half(Protocol):
+class ClientFit(Protocol):
     """The client's half for one scene: from the broadcast x and what was kept, w and what to
     keep.
     """
@@ -83,7 +84,7 @@ class Half(Protocol):
     def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]: ...
 
 
-class Complete:
+class CompleteFit:
     """Option A of Algorithm 1. `a` and `c` = B - 1 never change, so a round is two sums and a
     product.
     """
@@ -102,8 +103,8 @@ class Complete:
         # A large scene goes through the cache once, piece by piece, instead of three times.
         pieces = (
             [whole]
-            if x.numel() <= CHUNK
-            else zip(*(torch.split(t.view(-1), CHUNK) for t in whole), strict=True)
+            if x.numel() <= CACHED_NUMBERS
+            else zip(*(torch.split(t.view(-1), CACHED_NUMBERS) for t in whole), strict=True)
         )
         for x_, old_, a_, c_, v_, u_ in pieces:
             torch.sub(x_, old_, out=v_)
@@ -112,7 +113,7 @@ class Complete:
         return v, {"u": u}
 
 
-class Partial:
+class PartialFit:
     """Option B of Algorithm 1."""
 
     def __init__(self, seen: Observation, n: float, rho: float, dtype: torch.dtype) -> None:
@@ -158,13 +159,13 @@ class FedDeblur(Algorithm):
 
     task: Task | None = None
     prior: PriorName = "tv"
-    eta: float | None = None
-    rho: float | None = None
-    sigma: float | None = None
+    eta: NotNegative | None = None
+    rho: Positive | None = None
+    sigma: Positive | None = None
     denoiser: DenoiserName = "auto"
     weights: str | None = None
     split: bool | None = None
-    decay: float = 1.0
+    decay: PositiveShare = 1.0
     masks: bool = False
     tol: NotNegative = 1e-5
     start: Literal["grey", "random"] = "grey"
@@ -194,21 +195,9 @@ class FedDeblur(Algorithm):
                 f"it restores images and trains nothing, but the task {type(self.task).__name__} is"
                 " to learn a network"
             )
-        for name in ("eta", "rho", "sigma"):
-            value = getattr(self, name)
-            if value is not None and not (0 < value < math.inf or (value == 0 and name == "eta")):
-                raise ValueError(
-                    f"{name} is {value}: it must be"
-                    f" {'zero or more' if name == 'eta' else 'greater than zero'}"
-                )
         if self.sigma is not None and (self.prior != "pnp" or self.eta is not None):
             raise ValueError(
                 "sigma is the noise level of a denoiser: it needs prior=pnp, and stands in for eta"
-            )
-        if not 0 < self.decay <= 1:
-            raise ValueError(
-                f"decay is {self.decay}: sigma is multiplied by it every round, so it must be above"
-                " 0 and at most 1"
             )
         if self.decay < 1 and self.prior != "pnp":
             raise ValueError(
@@ -305,14 +294,14 @@ class FedDeblur(Algorithm):
         sent: Tree = {}
         misfit = gap = 0.0
         for name, x in received.items():
-            half = self._half(client, name, n, rho)
+            fit = self._client_fit(client, name, n, rho)
             kept = client.memory.get(name)
-            sent[name], client.memory[name] = half.step(x, kept)
+            sent[name], client.memory[name] = fit.step(x, kept)
             if message.scalars["measure"]:
                 seen: Observation = client.data[name]
                 misfit += seen.misfit(x)
                 moved = client.memory[name]["u"] - (kept["u"] if kept else 0)  # u' - u = x_k - x
-                gap += spectrum.norm(moved, seen.width) ** 2
+                gap += spectrum.image_norm(moved, seen.width) ** 2
         reply = Message({"w": sent})
         if self.masks:
             reply = consensus.in_view(sent, client.data)
@@ -400,7 +389,7 @@ class FedDeblur(Algorithm):
         if self.task is None:
             return {}
         return self.task.evaluate(
-            {n: inside(x, self._pad) for n, x in self.images(message).items()}, data
+            {n: without_rim(x, self._pad) for n, x in self.images(message).items()}, data
         )
 
     def images(self, message: Message) -> Tree:
@@ -428,15 +417,15 @@ class FedDeblur(Algorithm):
     def _measures(self, number: int) -> bool:
         return bool(self.measure_every) and number % self.measure_every == 0
 
-    def _half(self, client: Client, scene: str, n: float, rho: float) -> Half:
-        half: Half = self._once(
+    def _client_fit(self, client: Client, scene: str, n: float, rho: float) -> ClientFit:
+        fit: ClientFit = self._once(
             client,
             scene,
-            lambda seen: (Partial if seen.partial else Complete)(seen, n, rho, self.dtype),
+            lambda seen: (PartialFit if seen.partial else CompleteFit)(seen, n, rho, self.dtype),
             n,
             rho,
         )
-        return half
+        return fit
 
     def _once(
         self, client: Client, scene: str, make: Callable[[Observation], Any], *settings: float
@@ -465,7 +454,9 @@ def restored(state: Message) -> Tree:
     """The scenes without the rim beyond the photo's edges that was solved for as well
     (boundary="unknown").
     """
-    return {n: inside(x, int(state.scalars.get("pad", 0))) for n, x in state.trees["image"].items()}
+    return {
+        n: without_rim(x, int(state.scalars.get("pad", 0))) for n, x in state.trees["image"].items()
+    }
 
 
 def relative_change(new: Tensor, old: Tensor) -> float:

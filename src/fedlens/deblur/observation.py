@@ -85,7 +85,7 @@ class Observation:
         return float((seen - self.pixels.to(seen.dtype)).double().square().sum())
 
 
-def inside(x: Tensor, pad: int) -> Tensor:
+def without_rim(x: Tensor, pad: int) -> Tensor:
     """The scene without the rim of `pad` pixels that lies beyond the photos' edges
     (boundary="unknown").
     """

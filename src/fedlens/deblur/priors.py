@@ -12,17 +12,16 @@ sqrt(t): the prox of a log-prior is the best guess of an image under Gaussian no
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from fedlens.deblur.denoisers import DenoiserName, check_weights, load_denoiser
+
 PriorName = Literal["tv", "wavelet", "ridge", "box", "pnp"]
-DenoiserName = Literal["auto", "ffdnet", "drunet", "dncnn", "tv", "bm3d"]
 
 
 class Prior(ABC):
@@ -183,7 +182,7 @@ class Ridge(Prior):
 
 
 @dataclass
-class Box(Prior):
+class BoxConstraint(Prior):
     """Intensities lie in [0, 255], and nothing else is known."""
 
     def prox(self, a: Tensor, t: float) -> Tensor:
@@ -213,10 +212,7 @@ class PlugAndPlay(Prior):
         return clean[0].clamp(0, 1).mul(255).to(a.dtype)
 
     def check(self, channels: int) -> None:
-        if self.denoiser == "ffdnet" or (self.denoiser == "auto" and self.weights):
-            ffdnet_weights(self.weights, channels)
-        elif self.weights and not Path(self.weights).is_file():
-            raise ValueError(f"there are no weights at {self.weights}")
+        check_weights(self.denoiser, self.weights, channels)
 
     def add_rest(self, d: Tensor, a: Tensor, t: float) -> Tensor:
         """A denoiser is not odd, and images are positive: d + a + prox(-a), which for an odd prox
@@ -234,96 +230,5 @@ def make_prior(
     weights: str | None = None,
     split: bool = False,
 ) -> Prior:
-    plain = {"tv": TotalVariation, "wavelet": Wavelet, "ridge": Ridge, "box": Box}
+    plain = {"tv": TotalVariation, "wavelet": Wavelet, "ridge": Ridge, "box": BoxConstraint}
     return PlugAndPlay(denoiser, weights, split) if name == "pnp" else plain[name]()
-
-
-# -- denoisers -------------------------------------------------------------------------------------
-
-
-class FFDNet(nn.Module):
-    """FFDNet (Zhang, Zuo and Zhang, 2018) as its IPOL release lays it out: the image as four
-    half-size images beside a constant noise map, a plain chain of 3x3 convolutions, and the noise
-    as output. Layer counts and widths follow from the weights."""
-
-    def __init__(self, weights: dict[str, Tensor]) -> None:
-        super().__init__()
-        convolutions = {int(k.split(".")[-2]): v for k, v in weights.items() if v.dim() == 4}
-        body: list[nn.Module] = []
-        last = max(convolutions)
-        for k, w in sorted(convolutions.items()):
-            body.append(nn.Conv2d(w.shape[1], w.shape[0], 3, padding=1, bias=False))
-            if k not in (0, last):
-                body.append(nn.BatchNorm2d(w.shape[0]))
-            if k != last:
-                body.append(nn.ReLU(inplace=True))
-        self.body = nn.Sequential(*body)
-        self.body.load_state_dict({".".join(k.split(".")[-2:]): v for k, v in weights.items()})
-        self.channels = convolutions[last].shape[0] // 4
-        self.eval()
-
-    def forward(self, x: Tensor, sigma: float) -> Tensor:
-        height, width = x.shape[-2:]
-        even = nn.functional.pad(x, (0, width % 2, 0, height % 2), mode="replicate")
-        small = nn.functional.pixel_unshuffle(even, 2)
-        level = small.new_full((x.shape[0], x.shape[1], *small.shape[-2:]), sigma)
-        noise = nn.functional.pixel_shuffle(self.body(torch.cat((level, small), 1)), 2)
-        return x - noise[..., :height, :width]
-
-
-def load_denoiser(name: DenoiserName, weights: str | None, channels: int) -> Any:
-    """A callable (image, sigma) -> image. Raises one clear sentence when something is missing."""
-    if name == "auto":
-        name = "drunet" if weights is None and find_ffdnet(channels) is None else "ffdnet"
-    if name == "ffdnet":
-        path = ffdnet_weights(weights, channels)
-        net = FFDNet(torch.load(path, map_location="cpu", weights_only=True))
-        if net.channels != channels:
-            raise ValueError(
-                f"{path.name} denoises images of {net.channels} channel(s), this scene has"
-                f" {channels}"
-            )
-        return net
-    try:
-        from deepinv import models
-    except ImportError as e:
-        raise ValueError(
-            f'denoiser={name} comes from deepinv: pip install "fedlens[deblur]"'
-        ) from e
-    if name == "tv":
-        return models.TVDenoiser(n_it_max=100)
-    if name == "bm3d":
-        return models.BM3D()
-    kind = models.DRUNet if name == "drunet" else models.DnCNN
-    try:
-        return kind(
-            in_channels=channels, out_channels=channels, pretrained=weights or "download"
-        ).eval()
-    except OSError as e:
-        raise ValueError(
-            f"the weights of {kind.__name__} could not be had ({e}): give weights=PATH, or"
-            " denoiser=tv"
-        ) from e
-
-
-def ffdnet_weights(weights: str | None, channels: int) -> Path:
-    path = Path(weights) if weights else find_ffdnet(channels)
-    if path is None or not path.is_file():
-        raise ValueError(
-            "FFDNet's weights are not here: give weights=PATH to"
-            f" ffdnet_ipol_net_{'gray' if channels == 1 else 'rgb'}.pth"
-        )
-    return path
-
-
-def find_ffdnet(channels: int) -> Path | None:
-    """In $FEDLENS_DATA/weights/denoise or, without that variable, in the data pack beside the
-    project.
-    """
-    pack = Path(
-        os.environ.get("FEDLENS_DATA", Path(__file__).resolve().parents[4] / "shared" / "data")
-    )
-    path = (
-        pack / "weights" / "denoise" / f"ffdnet_ipol_net_{'gray' if channels == 1 else 'rgb'}.pth"
-    )
-    return path if path.is_file() else None

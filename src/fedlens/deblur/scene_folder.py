@@ -21,7 +21,7 @@ from torch import Tensor
 from fedlens.data.images.reading import read_image
 from fedlens.data.source import DataError
 from fedlens.deblur.blur import check_kernel
-from fedlens.deblur.views import estimate_kernel, register
+from fedlens.deblur.views import align_views, estimate_kernel
 
 KERNELS = (".npy", ".png", ".mat")
 
@@ -57,7 +57,7 @@ def read_scene(folder: Path, colour: str, align: bool, kernel_size: int) -> OwnS
     _check_size(sharp, size, "reference.png")
     if align:
         first = [] if sharp is None else [sharp]
-        registered = register([*first, *(v.pixels for v in views)])[len(first) :]
+        registered = align_views([*first, *(v.pixels for v in views)])[len(first) :]
         views = [replace(v, pixels=x) for v, x in zip(views, registered, strict=True)]
     if sharp is not None:
         views = [_with_kernel(v, sharp, kernel_size) for v in views]
@@ -94,8 +94,8 @@ def read_view(folder: Path, colour: str, estimated: bool = False) -> OwnView:
     place = None
     if (spot := folder / "position.json").is_file():
         try:
-            told = json.loads(spot.read_text())
-            place = int(told["top"]), int(told["left"])
+            position = json.loads(spot.read_text())
+            place = int(position["top"]), int(position["left"])
         except (ValueError, KeyError, TypeError) as e:
             raise DataError(f'{spot} should read {{"top": .., "left": ..}}') from e
     missing = estimated and not any((folder / f"kernel{s}").is_file() for s in KERNELS)
@@ -150,15 +150,15 @@ def _read_mat(path: Path) -> Tensor:
 
 
 def read_size(folder: Path, views: Sequence[OwnView]) -> tuple[int, int]:
-    if (told := folder / "scene.json").is_file():
+    if (file := folder / "scene.json").is_file():
         try:
-            size = json.loads(told.read_text())
+            size = json.loads(file.read_text())
             height, width = int(size["height"]), int(size["width"])
             if min(height, width) < 1:
                 raise ValueError
             return height, width
         except (ValueError, KeyError, TypeError) as e:
-            raise DataError(f'{told} should read {{"height": .., "width": ..}}') from e
+            raise DataError(f'{file} should read {{"height": .., "width": ..}}') from e
     if any(v.place for v in views):
         raise DataError(
             f"{folder} has views with a position but no scene.json with the scene's height and"
@@ -168,8 +168,8 @@ def read_size(folder: Path, views: Sequence[OwnView]) -> tuple[int, int]:
     for v in views[1:]:
         if v.pixels.shape[-2:] != first.pixels.shape[-2:]:
             raise DataError(
-                f"the observations differ in size: {first.name} is {_by(first.pixels)}, {v.name} is"
-                f" {_by(v.pixels)}"
+                f"the observations differ in size: {first.name} is {_size_text(first.pixels)},"
+                f" {v.name} is {_size_text(v.pixels)}"
             )
     return int(first.pixels.shape[-2]), int(first.pixels.shape[-1])
 
@@ -189,7 +189,7 @@ def _with_kernel(v: OwnView, sharp: Tensor, size: int) -> OwnView:
 
 def _check_size(image: Tensor | None, size: tuple[int, int], name: str) -> None:
     if image is not None and tuple(image.shape[-2:]) != size:
-        raise DataError(f"{name} is {_by(image)}, the scene is {size[0]} x {size[1]}")
+        raise DataError(f"{name} is {_size_text(image)}, the scene is {size[0]} x {size[1]}")
 
 
 def check_place(v: OwnView, size: tuple[int, int]) -> None:
@@ -197,7 +197,7 @@ def check_place(v: OwnView, size: tuple[int, int]) -> None:
         if tuple(v.pixels.shape[-2:]) != size:
             raise DataError(
                 f"{v.name} has no position.json, so it should be {size[0]} x {size[1]} like the"
-                f" scene, not {_by(v.pixels)}"
+                f" scene, not {_size_text(v.pixels)}"
             )
         return
     top, left = v.place
@@ -208,8 +208,8 @@ def check_place(v: OwnView, size: tuple[int, int]) -> None:
         or left + v.pixels.shape[-1] > size[1]
     ):
         raise DataError(
-            f"the view of {v.name} ({_by(v.pixels)} at {top}, {left}) reaches outside the scene of"
-            f" {size[0]} x {size[1]}"
+            f"the view of {v.name} ({_size_text(v.pixels)} at {top}, {left}) reaches outside the"
+            f" scene of {size[0]} x {size[1]}"
         )
 
 
@@ -232,5 +232,5 @@ def check_overlap(views: Sequence[OwnView]) -> None:
             )
 
 
-def _by(x: Tensor) -> str:
+def _size_text(x: Tensor) -> str:
     return f"{x.shape[-2]} x {x.shape[-1]}"

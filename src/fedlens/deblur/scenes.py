@@ -21,19 +21,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from fedlens.core.federation import Federation
-from fedlens.core.limits import Count
-from fedlens.data.images.reading import SUFFIXES, read_image, resize, shipped
+from fedlens.core.limits import Count, NotNegative
+from fedlens.data.images.reading import READABLE, read_image, resize, shipped
+from fedlens.data.paths import find_named, locate
 from fedlens.data.source import DataError, Source
 from fedlens.deblur.blur import Blur, Family, check_kernel, client_kernel
-from fedlens.deblur.observation import Observation, SceneFacts, inside
+from fedlens.deblur.observation import Observation, SceneFacts, without_rim
 from fedlens.deblur.scene_folder import OwnView, client_folders, read_scene
-from fedlens.deblur.spectrum import blur as circular_blur
+from fedlens.deblur.spectrum import circular_blur
+
+KernelSize = Annotated[int, Ge(3)]  # below, camera shake has nowhere to go
 
 
 @dataclass
@@ -57,21 +61,15 @@ class Scene(Source):
     observe: Literal["complete", "partial"] = "complete"
     blur: Blur | None = None
     kernels: Family = "fspecial"
-    kernel_size: int = 15
-    noise: float = 1.0
+    kernel_size: KernelSize = 15
+    noise: NotNegative = 1.0
     patch: tuple[Count, Count] | None = None
     boundary: Literal["circular", "unknown", "taper", "ignore"] | None = None
     align: bool = False
 
     def __post_init__(self) -> None:
-        if self.noise < 0:
-            raise DataError(f"noise is {self.noise}: a standard deviation cannot be negative")
         if self.size is not None and self.size != 0 and self.size < 16:
             raise DataError(f"size is {self.size}: a scene needs at least 16 pixels a side")
-        if self.kernel_size < 3:
-            raise DataError(
-                f"kernel_size is {self.kernel_size}: camera shake needs at least 3 pixels"
-            )
         if self.scene is not None and self.boundary == "circular":
             raise DataError(
                 "boundary=circular is for simulated views: a real photo does not continue on its"
@@ -83,7 +81,7 @@ class Scene(Source):
         cameras.
         """
         if self.scene is not None:
-            return len(client_folders(Path(self.scene)))
+            return len(client_folders(self._folder()))
         return 9 if self.observe == "partial" else 10
 
     def federation(self, clients: int, seed: int) -> Federation:
@@ -108,7 +106,7 @@ class Scene(Source):
                 holdings[k][name] = self._view(
                     circular_blur(sharp, kernel) + noise, kernel, k, clients, pad, boundary
                 )
-        scored = {name: inside(x, pad) for name, x in images.items()}
+        scored = {name: without_rim(x, pad) for name, x in images.items()}
         # the scene is solved for beyond what is scored
         beyond = pad if boundary == "unknown" else 0
         return _federation(holdings, scored, beyond, self.observe, what, self.noise)
@@ -138,17 +136,16 @@ class Scene(Source):
 
     def images(self) -> dict[str, Tensor]:
         """The sharp scenes, (C, H, W) in [0, 255], by name."""
-        path = Path(self.image)
-        if path.is_dir():
-            files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)[: self.limit]
-            if not files:
-                raise DataError(f"{path} holds no images ({', '.join(SUFFIXES)})")
-            return {p.stem: self._fit(read_image(p, self.colour), 256) for p in files}
+        name = Path(self.image)
+        if find_named(self.image) is None and not name.suffix and len(name.parts) == 1:
+            return {self.image: self._fit(shipped(self.image, self.colour), 256)}
+        path = locate(self.image, "image", "data.image")
         if path.is_file():
             return {path.stem: self._fit(read_image(path, self.colour), 0)}
-        if path.suffix or len(path.parts) > 1:
-            raise DataError(f"there is no image at {path}")
-        return {self.image: self._fit(shipped(self.image, self.colour), 256)}
+        files = sorted(p for p in path.iterdir() if p.suffix.lower() in READABLE)[: self.limit]
+        if not files:
+            raise DataError(f"{path} holds no images ({', '.join(READABLE)})")
+        return {p.stem: self._fit(read_image(p, self.colour), 256) for p in files}
 
     def _fit(self, x: Tensor, otherwise: int) -> Tensor:
         size = otherwise if self.size is None else self.size
@@ -156,9 +153,12 @@ class Scene(Source):
 
     # -- the user's own ----------------------------------------------------------------------------
 
-    def _own(self, clients: int) -> Federation:
+    def _folder(self) -> Path:
         assert self.scene is not None
-        folder = Path(self.scene)
+        return locate(self.scene, "folder of observations", "data.scene")
+
+    def _own(self, clients: int) -> Federation:
+        folder = self._folder()
         if clients != (there := len(client_folders(folder))):
             raise DataError(f"{folder} holds the views of {there} clients, not of {clients}")
         own = read_scene(folder, self.colour, self.align, self.kernel_size)

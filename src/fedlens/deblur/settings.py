@@ -78,7 +78,7 @@ def published(
     return eta * _between(NOISE, level), preset
 
 
-def alone(prior: str, shared: bool, facts: SceneFacts) -> tuple[float, float]:
+def published_alone(prior: str, shared: bool, facts: SceneFacts) -> tuple[float, float]:
     """(eta, rho) of LocDeblur or, with `shared`, of FedAvgDeblur."""
     eta, rho = (SHARED if shared else ALONE)["partial" if facts.partial else "complete"]
     if prior == "pnp":

@@ -40,7 +40,7 @@ def twice(x: Tensor, *before: int) -> Tensor:
     return x.unsqueeze(-1).expand(*before, *x.shape, 2).contiguous()
 
 
-def blur(x: Tensor, kernel: Tensor) -> Tensor:
+def circular_blur(x: Tensor, kernel: Tensor) -> Tensor:
     """Circular convolution, in float64."""
     height, width = x.shape[-2:]
     out: Tensor = torch.fft.irfft2(
@@ -49,7 +49,7 @@ def blur(x: Tensor, kernel: Tensor) -> Tensor:
     return out
 
 
-def norm(s: Tensor, width: int) -> float:
+def image_norm(s: Tensor, width: int) -> float:
     """The 2-norm of the image, by Parseval: columns of a half-spectrum count twice, except the
     first and, for even widths, the last.
     """

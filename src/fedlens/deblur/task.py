@@ -16,10 +16,10 @@ from torch import Tensor
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Natural
 from fedlens.core.message import Message
-from fedlens.core.picture import Picture, to_uint8
+from fedlens.core.picture import Picture, magnify, to_uint8
 from fedlens.core.task import Task
 from fedlens.deblur.feddeblur import restored
-from fedlens.deblur.observation import Observation, SceneFacts, inside
+from fedlens.deblur.observation import Observation, SceneFacts, without_rim
 from fedlens.metrics.image import psnr, ssim
 
 
@@ -70,7 +70,9 @@ class Deblurring(Task):
             )
             pictures.append(Picture(title, [fields_of_view(views, pad, result[name])]))
         side = max(max(v.kernel.shape) for v in views)
-        kernels = [enlarge(framed(v.kernel.float() / v.kernel.max().float(), side)) for v in views]
+        kernels = [
+            enlarge_kernel(framed(v.kernel.float() / v.kernel.max().float(), side)) for v in views
+        ]
         pictures.append(
             Picture("Blur kernels. They stay with the clients.", kernels, clients, "sheet")
         )
@@ -94,7 +96,7 @@ class Deblurring(Task):
     def _scene(
         self, name: str, image: Tensor, views: Sequence[Observation], truth: Tensor | None, pad: int
     ) -> list[Picture]:
-        image, seen = image.clamp(0, 255).float(), inside(mosaic(views), pad).clamp(0, 255)
+        image, seen = image.clamp(0, 255).float(), without_rim(mosaic(views), pad).clamp(0, 255)
         shown, labels, scores = [seen, image], ["mean of the observations", "restored"], {}
         if truth is not None:
             shown.append(truth)
@@ -140,7 +142,7 @@ def fields_of_view(views: Sequence[Observation], pad: int, scene: Tensor) -> Ten
     thick = max(1, min(out.shape[-2:]) // 100)
     frames = []
     for k, v in enumerate(views):
-        mask = inside(v.mask(), pad)
+        mask = without_rim(v.mask(), pad)
         hue = torch.tensor(colorsys.hsv_to_rgb(k / len(views), 0.85, 0.85))[:, None, None]
         out = torch.where(mask > 0, 0.82 * out + 0.18 * hue, out)
         inner = -torch.nn.functional.max_pool2d(
@@ -163,6 +165,6 @@ def framed(kernel: Tensor, side: int) -> Tensor:
     return out
 
 
-def enlarge(x: Tensor, least: int = 96) -> Tensor:
+def enlarge_kernel(x: Tensor, least: int = 96) -> Tensor:
     factor = max(1, least // max(x.shape[-2:]))
-    return x.repeat_interleave(factor, -2).repeat_interleave(factor, -1)
+    return magnify(x, factor)

@@ -21,7 +21,7 @@ from fedlens.data.source import DataError
 Motion = Literal["translation", "affine", "homography"]
 
 
-def register(
+def align_views(
     views: Sequence[Tensor], motion: Motion = "homography", levels: int = 4, tones: bool = True
 ) -> list[Tensor]:
     """Views (C, H, W) in [0, 255] warped onto the first one. What a view does not show is filled
@@ -35,7 +35,7 @@ def register(
                 f"view {k} is {tuple(view.shape)}, the first one {tuple(first.shape)}: views to be"
                 " aligned must have one size"
             )
-        moved, seen = _warp(view, _find(first, view, motion, levels, k), motion)
+        moved, seen = _warp(view, _find_warp(first, view, motion, levels, k), motion)
         if tones:
             moved = match_tones(moved, first)
         out.append(torch.where(seen, moved, first))
@@ -98,7 +98,7 @@ def estimate_kernel(
     return torch.from_numpy(np.ascontiguousarray((found / found.sum()).reshape(size, size)))
 
 
-def _find(first: Tensor, view: Tensor, motion: Motion, levels: int, k: int) -> Any:
+def _find_warp(first: Tensor, view: Tensor, motion: Motion, levels: int, k: int) -> Any:
     cv2 = _opencv()
     kinds = {
         "translation": cv2.MOTION_TRANSLATION,

@@ -17,9 +17,16 @@ import torch
 from torch import Generator, Tensor
 
 from fedlens.core.limits import Count
-from fedlens.data.images.labelled import Reader, class_folders, find, images_in
+from fedlens.data.images.labelled import Reader
+from fedlens.data.paths import class_folders, images_below, locate
 from fedlens.data.source import DataError
-from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint, match
+from fedlens.generators.generator import (
+    ImageGenerator,
+    check_label,
+    describe_shape,
+    file_stamps,
+    match_classes,
+)
 
 
 @dataclass
@@ -30,18 +37,14 @@ class Gaussians(ImageGenerator):
 
     root: str = ""
     size: Count | None = None
-    components: int = 64
+    components: Count = 64
     gray: bool = False
     _folders: tuple[Path, ...] = field(default=(), repr=False)
     _fits: dict[int, tuple[Tensor, Tensor]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def __post_init__(self) -> None:
-        if self.components < 1:
-            raise DataError(f"Gaussians needs at least one component, not {self.components}")
-
-    def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
+    def bind(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         folders = folders_of(self.root, classes, "Gaussians")
         size = self.size or (shape[1] if len(shape) == 3 and shape[1] == shape[2] else None)
         bound = replace(
@@ -53,7 +56,8 @@ class Gaussians(ImageGenerator):
             and (own := (1 if bound.gray else 3, size, size)) != tuple(shape)
         ):
             raise DataError(
-                f"Gaussians makes images of {describe(own)}, but the clients' are {describe(shape)}"
+                f"Gaussians makes images of {describe_shape(own)}, but the clients' are"
+                f" {describe_shape(shape)}"
             )
         return bound
 
@@ -63,24 +67,24 @@ class Gaussians(ImageGenerator):
         if label not in self._fits:
             images = (
                 Reader(self.size, "L" if self.gray else "RGB")
-                .read([(p, label) for p in images_in(folders[label])])
+                .read([(p, label) for p in images_below(folders[label])])
                 .images
             )
-            self._fits[label] = fit(images.float() / 255, self.components)
-        return draw(*self._fits[label], n, rng)
+            self._fits[label] = fit_gaussian(images.float() / 255, self.components)
+        return draw_gaussian(*self._fits[label], n, rng)
 
     def sources(self) -> Iterable[str]:
         return [
             line
             for folder in self._folders or folders_of(self.root, (), "Gaussians")
-            for line in fingerprint(images_in(folder))
+            for line in file_stamps(images_below(folder))
         ]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_fits": {}}
 
 
-def fit(images: Tensor, components: int) -> tuple[Tensor, Tensor]:
+def fit_gaussian(images: Tensor, components: int) -> tuple[Tensor, Tensor]:
     """Mean, and directions scaled by their standard deviations (components, C, H, W)."""
     mean = images.mean(0)
     centred = (images - mean).flatten(1)
@@ -92,7 +96,7 @@ def fit(images: Tensor, components: int) -> tuple[Tensor, Tensor]:
     return mean, scaled.view(k, *mean.shape)
 
 
-def draw(mean: Tensor, directions: Tensor, n: int, rng: Generator) -> Tensor:
+def draw_gaussian(mean: Tensor, directions: Tensor, n: int, rng: Generator) -> Tensor:
     z = torch.randn(n, len(directions), generator=rng)
     return (mean + torch.einsum("nk,kchw->nchw", z, directions)).clamp(0, 1)
 
@@ -101,14 +105,14 @@ def folders_of(root: str, classes: Sequence[str], what: str) -> tuple[Path, ...]
     """The class folders in the order of the classes; all of them, by name, where no classes are
     given.
     """
-    there = class_folders(find(root, f"folder of images for {what}", "generator.root"))
+    there = class_folders(locate(root, f"folder of images for {what}", "generator.root"))
     if not there:
         raise DataError(f"{what} found no class folders in {root}")
     chosen = (
-        tuple(there[k] for k in match(classes, [p.name for p in there], f"{what} ({root})"))
+        tuple(there[k] for k in match_classes(classes, [p.name for p in there], f"{what} ({root})"))
         if classes
         else tuple(there)
     )
-    if empty := [p.name for p in chosen if not images_in(p)]:
+    if empty := [p.name for p in chosen if not images_below(p)]:
         raise DataError(f"{what} ({root}) has no image for class {empty[0]!r}")
     return chosen

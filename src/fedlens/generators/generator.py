@@ -1,9 +1,10 @@
 """The interface of all generators, and the disk that remembers what they made.
 
-`generate(label, n, rng)` gives n images of a class. `told` binds a generator to the names of the
+`generate(label, n, rng)` gives n images of a class. `bind` binds a generator to the names of the
 classes and the shape of the images it has to make, and refuses what cannot work before any client
-starts. `Store` keeps what a client made: the images depend on the generator, the seed, the client
-and how many are wanted of each class, so the same run a second time reads them and makes none.
+starts. `ImageStore` keeps what a client made: the images depend on the generator, the seed, the
+client and how many are wanted of each class, so the same run a second time reads them and makes
+none.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class ImageGenerator(ABC):
         same images.
         """
 
-    def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
+    def bind(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         """This generator for these classes, in this order, and images of this shape. Raises a
         DataError where it cannot do it.
         """
@@ -67,12 +68,12 @@ class ImageGenerator(ABC):
         return ()
 
 
-def fingerprint(files: Iterable[Path]) -> list[str]:
+def file_stamps(files: Iterable[Path]) -> list[str]:
     """Names, sizes and times of change: quick, and any change of a file shows."""
     return [f"{p.name} {(s := p.stat()).st_size} {s.st_mtime_ns}" for p in files]
 
 
-def match(classes: Sequence[str], known: Sequence[str], what: str) -> list[int]:
+def match_classes(classes: Sequence[str], known: Sequence[str], what: str) -> list[int]:
     """For every class the place of its name among `known`. Names of another kind altogether (wnids
     beside words) go by their order.
     """
@@ -102,13 +103,13 @@ def check_images(
         raise DataError(f"{name} made {len(made)} images of class {label} where {n} were asked for")
     if tuple(made.shape[1:]) != tuple(shape):
         raise DataError(
-            f"{name} makes images of {describe(made.shape[1:])}, but the clients' are"
-            f" {describe(shape)}"
+            f"{name} makes images of {describe_shape(made.shape[1:])}, but the clients' are"
+            f" {describe_shape(shape)}"
         )
     return made
 
 
-def describe(shape: Sequence[int]) -> str:
+def describe_shape(shape: Sequence[int]) -> str:
     return (
         f"{shape[2]}x{shape[1]} with {shape[0]} channels"
         if len(shape) == 3
@@ -117,7 +118,7 @@ def describe(shape: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Store:
+class ImageStore:
     """Images that clients made, a file for each client. folder: where; None makes them anew every
     time.
     """
@@ -164,13 +165,13 @@ class Store:
         )
 
 
-def store(cache: str) -> Store:
+def open_store(cache: str) -> ImageStore:
     """Where made images are kept: nowhere (""), in FEDLENS_HOME or ~/.fedlens ("auto"), or in the
     folder that is named."""
     if not cache:
-        return Store(None)
+        return ImageStore(None)
     home = Path(os.environ.get("FEDLENS_HOME", Path.home() / ".fedlens"))
-    return Store(home / "generated" if cache == "auto" else Path(cache).expanduser())
+    return ImageStore(home / "generated" if cache == "auto" else Path(cache).expanduser())
 
 
 def _as_bytes(images: Tensor) -> Tensor:

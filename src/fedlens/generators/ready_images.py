@@ -11,10 +11,11 @@ import torch
 from torch import Generator, Tensor
 
 from fedlens.core.limits import Count
-from fedlens.data.images.labelled import Reader, images_in
+from fedlens.data.images.labelled import Reader
+from fedlens.data.paths import images_below
 from fedlens.data.source import DataError
 from fedlens.generators.gaussians import folders_of
-from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint
+from fedlens.generators.generator import ImageGenerator, check_label, describe_shape, file_stamps
 
 
 @dataclass
@@ -28,7 +29,7 @@ class ReadyImages(ImageGenerator):
     gray: bool = False
     _folders: tuple[Path, ...] = field(default=(), repr=False)
 
-    def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
+    def bind(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         folders = folders_of(self.root, classes, "ReadyImages")
         size = self.size or (shape[1] if len(shape) == 3 and shape[1] == shape[2] else None)
         bound = replace(
@@ -40,15 +41,15 @@ class ReadyImages(ImageGenerator):
             and (own := (1 if bound.gray else 3, size, size)) != tuple(shape)
         ):
             raise DataError(
-                f"ReadyImages gives images of {describe(own)}, but the clients' are"
-                f" {describe(shape)}"
+                f"ReadyImages gives images of {describe_shape(own)}, but the clients' are"
+                f" {describe_shape(shape)}"
             )
         return bound
 
     def generate(self, label: int, n: int, rng: Generator) -> Tensor:
         folders = self._folders or folders_of(self.root, (), "ReadyImages")
         check_label(label, len(folders), "ReadyImages")
-        files = images_in(folders[label])
+        files = images_below(folders[label])
         rounds = -(-n // len(files))
         order = torch.cat([torch.randperm(len(files), generator=rng) for _ in range(rounds)])[:n]
         reader = Reader(self.size, "L" if self.gray else "RGB")
@@ -61,5 +62,5 @@ class ReadyImages(ImageGenerator):
         return [
             line
             for folder in self._folders or folders_of(self.root, (), "ReadyImages")
-            for line in fingerprint(images_in(folder))
+            for line in file_stamps(images_below(folder))
         ]

@@ -19,8 +19,16 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from fedlens.core.limits import Count, PositiveShare
+from fedlens.data.paths import find_named
 from fedlens.data.source import DataError
-from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint, match
+from fedlens.generators.generator import (
+    ImageGenerator,
+    check_label,
+    describe_shape,
+    file_stamps,
+    match_classes,
+)
 from fedlens.models.diffusion import Denoiser
 
 
@@ -31,33 +39,26 @@ class SmallDiffusion(ImageGenerator):
     images behind this share of the noise."""
 
     folder: str = ""
-    steps: int = 20
+    steps: Count = 20
     guidance: float = 1.5
-    batch: int = 50
+    batch: Count = 50
     start: ImageGenerator | None = None
-    strength: float = 0.5
+    strength: PositiveShare = 0.5
     _places: tuple[int, ...] = field(default=(), repr=False)
     _model: Denoiser | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.batch < 1 or not 0 < self.strength <= 1:
-            raise DataError(
-                "SmallDiffusion needs steps and batch of at least 1 and a strength above 0 and up"
-                " to 1"
-            )
-
-    def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
+    def bind(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         task = self._task()
         own = (task.channels, task.size, task.size)
         if shape and tuple(shape) != own:
             raise DataError(
-                f"SmallDiffusion ({self.folder}) makes images of {describe(own)}, but the clients'"
-                f" are {describe(shape)}"
+                f"SmallDiffusion ({self.folder}) makes images of {describe_shape(own)}, but the"
+                f" clients' are {describe_shape(shape)}"
             )
         known = self._names() or [str(k) for k in range(task.classes)]
-        places = tuple(match(classes, known, f"SmallDiffusion ({self.folder})"))
+        places = tuple(match_classes(classes, known, f"SmallDiffusion ({self.folder})"))
         return replace(
-            self, _places=places, start=self.start.told(classes, own) if self.start else None
+            self, _places=places, start=self.start.bind(classes, own) if self.start else None
         )
 
     def generate(self, label: int, n: int, rng: Generator) -> Tensor:
@@ -79,7 +80,7 @@ class SmallDiffusion(ImageGenerator):
         return torch.cat(parts)
 
     def sources(self) -> Iterable[str]:
-        return fingerprint([self._folder() / "model.safetensors"])
+        return file_stamps([self._folder() / "model.safetensors"])
 
     def _loaded(self) -> Denoiser:
         if self._model is None:
@@ -91,9 +92,7 @@ class SmallDiffusion(ImageGenerator):
         return self._model
 
     def _folder(self) -> Path:
-        from fedlens.data.images.labelled import find
-
-        folder = find(self.folder, "run of the recipe generator") if self.folder else None
+        folder = find_named(self.folder) if self.folder else None
         if (
             folder is None
             or not (folder / "model.safetensors").is_file()

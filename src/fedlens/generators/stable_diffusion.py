@@ -14,7 +14,6 @@ import tomllib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -22,11 +21,12 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.core.limits import Count
+from fedlens.data.paths import find_named, locate, walk
 from fedlens.data.source import DataError
-from fedlens.generators.generator import ImageGenerator, check_label, describe, fingerprint
+from fedlens.generators.generator import ImageGenerator, check_label, describe_shape, file_stamps
 from fedlens.models.diffusion import load_diffusers
 
-GROUP = 64  # weights that share a scale
+GROUP_SIZE = 64  # weights that share a scale
 INDEX = "model_index.json"  # of a saved pipeline
 
 
@@ -60,21 +60,21 @@ class StableDiffusion(ImageGenerator):
                 " get the same images"
             )
 
-    def told(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
+    def bind(self, classes: Sequence[str], shape: Sequence[int] = ()) -> ImageGenerator:
         if shape and (len(shape) != 3 or shape[1] != shape[2]):
             raise DataError(
-                f"StableDiffusion makes square images, but the clients' are {describe(shape)}"
+                f"StableDiffusion makes square images, but the clients' are {describe_shape(shape)}"
             )
         size = self.size or (shape[1] if shape else None)
         if shape and size != shape[1]:
             raise DataError(
                 f"StableDiffusion was told to make images of {size}x{size}, but the clients' are"
-                f" {describe(shape)}"
+                f" {describe_shape(shape)}"
             )
-        told = replace(self, classes=tuple(classes), size=size, _channels=shape[0] if shape else 3)
-        told.texts()
-        told._find()
-        return told
+        bound = replace(self, classes=tuple(classes), size=size, _channels=shape[0] if shape else 3)
+        bound.texts()
+        bound._find()
+        return bound
 
     def texts(self) -> list[str]:
         """The prompt of every class, or a DataError for one that has none."""
@@ -112,9 +112,9 @@ class StableDiffusion(ImageGenerator):
         return images.mean(1, keepdim=True) if self._channels == 1 else images
 
     def sources(self) -> Iterable[str]:
-        folder = Path(self.model).expanduser()
-        files = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
-        return [*fingerprint(files), *self.texts()]
+        folder = find_named(self.model)
+        files = sorted(f for _, _, some in walk(folder) for f in some) if folder else []
+        return [*file_stamps(files), *self.texts()]
 
     def _loaded(self) -> Any:
         if self._pipeline is None:
@@ -128,11 +128,9 @@ class StableDiffusion(ImageGenerator):
         load_diffusers()
         from huggingface_hub import model_info, try_to_load_from_cache
 
-        folder, needs = (
-            Path(self.model).expanduser(),
-            "StableDiffusion needs a saved pipeline of diffusers",
-        )
-        if folder.is_dir():
+        needs = "StableDiffusion needs a saved pipeline of diffusers"
+        folder = find_named(self.model)
+        if folder is not None:
             if not (folder / INDEX).is_file():
                 raise DataError(f"{needs}, and the folder {self.model} has no {INDEX}")
             return
@@ -151,9 +149,9 @@ class StableDiffusion(ImageGenerator):
         diffusers = load_diffusers()
         kind = torch.float16 if self.bits == 16 else torch.float32
         try:
-            with quiet():
+            with quiet_libraries():
                 pipeline = diffusers.DiffusionPipeline.from_pretrained(
-                    str(Path(self.model).expanduser()), torch_dtype=kind
+                    str(find_named(self.model) or self.model), torch_dtype=kind
                 )
         except (OSError, ValueError) as e:
             why = str(e).strip().splitlines()[0]
@@ -177,7 +175,7 @@ class StableDiffusion(ImageGenerator):
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet_libraries() -> Iterator[None]:
     """Without the bars, advice and warnings of diffusers and transformers about each other; what
     goes wrong is an exception anyway.
     """
@@ -200,12 +198,12 @@ def quiet() -> Iterator[None]:
 
 
 def read_prompts(file: str) -> Mapping[str, str]:
-    path = Path(file).expanduser()
+    path = locate(file, "file of prompts", "generator.prompts")
     try:
         text = path.read_text(encoding="utf-8")
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except OSError:
-        raise DataError(f"there is no file of prompts at {file}") from None
+    except OSError as e:
+        raise DataError(f"{file} is not a file of prompts: {e.strerror or e}") from None
     except ValueError as e:
         raise DataError(f"{file} is not a file of prompts: {e}") from None
     if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
@@ -219,7 +217,7 @@ def read_prompts(file: str) -> Mapping[str, str]:
 def quantise(module: nn.Module) -> nn.Module:
     """Every linear layer and convolution inside keeps its weights in four bits from now on."""
     for name, child in list(module.named_children()):
-        if isinstance(child, (nn.Linear, nn.Conv2d)) and child.weight.numel() >= GROUP:
+        if isinstance(child, (nn.Linear, nn.Conv2d)) and child.weight.numel() >= GROUP_SIZE:
             setattr(module, name, FourBit(child))
         else:
             quantise(child)
@@ -234,7 +232,7 @@ class FourBit(nn.Module):
     def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
         super().__init__()
         self.layer, self.shape = layer, layer.weight.shape
-        packed, scales = pack(layer.weight.detach())
+        packed, scales = pack_four_bits(layer.weight.detach())
         self.packed: Tensor
         self.scales: Tensor
         self.register_buffer("packed", packed)
@@ -243,7 +241,7 @@ class FourBit(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        return unpack(self.packed, self.scales, self.shape)
+        return unpack_four_bits(self.packed, self.scales, self.shape)
 
     @property
     def bias(self) -> Tensor | None:
@@ -257,15 +255,15 @@ class FourBit(nn.Module):
         return F.linear(x, weight, self.layer.bias)
 
 
-def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
+def pack_four_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Two weights a byte, and a scale for each group; the last group is filled up with zeros."""
-    flat = F.pad(weight.flatten().float(), (0, -weight.numel() % GROUP)).view(-1, GROUP)
+    flat = F.pad(weight.flatten().float(), (0, -weight.numel() % GROUP_SIZE)).view(-1, GROUP_SIZE)
     scales = flat.abs().amax(1, keepdim=True).clamp_min(1e-12) / 7
     whole = (flat / scales).round().clamp(-7, 7).to(torch.int16).flatten() + 8
     return (whole[::2] + whole[1::2] * 16).to(torch.uint8), scales.to(weight.dtype)
 
 
-def unpack(packed: Tensor, scales: Tensor, shape: Sequence[int]) -> Tensor:
-    both = torch.stack([packed & 15, packed >> 4], 1).flatten().view(-1, GROUP)
+def unpack_four_bits(packed: Tensor, scales: Tensor, shape: Sequence[int]) -> Tensor:
+    both = torch.stack([packed & 15, packed >> 4], 1).flatten().view(-1, GROUP_SIZE)
     flat = (both.to(scales.dtype) - 8) * scales
     return flat.flatten()[: torch.Size(shape).numel()].view(*shape)

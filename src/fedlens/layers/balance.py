@@ -55,7 +55,7 @@ from fedlens.core.federation import Federation
 from fedlens.core.message import Message
 from fedlens.core.picture import Picture
 from fedlens.core.tree import Tree
-from fedlens.generators.generator import ImageGenerator, store
+from fedlens.generators.generator import ImageGenerator, open_store
 
 Role = Literal["constrained", "unconstrained", "no"]
 ROLES: tuple[Role, ...] = ("constrained", "unconstrained", "no")
@@ -147,7 +147,7 @@ class Balance(TrainingLayer):
                 f"Balance fills {wanted} classes, but the data has {len(names)}: set"
                 f" task.classes={len(names)}"
             )
-        told.generator = self.generator.told(names, facts.shape)
+        told.generator = self.generator.bind(names, facts.shape)
         if small := [
             (i, sum(held)) for i, held in enumerate(facts.labels) if 0 < sum(held) < len(held)
         ]:
@@ -277,7 +277,7 @@ class Balance(TrainingLayer):
         shape = data.batch(torch.arange(1))["x"].shape[1:]
         if message.header.rehearsal:
             return {label: torch.full((n, *shape), 0.5) for label, n in plan.wanted.items()}, 0
-        return store(self.cache).images(
+        return open_store(self.cache).images(
             self.generator, plan.wanted, shape, message.header.seed, client
         )
 

@@ -59,7 +59,7 @@ def _rows(d: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     return rows, -(rows * rows.clamp_min(1e-300).log()).sum(1)
 
 
-COLOURS = (
+GROUP_COLOURS = (
     (214, 69, 65),
     (46, 134, 193),
     (39, 174, 96),
@@ -79,7 +79,7 @@ def scatter(points: Tensor, groups: Tensor, labels: Sequence[str], side: int = 4
     pen, font = ImageDraw.Draw(canvas), ImageFont.load_default(26)
 
     def dot(x: float, y: float, group: int) -> None:
-        pen.ellipse([x - 7, y - 7, x + 7, y + 7], fill=COLOURS[group % len(COLOURS)])
+        pen.ellipse([x - 7, y - 7, x + 7, y + 7], fill=GROUP_COLOURS[group % len(GROUP_COLOURS)])
 
     low, high = points.amin(0), points.amax(0)
     scale = (torch.tensor([fine - 48, fine - top - 48]) / (high - low).clamp_min(1e-9)).min()

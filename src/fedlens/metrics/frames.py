@@ -65,7 +65,7 @@ def _ssim(a: Tensor, b: Tensor) -> Tensor:
     # Moments around mid-grey: variances do not change and lose fewer digits.
     x, y = a - 128, b - 128
     mx, my, xx, yy, xy = (
-        torch.stack([blur(m) for m in maps]) for maps in (x, y, x * x, y * y, x * y)
+        torch.stack([gaussian_blur(m) for m in maps]) for maps in (x, y, x * x, y * y, x * y)
     )
     vx, vy, cov = xx - mx * mx, yy - my * my, xy - mx * my
     mx, my = mx + 128, my + 128
@@ -74,7 +74,7 @@ def _ssim(a: Tensor, b: Tensor) -> Tensor:
     return score.double().mean()
 
 
-def blur(x: Tensor) -> Tensor:
+def gaussian_blur(x: Tensor) -> Tensor:
     """Gaussian window 11, sigma 1.5, valid part only, as two passes of shifted sums: quicker than a
     convolution on one core.
     """

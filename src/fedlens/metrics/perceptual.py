@@ -9,13 +9,13 @@ torchvision (a download) and torchmetrics (which ships the small linear part).
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from fedlens.data.paths import find_in_data_folder, find_named
 from fedlens.models.weights import read_weights
 
 SHIFT, SPREAD = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
@@ -57,13 +57,11 @@ class Lpips(nn.Module):
 
 @lru_cache(maxsize=2)
 def load_lpips(folder: str | None = None) -> Lpips:
-    """With weights from `folder`, from the data pack ($FEDLENS_DATA/weights/lpips), or from
-    torchvision and torchmetrics.
+    """With weights from `folder`, from $FEDLENS_DATA/weights/lpips, or from torchvision and
+    torchmetrics.
     """
-    place = (
-        Path(folder) if folder else Path(os.environ.get("FEDLENS_DATA", "")) / "weights" / "lpips"
-    )
-    if (place / "alexnet_features.pth").is_file():
+    place = find_named(folder) if folder else find_in_data_folder("weights/lpips")
+    if place is not None and (place / "alexnet_features.pth").is_file():
         convs, lins = (
             read_weights(place / "alexnet_features.pth"),
             read_weights(place / "lpips_v0.1_lin_alex.pth"),

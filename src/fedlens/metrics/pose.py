@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-Array = np.ndarray[Any, Any]
+from numpy.typing import NDArray
 
 MPII_LEFT_OUT = (6, 7)  # pelvis and thorax
 MPII_GROUPS = {
@@ -30,8 +29,12 @@ MPII_GROUPS = {
 
 
 def hits(
-    predicted: Array, truth: Array, visible: Array, reference: Array, threshold: float
-) -> tuple[Array, Array]:
+    predicted: NDArray[Any],
+    truth: NDArray[Any],
+    visible: NDArray[Any],
+    reference: NDArray[Any],
+    threshold: float,
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """(N, J) right or not, and (N, J) whether it counts at all. No more than the threshold is
     right.
     """
@@ -41,14 +44,20 @@ def hits(
 
 
 def pck(
-    predicted: Array, truth: Array, visible: Array, reference: Array, threshold: float = 0.2
+    predicted: NDArray[Any],
+    truth: NDArray[Any],
+    visible: NDArray[Any],
+    reference: NDArray[Any],
+    threshold: float = 0.2,
 ) -> float:
     """Share of visible joints within threshold * reference, in percent."""
     right, counts = hits(predicted, truth, visible, reference, threshold)
     return 100 * float(right.sum()) / max(1, int(counts.sum()))
 
 
-def pckh(predicted: Array, truth: Array, visible: Array, reference: Array) -> dict[str, float]:
+def pckh(
+    predicted: NDArray[Any], truth: NDArray[Any], visible: NDArray[Any], reference: NDArray[Any]
+) -> dict[str, float]:
     """MPII: the mean at 0.5, the mean at 0.1 and the groups at 0.5, in percent. reference = 0.6 *
     head box diagonal.
     """
@@ -66,8 +75,12 @@ def pckh(predicted: Array, truth: Array, visible: Array, reference: Array) -> di
 
 
 def oks(
-    predicted: Array, truth: Array, visible: Array, area: Array, sigmas: Sequence[float]
-) -> Array:
+    predicted: NDArray[Any],
+    truth: NDArray[Any],
+    visible: NDArray[Any],
+    area: NDArray[Any],
+    sigmas: Sequence[float],
+) -> NDArray[Any]:
     """Object keypoint similarity of each pair of people: mean over visible joints of exp(-d^2 / (2
     area (2 sigma)^2)).
     """
@@ -75,12 +88,17 @@ def oks(
     spread = (2 * np.asarray(sigmas)) ** 2
     like = np.exp(-d2 / (2 * spread * (np.asarray(area)[:, None] + np.spacing(1))))
     counts = np.asarray(visible) > 0
-    found: Array = (like * counts).sum(1) / np.maximum(1, counts.sum(1))
+    found: NDArray[Any] = (like * counts).sum(1) / np.maximum(1, counts.sum(1))
     return found
 
 
 def coco_ap(
-    predicted: Array, scores: Array, truth: Array, visible: Array, area: Array, image: Array
+    predicted: NDArray[Any],
+    scores: NDArray[Any],
+    truth: NDArray[Any],
+    visible: NDArray[Any],
+    area: NDArray[Any],
+    image: NDArray[Any],
 ) -> dict[str, float]:
     """AP, AP50, AP75 and AR of COCO's own program, one detection per annotated person. In
     percent.
@@ -123,7 +141,7 @@ def coco_ap(
 
 
 def _annotation(
-    number: int, joints: Array, visible: Array, area: float, image: int
+    number: int, joints: NDArray[Any], visible: NDArray[Any], area: float, image: int
 ) -> dict[str, Any]:
     seen = np.asarray(visible) > 0
     low, high = joints.min(0), joints.max(0)

@@ -17,7 +17,9 @@ from torch.nn import functional as F
 KS = (1, 5, 10, 20, 50)
 
 
-def nearest(queries: Tensor, gallery: Tensor, k: int, same: bool = False) -> tuple[Tensor, Tensor]:
+def most_similar(
+    queries: Tensor, gallery: Tensor, k: int, same: bool = False
+) -> tuple[Tensor, Tensor]:
     """Numbers and cosine similarities (queries x k) of the most similar, best first. same: both are
     one set, nobody finds itself.
     """
@@ -33,7 +35,7 @@ def nearest(queries: Tensor, gallery: Tensor, k: int, same: bool = False) -> tup
 def recall(
     found: Tensor, labels: Tensor, gallery_labels: Tensor, ks: Sequence[int] = KS
 ) -> dict[str, float]:
-    """`found` as `nearest` gives it."""
+    """`found` as `most_similar` gives it."""
     hits = gallery_labels[found] == labels[:, None]
     return {f"recall_at_{k}": float(hits[:, :k].any(1).float().mean()) for k in ks}
 

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-SCALES = (2, 3, 4)
-Size = tuple[int, int, int]
+UPSCALES = (2, 3, 4)
+ClipSize = tuple[int, int, int]  # frames, height, width
+# how RVRT and IART go through a clip, by the names of their checkpoints
+PASSES = ("backward_1", "forward_1", "backward_2", "forward_2")
 
 
 class ClipModel(nn.Module):
@@ -30,12 +32,12 @@ class ClipModel(nn.Module):
     def __init__(
         self,
         scale: int,
-        multiple: Size,
-        tile: Size | None = (40, 128, 128),
-        overlap: Size = (2, 20, 20),
+        multiple: ClipSize,
+        tile: ClipSize | None = (40, 128, 128),
+        overlap: ClipSize = (2, 20, 20),
     ) -> None:
         super().__init__()
-        if scale not in SCALES:
+        if scale not in UPSCALES:
             raise ValueError(f"{type(self).__name__} enlarges by 2, 3 or 4, not by {scale}")
         if tile and any(o >= t for o, t in zip(overlap, tile)):
             raise ValueError(f"tiles of {tile} cannot overlap by {overlap}")
@@ -76,10 +78,10 @@ class ClipModel(nn.Module):
 
     def _whole(self, clip: Tensor) -> Tensor:
         t, h, w = _size(clip)
-        out = self.restore(pad(clip, self.multiple))
+        out = self.restore(pad_to_multiple(clip, self.multiple))
         return out[:, :t, :, : h * self.scale, : w * self.scale]
 
-    def _tiled(self, clip: Tensor, tile: Size) -> Tensor:
+    def _tiled(self, clip: Tensor, tile: ClipSize) -> Tensor:
         s = self.scale
         b, (t, h, w) = clip.shape[0], _size(clip)
         out = clip.new_empty(b, t, 3, h * s, w * s)
@@ -98,7 +100,7 @@ class ClipModel(nn.Module):
         return out
 
 
-def _size(clip: Tensor) -> Size:
+def _size(clip: Tensor) -> ClipSize:
     return clip.shape[1], clip.shape[3], clip.shape[4]
 
 
@@ -118,7 +120,7 @@ def spans(n: int, tile: int, overlap: int) -> Iterator[tuple[int, int, int, int]
         used = end
 
 
-def pad(clip: Tensor, multiple: Size) -> Tensor:
+def pad_to_multiple(clip: Tensor, multiple: ClipSize) -> Tensor:
     """The last frame, row and column repeated, up to a multiple."""
     t, h, w = (-n % m for n, m in zip(_size(clip), multiple))
     if t:
@@ -130,7 +132,7 @@ def pad(clip: Tensor, multiple: Size) -> Tensor:
     return clip
 
 
-def enlarged(frames: Tensor, scale: int) -> Tensor:
+def bilinear_base(frames: Tensor, scale: int) -> Tensor:
     """The picture that the network only has to correct."""
     return F.interpolate(frames, scale_factor=scale, mode="bilinear", align_corners=False)
 

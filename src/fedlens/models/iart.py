@@ -23,13 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.models.clips import ClipModel, enlarged
+from fedlens.models.clips import PASSES, ClipModel, ClipSize, bilinear_base
 from fedlens.models.spynet import SpyNet, both_ways, load_flow, pixel_grid, warp
 from fedlens.models.swin import (
-    Block,
-    Blocks,
     Mlp,
-    Size,
+    SwinBlock,
+    SwinBlocks,
     WindowAttention,
     drop_rates,
     half,
@@ -37,7 +36,6 @@ from fedlens.models.swin import (
     sine_position,
 )
 
-PASSES = ("backward_1", "forward_1", "backward_2", "forward_2")
 CORNERS = ((0, 0), (0, 1), (1, 0), (1, 1))  # y before x
 TEMPERATURE = 0.01
 
@@ -101,15 +99,17 @@ def _by_frame(conv: nn.Conv2d, tokens: Tensor) -> Tensor:
     )
 
 
-class Residual(nn.Module):
-    def __init__(self, dim: int, heads: int, window: Size, drops: Sequence[float]) -> None:
+class IARTResidual(nn.Module):
+    def __init__(self, dim: int, heads: int, window: ClipSize, drops: Sequence[float]) -> None:
         super().__init__()
 
-        def block(i: int, drop: float) -> Block:
+        def block(i: int, drop: float) -> SwinBlock:
             attention = WindowAttention(dim, window, heads, qkv="qkv")
-            return Block(attention, Mlp(dim, 2 * dim), dim, half(window, i), drop, recompute=False)
+            return SwinBlock(
+                attention, Mlp(dim, 2 * dim), dim, half(window, i), drop, recompute=False
+            )
 
-        self.residual_group = Blocks([block(i, drop) for i, drop in enumerate(drops)])
+        self.residual_group = SwinBlocks([block(i, drop) for i, drop in enumerate(drops)])
         self.conv = nn.Conv2d(dim, dim, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class Fuse(nn.Module):
         dim: int,
         depths: Sequence[int],
         heads: int,
-        window: Size,
+        window: ClipSize,
         drop_path: float,
         recompute: bool,
     ) -> None:
@@ -138,7 +138,7 @@ class Fuse(nn.Module):
         self.conv_before_upsample = nn.Conv2d(dim, 64, 3, padding=1)
         self.patch_embed = Normed(dim)
         self.layers = nn.ModuleList(
-            Residual(dim, heads, window, drops) for drops in drop_rates(drop_path, depths)
+            IARTResidual(dim, heads, window, drops) for drops in drop_rates(drop_path, depths)
         )
         self.norm = nn.LayerNorm(dim)
         self.conv_after_body = nn.Conv2d(dim, dim, 3, padding=1)
@@ -166,7 +166,7 @@ class IART(ClipModel):
         self,
         scale: int = 4,
         *,
-        window: Size = (3, 8, 8),
+        window: ClipSize = (3, 8, 8),
         depths: Sequence[int] = (6, 6, 6),
         dim: int = 120,
         heads: int = 6,
@@ -174,8 +174,8 @@ class IART(ClipModel):
         drop_path: float = 0.1,
         recompute: bool = True,
         flow_weights: str | None = None,
-        tile: Size | None = (100, 128, 128),
-        overlap: Size = (2, 20, 20),
+        tile: ClipSize | None = (100, 128, 128),
+        overlap: ClipSize = (2, 20, 20),
     ) -> None:
         super().__init__(scale, (1, 1, 1), tile, overlap)
         self.recompute = recompute
@@ -237,7 +237,7 @@ class IART(ClipModel):
         for conv in (self.upconv1, self.upconv2) if self.scale == 4 else (self.upconv1,):
             x = F.leaky_relu(F.pixel_shuffle(conv(x), 3 if self.scale == 3 else 2), 0.1)
         x = F.leaky_relu(self.conv_hr(x), 0.1)
-        return self.conv_last(x) + enlarged(frame, self.scale)  # type: ignore[no-any-return]
+        return self.conv_last(x) + bilinear_base(frame, self.scale)  # type: ignore[no-any-return]
 
     @staticmethod
     def configuration(weights: Mapping[str, Tensor]) -> str | None:

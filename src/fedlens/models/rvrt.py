@@ -23,13 +23,19 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedlens.models.clips import ClipModel, FrameConv, Upsample, enlarged
-from fedlens.models.spynet import SpyNet, both_ways, load_flow, pixel_grid, sample, warp
-from fedlens.models.swin import Block, Blocks, Mlp, Size, WindowAttention, half, recomputed
+from fedlens.models.clips import PASSES, ClipModel, ClipSize, FrameConv, Upsample, bilinear_base
+from fedlens.models.spynet import SpyNet, both_ways, load_flow, pixel_grid, sample_at, warp
+from fedlens.models.swin import (
+    Mlp,
+    SwinBlock,
+    SwinBlocks,
+    WindowAttention,
+    half,
+    recomputed,
+)
 
 CLIP = 2  # frames that move together
 TAPS = 9
-PASSES = ("backward_1", "forward_1", "backward_2", "forward_2")
 
 
 def deformable_attention(q: Tensor, kv: Tensor, offset: Tensor, heads: int) -> Tensor:
@@ -68,7 +74,7 @@ def _fetch(images: Tensor, offset: Tensor) -> Tensor:
     tap = torch.arange(TAPS, device=offset.device)
     around = torch.stack((tap % 3 - 1, tap // 3 - 1), 1).view(TAPS, 2, 1, 1)
     where = offset.flatten(0, 1).flip(2) + around + pixel_grid(offset)
-    return sample(images.flatten(0, 1), where.transpose(1, 2).flatten(2, 3))
+    return sample_at(images.flatten(0, 1), where.transpose(1, 2).flatten(2, 3))
 
 
 class GuidedAttention(nn.Module):
@@ -130,12 +136,12 @@ def _turned(x: Tensor, by: int) -> Tensor:
     return x.roll(-by, 1) if by else x
 
 
-class Residual(nn.Module):
-    def __init__(self, dim: int, depth: int, heads: int, window: Size) -> None:
+class RVRTResidual(nn.Module):
+    def __init__(self, dim: int, depth: int, heads: int, window: ClipSize) -> None:
         super().__init__()
 
-        def block(i: int) -> Block:
-            return Block(
+        def block(i: int) -> SwinBlock:
+            return SwinBlock(
                 WindowAttention(dim, window, heads, bias_std=0),
                 Mlp(dim, 2 * dim),
                 dim,
@@ -143,7 +149,7 @@ class Residual(nn.Module):
                 recompute=False,
             )
 
-        self.residual_group = Blocks([block(i) for i in range(depth)])
+        self.residual_group = SwinBlocks([block(i) for i in range(depth)])
         self.linear = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -156,10 +162,10 @@ class Refine(nn.Module):
     """
 
     def __init__(
-        self, inputs: int, dim: int, count: int, depth: int, heads: int, window: Size
+        self, inputs: int, dim: int, count: int, depth: int, heads: int, window: ClipSize
     ) -> None:
         super().__init__()
-        body = nn.Sequential(*(Residual(dim, depth, heads, window) for _ in range(count)))
+        body = nn.Sequential(*(RVRTResidual(dim, depth, heads, window) for _ in range(count)))
         gap = nn.Identity
         self.main = nn.Sequential(
             gap(),
@@ -189,7 +195,7 @@ class RVRT(ClipModel):
         self,
         scale: int = 4,
         *,
-        window: Size = (2, 8, 8),
+        window: ClipSize = (2, 8, 8),
         counts: Sequence[int] = (1, 2, 1),
         depth: int = 2,
         dim: int = 144,
@@ -201,8 +207,8 @@ class RVRT(ClipModel):
         limit: float = 10.0,
         recompute: bool = True,
         flow_weights: str | None = None,
-        tile: Size | None = (100, 128, 128),
-        overlap: Size = (2, 20, 20),
+        tile: ClipSize | None = (100, 128, 128),
+        overlap: ClipSize = (2, 20, 20),
     ) -> None:
         super().__init__(scale, (CLIP, 1, 1), tile, overlap)
         self.recompute = recompute
@@ -285,7 +291,7 @@ class RVRT(ClipModel):
     def _enlarge(self, x: Tensor, frame: Tensor) -> Tensor:
         x = self.reconstruction(x)[:, 0]
         detail: Tensor = self.conv_last(self.upsampler(self.conv_before_upsampler(x)))
-        return (detail + enlarged(frame[:, 0], self.scale))[:, None]
+        return (detail + bilinear_base(frame[:, 0], self.scale))[:, None]
 
     @staticmethod
     def configuration(weights: Mapping[str, Tensor]) -> str | None:

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedlens.data.images.reading import IMAGENET_MEAN, IMAGENET_STD
+
 LEVELS = 6
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def pixel_grid(like: Tensor) -> Tensor:
@@ -34,7 +35,9 @@ def pixel_grid(like: Tensor) -> Tensor:
     return torch.stack((x, y)).to(like.dtype)
 
 
-def sample(image: Tensor, where: Tensor, mode: str = "bilinear", padding: str = "zeros") -> Tensor:
+def sample_at(
+    image: Tensor, where: Tensor, mode: str = "bilinear", padding: str = "zeros"
+) -> Tensor:
     """Values of `image` (N, C, H, W) at the pixel positions `where` (N, 2, h, w)."""
     h, w = image.shape[-2:]
     size = torch.tensor([max(w - 1, 1), max(h - 1, 1)], dtype=where.dtype, device=where.device)
@@ -49,7 +52,7 @@ def sample(image: Tensor, where: Tensor, mode: str = "bilinear", padding: str = 
 
 def warp(image: Tensor, flow: Tensor, padding: str = "zeros") -> Tensor:
     """`image` fetched from where the flow points."""
-    return sample(image, pixel_grid(flow) + flow, padding=padding)
+    return sample_at(image, pixel_grid(flow) + flow, padding=padding)
 
 
 class Level(nn.Module):
@@ -77,8 +80,8 @@ class SpyNet(nn.Module):
         super().__init__()
         self.scales = tuple(scales)
         self.basic_module = nn.ModuleList(Level() for _ in range(LEVELS))
-        self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1))
-        self.register_buffer("std", torch.tensor(STD).view(1, 3, 1, 1))
+        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(IMAGENET_STD).view(1, 3, 1, 1))
 
     def forward(self, reference: Tensor, other: Tensor) -> list[Tensor]:
         h, w = reference.shape[-2:]
@@ -125,9 +128,9 @@ def both_ways(spynet: SpyNet, clip: Tensor) -> tuple[list[Tensor], list[Tensor]]
 
 def load_flow(spynet: SpyNet, path: str | Path) -> None:
     """A SpyNet checkpoint; the published ones lack the two constants."""
-    from fedlens.models.weights import fit, read_weights
+    from fedlens.models.weights import check_fit, read_weights
 
     own = spynet.state_dict()
     spynet.load_state_dict(
-        fit({**{n: own[n] for n in ("mean", "std")}, **read_weights(path)}, spynet, path)
+        check_fit({**{n: own[n] for n in ("mean", "std")}, **read_weights(path)}, spynet, path)
     )

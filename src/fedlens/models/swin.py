@@ -27,8 +27,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fedlens.core import heap
+from fedlens.models.clips import ClipSize
 
-Size = tuple[int, int, int]
 SCORES = 1 << 21  # scores recomputed at a time when going back: 8 MB
 
 
@@ -92,7 +92,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
 # -- windows ---------------------------------------------------------------------------------------
 
 
-class Windows(NamedTuple):
+class WindowLayout(NamedTuple):
     """A permutation of tokens into windows, its inverse, and for each run of windows the scores to
     forbid (or None).
     """
@@ -120,7 +120,9 @@ class _Reorder(torch.autograd.Function):
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 @torch.no_grad()
-def cut(size: Size, window: Size, shift: Size, device: torch.device) -> Windows:
+def window_layout(
+    size: ClipSize, window: ClipSize, shift: ClipSize, device: torch.device
+) -> WindowLayout:
     """How a clip of `size`, a multiple of `window`, falls into windows after it was rolled back by
     `shift`.
     """
@@ -155,7 +157,7 @@ def cut(size: Size, window: Size, shift: Size, device: torch.device) -> Windows:
         runs.append((low, high, forbidden if bool(clash.any()) else None))
         low = high
     order = tokens[sort].reshape(-1)
-    return Windows(order.to(device), order.argsort().to(device), _joined(runs))
+    return WindowLayout(order.to(device), order.argsort().to(device), _joined(runs))
 
 
 def _joined(
@@ -171,7 +173,7 @@ def _joined(
     return tuple(out)
 
 
-def relative_index(window: Size) -> Tensor:
+def relative_index(window: ClipSize) -> Tensor:
     """For every pair of tokens of a window the row of the bias table that belongs to their
     distance.
     """
@@ -207,7 +209,7 @@ class WindowAttention(nn.Module):
     def __init__(
         self,
         dim: int,
-        window: Size,
+        window: ClipSize,
         heads: int,
         *,
         mutual: bool = False,
@@ -237,9 +239,9 @@ class WindowAttention(nn.Module):
         self.proj = nn.Linear(2 * dim if mutual else dim, dim)
 
     def forward(
-        self, x: Tensor, window: Size, runs: Sequence[tuple[int, int, Tensor | None]]
+        self, x: Tensor, window: ClipSize, runs: Sequence[tuple[int, int, Tensor | None]]
     ) -> Tensor:
-        """x: (B, windows * tokens, C), sorted as `cut` says."""
+        """x: (B, windows * tokens, C), sorted as `window_layout` says."""
         b, _, c = x.shape
         n = prod(window)
         qkv = self.get_submodule(self._qkv)(x).view(b, -1, n, 3, self.heads, c // self.heads)
@@ -261,7 +263,7 @@ class WindowAttention(nn.Module):
             return self.proj(torch.cat([_beside(other), _beside(out)], -1))  # type: ignore[no-any-return]
         return self.proj(_beside(out))  # type: ignore[no-any-return]
 
-    def _bias(self, window: Size) -> Tensor:
+    def _bias(self, window: ClipSize) -> Tensor:
         index, n = self.relative_position_index, prod(window)
         if window != self.window:
             d, h, w = window
@@ -324,7 +326,7 @@ class GatedMlp(nn.Module):
         return self.fc2(F.gelu(self.fc11(x)) * self.fc12(x))  # type: ignore[no-any-return]
 
 
-class Block(nn.Module):
+class SwinBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)). drop: the chance that a sample skips either in
     training.
     """
@@ -334,7 +336,7 @@ class Block(nn.Module):
         attn: WindowAttention,
         mlp: nn.Module,
         dim: int,
-        shift: Size,
+        shift: ClipSize,
         drop: float = 0.0,
         recompute: bool = True,
     ) -> None:
@@ -356,15 +358,15 @@ class Block(nn.Module):
 
     def _attention(self, x: Tensor) -> Tensor:
         b, *size, c = x.shape
-        window: Size = tuple(min(n, w) for n, w in zip(size, self.attn.window))  # type: ignore[assignment]
-        shift: Size = tuple(
+        window: ClipSize = tuple(min(n, w) for n, w in zip(size, self.attn.window))  # type: ignore[assignment]
+        shift: ClipSize = tuple(
             0 if n <= w else s for n, w, s in zip(size, self.attn.window, self.shift)
         )  # type: ignore[assignment]
         full = tuple(-(-n // w) * w for n, w in zip(size, window))
         x = F.pad(
             x, [0, 0, *(k for n, f in zip(reversed(size), reversed(full)) for k in (0, f - n))]
         )
-        windows = cut(full, window, shift, x.device)  # type: ignore[arg-type]
+        windows = window_layout(full, window, shift, x.device)  # type: ignore[arg-type]
         x = _Reorder.apply(x.flatten(1, 3), windows.order, windows.inverse)  # type: ignore[no-untyped-call]
         x = self.attn(x, window, windows.runs)
         x = _Reorder.apply(x, windows.inverse, windows.order).view(b, *full, c)  # type: ignore[no-untyped-call]
@@ -377,10 +379,10 @@ class Block(nn.Module):
         return x * keep.view(-1, *[1] * (x.dim() - 1))
 
 
-class Blocks(nn.Module):
+class SwinBlocks(nn.Module):
     """Blocks in a row; every second one is shifted by half a window."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(self, blocks: Sequence[SwinBlock]) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
 
@@ -401,6 +403,6 @@ def drop_rates(highest: float, depths: Sequence[int]) -> list[list[float]]:
     ]
 
 
-def half(window: Size, number: int) -> Size:
+def half(window: ClipSize, number: int) -> ClipSize:
     """The shift of block `number`."""
     return (window[0] // 2, window[1] // 2, window[2] // 2) if number % 2 else (0, 0, 0)

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.core.imports import load_reference
+from fedlens.data.images.reading import IMAGENET_MEAN, IMAGENET_STD
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SMALL = {"r3d10": (16, 32, 64, 128), "r3d10s": (8, 16, 32, 64)}
 LARGE = {"r3d18": "r3d_18", "r2plus1d18": "r2plus1d_18"}
 BACKBONES = (*LARGE, *SMALL)
@@ -37,8 +37,12 @@ class VideoBackbone(nn.Module):
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(STD).view(1, 3, 1, 1, 1), persistent=False)
+        self.register_buffer(
+            "mean", torch.tensor(IMAGENET_MEAN).view(1, 3, 1, 1, 1), persistent=False
+        )
+        self.register_buffer(
+            "std", torch.tensor(IMAGENET_STD).view(1, 3, 1, 1, 1), persistent=False
+        )
 
     def forward_features(self, x: Tensor) -> Tensor:
         # Channels last: oneDNN's 3-D convolutions, backward above all, are up to 1.8 x faster on a
@@ -103,7 +107,7 @@ def keep_last_size(backbone: VideoBackbone) -> VideoBackbone:
 def backbone(name: str, last_stride: int = 2) -> nn.Module:
     """By name, or "module:Class"; a wrong name is refused with the right ones."""
     if ":" in name:
-        return own(name)
+        return own_backbone(name)
     if name not in BACKBONES:
         raise ValueError(
             f"there is no backbone {name!r}: {', '.join(BACKBONES)} are known, or module:Class with"
@@ -113,7 +117,7 @@ def backbone(name: str, last_stride: int = 2) -> nn.Module:
     return keep_last_size(net) if last_stride == 1 else net
 
 
-def own(name: str) -> nn.Module:
+def own_backbone(name: str) -> nn.Module:
     try:
         net = load_reference(name)()
     except (ImportError, AttributeError) as e:
@@ -166,7 +170,7 @@ class SplitNet(nn.Module):
 
 def load_backbone(net: SplitNet, path: str) -> SplitNet:
     """Only the backbone of a saved model, whatever its head was."""
-    from fedlens.models.weights import fit, read_weights
+    from fedlens.models.weights import check_fit, read_weights
 
     prefix = "backbone."
     found = {
@@ -174,5 +178,5 @@ def load_backbone(net: SplitNet, path: str) -> SplitNet:
     }
     if not found:
         raise ValueError(f"{path} holds no backbone: no name in it begins with {prefix!r}")
-    net.backbone.load_state_dict(fit(found, net.backbone, path))
+    net.backbone.load_state_dict(check_fit(found, net.backbone, path))
     return net

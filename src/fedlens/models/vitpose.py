@@ -27,6 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedlens.models.swin import Mlp
+
 Positions = Literal["conv", "absolute"]
 
 # width, depth, heads, channels of the head. ViTPose-S has 12 heads of 32, unlike other small
@@ -40,7 +42,7 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
 }
 
 
-class Attention(nn.Module):
+class ViTAttention(nn.Module):
     def __init__(self, dim: int, heads: int, local: bool) -> None:
         super().__init__()
         self.heads = heads
@@ -61,20 +63,11 @@ class Attention(nn.Module):
         return self.proj(out.transpose(1, 2).reshape(b, n, c))  # type: ignore[no-any-return]
 
 
-class Mlp(nn.Module):
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))  # type: ignore[no-any-return]
-
-
-class Block(nn.Module):
+class ViTBlock(nn.Module):
     def __init__(self, dim: int, heads: int, local: bool, drop: float) -> None:
         super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(dim, eps=1e-6), Attention(dim, heads, local)
-        self.norm2, self.mlp = nn.LayerNorm(dim, eps=1e-6), Mlp(dim)
+        self.norm1, self.attn = nn.LayerNorm(dim, eps=1e-6), ViTAttention(dim, heads, local)
+        self.norm2, self.mlp = nn.LayerNorm(dim, eps=1e-6), Mlp(dim, 4 * dim)
         self.drop = drop
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -123,7 +116,9 @@ class Transformer(nn.Module):
         else:
             self.gpe = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
         rates = [drop * k / max(1, depth - 1) for k in range(depth)]
-        self.blocks = nn.ModuleList(Block(dim, heads, positions == "conv", rate) for rate in rates)
+        self.blocks = nn.ModuleList(
+            ViTBlock(dim, heads, positions == "conv", rate) for rate in rates
+        )
         self.last_norm = nn.LayerNorm(dim, eps=1e-6)
         self._start()
 
@@ -132,7 +127,7 @@ class Transformer(nn.Module):
             if isinstance(m, nn.Linear):
                 nn.init.trunc_normal_(m.weight, std=0.02)
                 nn.init.zeros_(m.bias)
-            elif isinstance(m, Attention) and m.lpe is not None:
+            elif isinstance(m, ViTAttention) and m.lpe is not None:
                 nn.init.zeros_(m.lpe.weight)
                 nn.init.zeros_(m.lpe.bias)  # type: ignore[arg-type]
         if self.pos_embed is not None:

@@ -27,13 +27,12 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import deform_conv2d
 
-from fedlens.models.clips import ClipModel, FrameConv, Upsample, enlarged
-from fedlens.models.spynet import SpyNet, both_ways, load_flow, pixel_grid, sample, warp
+from fedlens.models.clips import ClipModel, ClipSize, FrameConv, Upsample, bilinear_base
+from fedlens.models.spynet import SpyNet, both_ways, load_flow, pixel_grid, sample_at, warp
 from fedlens.models.swin import (
-    Block,
-    Blocks,
     GatedMlp,
-    Size,
+    SwinBlock,
+    SwinBlocks,
     WindowAttention,
     drop_rates,
     half,
@@ -42,7 +41,7 @@ from fedlens.models.swin import (
 
 SCALES_OF_STAGES = (1, 2, 4, 8, 4, 2, 1)
 # window, reach, groups
-OFFICIAL: dict[int, tuple[Size, int, int]] = {
+OFFICIAL: dict[int, tuple[ClipSize, int, int]] = {
     6: ((6, 8, 8), 1, 12),
     7: ((8, 8, 8), 2, 16),
     16: ((8, 8, 8), 3, 24),
@@ -52,12 +51,12 @@ WARPED = 4  # frames warped at a time
 Flows = Sequence[Tensor]  # per reach 1, 2, ...: (B, T - reach, 2, h, w)
 
 
-def blocks(
-    dim: int, heads: int, window: Size, drops: Sequence[float], mutual: bool, recompute: bool
-) -> Blocks:
-    return Blocks(
+def attention_blocks(
+    dim: int, heads: int, window: ClipSize, drops: Sequence[float], mutual: bool, recompute: bool
+) -> SwinBlocks:
+    return SwinBlocks(
         [
-            Block(
+            SwinBlock(
                 WindowAttention(dim, window, heads, mutual=mutual),
                 GatedMlp(dim, 2 * dim, dim),
                 dim,
@@ -70,7 +69,7 @@ def blocks(
     )
 
 
-class Fold(nn.Module):
+class FoldTokens(nn.Module):
     """Four neighbouring tokens become one with four times the channels (columns before rows), or
     the other way round.
     """
@@ -135,13 +134,13 @@ class GuidedDeform(nn.Module):
         return aligned
 
 
-class Stage(nn.Module):
+class VRTStage(nn.Module):
     def __init__(
         self,
         inputs: int,
         dim: int,
         heads: int,
-        window: Size,
+        window: ClipSize,
         drops: Sequence[float],
         move: Literal["none", "down", "up"],
         reach: int,
@@ -156,15 +155,15 @@ class Stage(nn.Module):
         else:
             wide = inputs // 4 if move == "up" else 4 * inputs
             self.reshape = nn.Sequential(
-                Fold(move == "up"), nn.LayerNorm(wide), nn.Linear(wide, dim)
+                FoldTokens(move == "up"), nn.LayerNorm(wide), nn.Linear(wide, dim)
             )
         pairs = int(len(drops) * 0.75)
-        self.residual_group1 = blocks(
+        self.residual_group1 = attention_blocks(
             dim, heads, (2, window[1], window[2]), drops[:pairs], True, recompute
         )
         self.linear1 = nn.Linear(dim, dim)
         # The public code hands both groups the first of the stage's drop rates.
-        self.residual_group2 = blocks(
+        self.residual_group2 = attention_blocks(
             dim, heads, window, drops[: len(drops) - pairs], False, recompute
         )
         self.linear2 = nn.Linear(dim, dim)
@@ -219,14 +218,14 @@ def _filled(x: Tensor, frames: int, behind: bool) -> Tensor:
     return torch.cat([x, nothing] if behind else [nothing, x], 1)
 
 
-class Residual(nn.Module):
+class VRTResidual(nn.Module):
     """A part of the last stage: self-attention and a linear layer, added to what came in."""
 
     def __init__(
-        self, dim: int, heads: int, window: Size, drops: Sequence[float], recompute: bool
+        self, dim: int, heads: int, window: ClipSize, drops: Sequence[float], recompute: bool
     ) -> None:
         super().__init__()
-        self.residual_group = blocks(dim, heads, window, drops, False, recompute)
+        self.residual_group = attention_blocks(dim, heads, window, drops, False, recompute)
         self.linear = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -248,7 +247,7 @@ class VRT(ClipModel):
         scale: int = 4,
         frames: int = 6,
         *,
-        window: Size | None = None,
+        window: ClipSize | None = None,
         depths: Sequence[int] = (8,) * 7 + (4,) * 6,
         dims: Sequence[int] = (120,) * 7 + (180,) * 6,
         heads: int = 6,
@@ -259,8 +258,8 @@ class VRT(ClipModel):
         drop_path: float = 0.2,
         recompute: bool = True,
         flow_weights: str | None = None,
-        tile: Size | None = (40, 128, 128),
-        overlap: Size = (2, 20, 20),
+        tile: ClipSize | None = (40, 128, 128),
+        overlap: ClipSize = (2, 20, 20),
     ) -> None:
         super().__init__(scale, (1, 8, 8), tile, overlap)
         if frames not in OFFICIAL:
@@ -284,7 +283,7 @@ class VRT(ClipModel):
         )
         for i, (move, size) in enumerate(zip(moves, SCALES_OF_STAGES)):
             inputs = dims[max(i - 1, 0)]
-            stage = Stage(
+            stage = VRTStage(
                 inputs, dims[i], heads, window, drops[i], move, reach, groups, 10 / size, recompute
             )
             self.add_module(f"stage{i + 1}", stage)
@@ -293,7 +292,7 @@ class VRT(ClipModel):
         )
         for i in range(7, len(dims)):
             seen = (1, window[1], window[2]) if i >= len(dims) - alone else window
-            self.stage8.append(Residual(dims[i], heads, seen, drops[i], recompute))
+            self.stage8.append(VRTResidual(dims[i], heads, seen, drops[i], recompute))
         self.norm = nn.LayerNorm(dims[-1])
         self.conv_after_body = nn.Linear(dims[-1], dims[0])
         self.conv_before_upsample = nn.Sequential(FrameConv(dims[0], width), nn.LeakyReLU(0.01))
@@ -328,7 +327,7 @@ class VRT(ClipModel):
 
     def _enlarge(self, x: Tensor, frame: Tensor) -> Tensor:
         detail: Tensor = self.conv_last(self.upsample(self.conv_before_upsample(x)))
-        return detail + enlarged(frame, self.scale)
+        return detail + bilinear_base(frame, self.scale)
 
     def _flows(self, clip: Tensor) -> tuple[list[Flows], list[Flows]]:
         """Per size of a stage, per reach. A flow to the frame after next is the flow to the next
@@ -404,7 +403,7 @@ def _four(frames: Tensor, flow: Tensor, after: bool) -> Tensor:
     ]
     image = frames.flatten(0, 1)
     found = torch.unflatten(
-        torch.cat([sample(image, torch.cat(c, 1), "nearest") for c in corners], 1), 0, (b, n)
+        torch.cat([sample_at(image, torch.cat(c, 1), "nearest") for c in corners], 1), 0, (b, n)
     )
     return _filled(found, 1, after)
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fedlens.data.video.degrade import enlarge
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions and a detour."""
 
     def __init__(self, width: int) -> None:
@@ -38,7 +38,7 @@ def trunk(inputs: int, width: int, blocks: int) -> nn.Sequential:
     body = nn.Sequential(
         nn.Conv2d(inputs, width, 3, padding=1),
         nn.LeakyReLU(0.1, inplace=True),
-        *(Block(width) for _ in range(blocks)),
+        *(ResidualBlock(width) for _ in range(blocks)),
     )
     with torch.no_grad():
         for block in body[2:]:
@@ -112,11 +112,11 @@ class Flow(nn.Module):
                 flow = 2 * F.interpolate(
                     flow, size=a.shape[-2:], mode="bilinear", align_corners=False
                 )
-            flow = flow + self.steps[level](torch.cat([a, warp(b, flow), flow], 1))
+            flow = flow + self.steps[level](torch.cat([a, warp_inside(b, flow), flow], 1))
         return flow
 
 
-def warp(x: Tensor, flow: Tensor) -> Tensor:
+def warp_inside(x: Tensor, flow: Tensor) -> Tensor:
     """x sampled at p + flow(p); beyond the border its edge."""
     h, w = x.shape[-2:]
     rows, columns = torch.meshgrid(
@@ -159,12 +159,16 @@ class BidirectionalVSR(nn.Module):
         future: list[Tensor] = []
         state = nothing
         for k in reversed(range(t)):
-            carried = warp(state, to_next[:, k]) if to_next is not None and k < t - 1 else nothing
+            carried = (
+                warp_inside(state, to_next[:, k]) if to_next is not None and k < t - 1 else nothing
+            )
             state = self.backward_trunk(torch.cat([shallow[:, k], carried], 1))
             future.insert(0, state)
         state, states = nothing, []
         for k in range(t):
-            carried = warp(state, to_last[:, k - 1]) if to_last is not None and k else nothing
+            carried = (
+                warp_inside(state, to_last[:, k - 1]) if to_last is not None and k else nothing
+            )
             state = self.forward_trunk(torch.cat([shallow[:, k], future[k], carried], 1))
             states.append(state)
         residual: Tensor = self.upsample(torch.stack(states, 1).flatten(0, 1))

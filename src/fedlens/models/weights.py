@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedlens.data.paths import find_named
+
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """A state dict; the usual wrappings ("params", "state_dict", a "module." prefix) are taken
     off.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise FileNotFoundError(f"no weights at {file}")
+    file = find_named(str(path))
+    if file is None or not file.is_file():
+        raise FileNotFoundError(f"no weights at {path}")
     found = _load(file)
     for key in ("params_ema", "params", "state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
@@ -49,11 +51,13 @@ def _load(file: Path) -> Any:
 
 def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
     """Strict: names and shapes must agree, and the error says where they do not."""
-    model.load_state_dict(fit(read_weights(path), model, path))
+    model.load_state_dict(check_fit(read_weights(path), model, path))
     return model
 
 
-def fit(weights: dict[str, Tensor], model: nn.Module, source: str | Path) -> dict[str, Tensor]:
+def check_fit(
+    weights: dict[str, Tensor], model: nn.Module, source: str | Path
+) -> dict[str, Tensor]:
     """The weights, or an error that says what they are (where we know) and in which names and
     shapes they differ.
     """

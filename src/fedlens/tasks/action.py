@@ -19,15 +19,16 @@ from torch.nn import functional as F
 from fedlens.core.client import Batch, Data, Output
 from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
-from fedlens.core.limits import Count, Fraction
+from fedlens.core.limits import Count, Fraction, Several
 from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, in_batches
 from fedlens.data.video.frames import Frames
-from fedlens.data.video.video_set import Search, VideoSet
+from fedlens.data.video.video_set import RetrievalTest, VideoSet
 from fedlens.models.video import SplitNet, backbone, map_shape
-from fedlens.tasks.video_ssl import admit, clip_batches, cut, load_init, middle
+from fedlens.tasks.video_clips import admit, clip_batches, cut_clip, middle_frame
+from fedlens.tasks.video_ssl import load_init
 
-SHOWN = 12
+SHEET_VIDEOS = 12
 
 
 class Frozen(SplitNet):
@@ -55,7 +56,7 @@ class ActionRecognition(LearningTask):
     model (RUN/model.safetensors) whose backbone to start from. probe: train the last layer only.
     frames, stride, size: of a clip. dropout: before the last layer. clips: per test video."""
 
-    classes: int = 101
+    classes: Several = 101
     backbone: str = "r3d18"
     init: str | None = None
     probe: bool = False
@@ -65,10 +66,6 @@ class ActionRecognition(LearningTask):
     dropout: Fraction = 0.5
     clips: Count = 10
     evaluation_batch: Count = 32
-
-    def __post_init__(self) -> None:
-        if self.classes < 2:
-            raise ValueError(f"recognition needs at least two classes, not {self.classes}")
 
     @property
     def least(self) -> int:
@@ -103,7 +100,7 @@ class ActionRecognition(LearningTask):
         start = int(torch.randint(room, (), generator=rng)) if augment else room // 2
         numbers = [start + k * self.stride for k in range(self.frames)]
         return {
-            "x": cut(frames, numbers, self.size, rng if augment else None),
+            "x": cut_clip(frames, numbers, self.size, rng if augment else None),
             "y": torch.tensor(label),
         }
 
@@ -114,7 +111,7 @@ class ActionRecognition(LearningTask):
         """Top-1 and top-5 over whole videos on the test set, over middle clips on a client's
         held-out part.
         """
-        if isinstance(data, Search):
+        if isinstance(data, RetrievalTest):
             said = self.scores(result, data.queries)
             y = torch.tensor(data.queries.labels)
         else:
@@ -151,11 +148,13 @@ class ActionRecognition(LearningTask):
         return torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])
 
     def pictures(self, result: Any, federation: Federation) -> Sequence[Picture]:
-        if not isinstance(federation.test, Search) or not len(federation.test):
+        if not isinstance(federation.test, RetrievalTest) or not len(federation.test):
             return ()
         test = federation.test
         picks = (
-            torch.linspace(0, len(test.queries) - 1, min(SHOWN, len(test.queries))).long().tolist()
+            torch.linspace(0, len(test.queries) - 1, min(SHEET_VIDEOS, len(test.queries)))
+            .long()
+            .tolist()
         )
         some = test.queries.take(picks)
         said = self.scores(result, some).argmax(1).tolist()
@@ -168,7 +167,7 @@ class ActionRecognition(LearningTask):
         return [
             Picture(
                 "Test videos and what the model says",
-                [middle(c) for c in some.clips],
+                [middle_frame(c) for c in some.clips],
                 labels,
                 "sheet",
                 {"right": right, "shown": len(labels)},

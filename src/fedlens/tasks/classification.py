@@ -4,8 +4,6 @@ matrix, labels for a user's files.
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,12 @@ from torch.nn import functional as F
 from fedlens.core.client import Batch, Data, Output
 from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
-from fedlens.core.limits import Count, Natural, Positive, Share
+from fedlens.core.limits import Count, Natural, Positive, Several, Share
 from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, check_options, in_batches
 from fedlens.models.classification import Norm, Stem, classifier
 
-SHOWN = 24  # images on the sheet
+SHEET_IMAGES = 24  # images on the sheet
 LISTED = 20  # up to this many classes, each one's accuracy is a metric of its own
 
 
@@ -37,7 +35,7 @@ class Classification(LearningTask):
     def __init__(
         self,
         model: str = "cnn",
-        classes: int = 10,
+        classes: Several = 10,
         channels: Count = 3,
         size: Count = 32,
         stem: Stem = "cifar",
@@ -51,8 +49,6 @@ class Classification(LearningTask):
         init: str | None = None,
     ) -> None:
         self.init = init
-        if classes < 2:
-            raise ValueError(f"classification needs at least two classes, not {classes}")
         if names and len(names) != classes:
             raise ValueError(f"{len(names)} names for {classes} classes")
         self.network, self.classes, self.channels, self.size, self.projection = (
@@ -134,47 +130,15 @@ class Classification(LearningTask):
         data = federation.test
         if data is None or not len(data):
             return ()
-        names = self._names(federation.facts.classes)
+        names = self.class_names(federation.facts.classes)
         return [self._sheet(result, data, names), self._matrix(result, data, names)]
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
         """A CSV with one row per image: file, label, confidence."""
-        from fedlens.data.images.labelled import images_in, load_image
-        from fedlens.models.weights import load_weights
+        from fedlens.tasks.apply.labels import label_images
 
         check_options(self, options)
-        files = [source] if source.is_file() else images_in(source) if source.is_dir() else []
-        if not files:
-            raise ValueError(f"no image at {source}")
-        model = load_weights(self.model(), folder / "model.safetensors").eval()
-        names, rows, unread = self._names(_remembered(folder)), [], []
-        for path in files:
-            try:
-                image = (
-                    load_image(path, self.size, "L" if self.channels == 1 else "RGB").float()[None]
-                    / 255
-                )
-            except (OSError, ValueError, SyntaxError) as e:
-                unread.append((path.name, str(e)))
-                continue
-            with torch.no_grad():
-                share, label = model(image).softmax(1)[0].max(0)
-            rows.append(
-                (
-                    path.name if source.is_file() else path.relative_to(source).as_posix(),
-                    names[int(label)],
-                    f"{float(share):.4f}",
-                )
-            )
-        if not rows:
-            raise ValueError(
-                f"none of the {len(files)} images at {source} can be read ({': '.join(unread[0])})"
-            )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("w", newline="") as f:
-            csv.writer(f).writerows([("file", "label", "confidence"), *rows])
-        left = f", {len(unread)} could not be read ({unread[0][0]})" if unread else ""
-        return f"{len(rows)} images classified{left}; labels are in {target}"
+        return label_images(self, folder, source, target)
 
     def _confusion(self, result: nn.Module, data: Data) -> tuple[float, Tensor]:
         """Mean loss, and counts with the truth in rows and the prediction in columns."""
@@ -191,7 +155,7 @@ class Classification(LearningTask):
 
     def _sheet(self, result: nn.Module, data: Data, names: Sequence[str]) -> Picture:
         """Images at even distances through the test set, whatever the model makes of them."""
-        index = torch.linspace(0, len(data) - 1, min(SHOWN, len(data))).long()
+        index = torch.linspace(0, len(data) - 1, min(SHEET_IMAGES, len(data))).long()
         batch = data.batch(index)
         place = next(result.parameters()).device
         with torch.no_grad():
@@ -230,18 +194,8 @@ class Classification(LearningTask):
             facts,
         )
 
-    def _names(self, known: Sequence[str] | None) -> Sequence[str]:
+    def class_names(self, known: Sequence[str] | None) -> Sequence[str]:
+        """What the data calls its classes, else what the recipe does, else their numbers."""
         if known is not None and len(known) == self.classes:
             return known
         return self.names or [str(k) for k in range(self.classes)]
-
-
-def _remembered(folder: Path) -> Sequence[str] | None:
-    """The class names that a run left in its folder."""
-    try:
-        found: Sequence[str] = json.loads((folder / "federation.json").read_text())["facts"][
-            "classes"
-        ]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found

@@ -40,14 +40,15 @@ from fedlens.core.picture import Picture
 from fedlens.core.task import Adapt
 from fedlens.data.video.frames import Frames
 from fedlens.models.video import SplitNet
-from fedlens.tasks.video_ssl import VideoSSL, cut, larger
+from fedlens.tasks.video_clips import cut_clip, larger
+from fedlens.tasks.video_ssl import VideoSSL
 
 FULL = 112  # the size all lengths below are meant for
-SCALES = (16.0, 24.0, 28.0, 32.0, 48.0, 64.0)
+PATCH_SCALES = (16.0, 24.0, 28.0, 32.0, 48.0, 64.0)
 SPEED, GROWTH = 3.0, 0.025
 SHIFT_UNIT, GROWTH_UNIT = 0.8, 0.04
-KEYS, SHAPES = (0.5, 0.3, 0.2), (0.5, 0.35, 0.15)
-SEEN, CELLS = 0.8, 5
+KEY_SHARES, SHAPE_SHARES = (0.5, 0.3, 0.2), (0.5, 0.35, 0.15)
+SEEN, ROI_CELLS = 0.8, 5
 
 
 class TrackHead(nn.Module):
@@ -56,7 +57,7 @@ class TrackHead(nn.Module):
         width, t, h, _ = shape
         self.frames, self.scale = frames, h / size
         self.fold = nn.Conv3d(width, width, (t, 1, 1))
-        self.hidden = nn.Linear(width * CELLS * CELLS, width)
+        self.hidden = nn.Linear(width * ROI_CELLS * ROI_CELLS, width)
         self.answer = nn.Linear(width, frames * 4)
 
     def forward(self, maps: Tensor, boxes: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ class TrackHead(nn.Module):
         regions = roi_align(
             flat,
             list(boxes.to(flat.dtype)),
-            CELLS,
+            ROI_CELLS,
             spatial_scale=self.scale,
             sampling_ratio=2,
             aligned=True,
@@ -100,7 +101,7 @@ class CtP(VideoSSL):
     def sample(
         self, frames: Frames, label: int, rng: Generator, augment: bool
     ) -> dict[str, Tensor]:
-        clip = cut(frames, self.numbers(len(frames), rng), self.size, rng if augment else None)
+        clip = cut_clip(frames, self.numbers(len(frames), rng), self.size, rng if augment else None)
         paths = torch.stack(
             [
                 draw_path(self.frames, self.size, self.jitter, rng, self.speed, self.growth)
@@ -157,7 +158,11 @@ def draw_path(
     # Plain numbers: a tensor operation takes longer than all of this arithmetic.
     draw = iter(torch.rand(24, generator=rng).tolist())
     unit = size / FULL
-    scale = SCALES[int(next(draw) * len(SCALES))] * unit * (1 + jitter * (2 * next(draw) - 1))
+    scale = (
+        PATCH_SCALES[int(next(draw) * len(PATCH_SCALES))]
+        * unit
+        * (1 + jitter * (2 * next(draw) - 1))
+    )
     ratio = 2 ** (2 * next(draw) - 1)
     sides = [min(max(v, 2.0), 0.9 * size) for v in (scale * ratio**0.5, scale / ratio**0.5)]
     centre = [v / 2 + next(draw) * (size - v) for v in sides]
@@ -177,7 +182,7 @@ def draw_path(
 def key_frames(frames: int, draw: Iterator[float]) -> list[int]:
     """The ends and, by chance, one or two in between; three numbers of `draw` are used."""
     share, *places = (next(draw) for _ in range(3))
-    inner = sum(share >= bound for bound in (KEYS[0], KEYS[0] + KEYS[1]))
+    inner = sum(share >= bound for bound in (KEY_SHARES[0], KEY_SHARES[0] + KEY_SHARES[1]))
     free = list(range(1, frames - 1))
     chosen = [free.pop(int(place * len(free))) for place in places[:inner] if free]
     return sorted({0, *chosen, frames - 1})
@@ -232,7 +237,7 @@ def paste(clip: Tensor, paths: Tensor, rng: Generator) -> Tensor:
             )  # -1 ... 1 in the box: (T, side)
             for k, (a, b) in enumerate(((x0, x1), (y0, y1)))
         )
-        form = sum(shape >= bound for bound in (SHAPES[0], SHAPES[0] + SHAPES[1]))
+        form = sum(shape >= bound for bound in (SHAPE_SHARES[0], SHAPE_SHARES[0] + SHAPE_SHARES[1]))
         opacity = (
             cover(u[:, None, :], v[:, :, None], form, soft < 0.5)
             * ((0.8 + 0.2 * strength) * shown)[:, None, None]

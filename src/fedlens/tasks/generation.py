@@ -31,7 +31,7 @@ class Generation(LearningTask):
 
     def __init__(
         self,
-        classes: int = 10,
+        classes: Count = 10,
         channels: Count = 3,
         size: Count = 32,
         patch: Count = 2,
@@ -46,8 +46,6 @@ class Generation(LearningTask):
         init: str | None = None,
     ) -> None:
         self.init = init
-        if classes < 1:
-            raise ValueError(f"a generator needs at least one class, not {classes}")
         self.classes, self.channels, self.size, self.hide = classes, channels, size, hide
         self.steps, self.guidance, self.seed = steps, guidance, seed
         self.network = {

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Size = tuple[int, int]
+from fedlens.data.pose.people import ImageSize
+
 Coding = Literal["udp", "msra"]
 Decoding = Literal["argmax", "quarter", "dark"]
 
 
 def draw_targets(
-    joints: Tensor, size: Size, maps: Size, coding: Coding, sigma: float, scaled: bool
+    joints: Tensor, size: ImageSize, maps: ImageSize, coding: Coding, sigma: float, scaled: bool
 ) -> tuple[Tensor, Tensor]:
     """(N, J, 3) in pixels of an input of `size` -> heat maps (N, J, h, w) and weights (N, J)."""
     h, w = maps
@@ -49,7 +50,7 @@ def draw_targets(
     return along(h, centre[..., 1])[..., :, None] * along(w, centre[..., 0])[..., None, :], weight
 
 
-def decode(maps: Tensor, how: Decoding) -> tuple[Tensor, Tensor]:
+def decode_heatmaps(maps: Tensor, how: Decoding) -> tuple[Tensor, Tensor]:
     """Peaks: (N, J, 2) as x, y in pixels of the map, and their height (N, J)."""
     h, w = maps.shape[-2:]
     peaks, where = maps.flatten(2).max(2)

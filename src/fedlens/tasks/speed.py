@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from fedlens.core.client import Batch, Output
 from fedlens.core.picture import Picture
 from fedlens.data.video.frames import Frames
-from fedlens.tasks.video_ssl import VideoSSL, cut, larger
+from fedlens.tasks.video_clips import cut_clip, larger
+from fedlens.tasks.video_ssl import VideoSSL
 
 
 @dataclass
@@ -29,7 +30,6 @@ class Speed(VideoSSL):
     strides: tuple[int, ...] = (-4, -2, -1, 0, 1, 2, 4)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if len(set(self.strides)) < 2 or len(set(self.strides)) != len(self.strides):
             raise ValueError(
                 f"task.strides needs at least two different strides, not {self.strides}"
@@ -48,7 +48,7 @@ class Speed(VideoSSL):
         )
         numbers = played(start, self.strides[y], self.frames)
         return {
-            "x": cut(frames, numbers, self.size, rng if augment else None),
+            "x": cut_clip(frames, numbers, self.size, rng if augment else None),
             "y": torch.tensor(y),
         }
 

@@ -5,32 +5,31 @@ network that maps (B, T, 3, h, w) to (B, T, 3, scale h, scale w) can be trained:
 "bidirectional", the name of one that `fedlens.models` exports, "module:Class" of one's own, or from
 Python a class or function that builds it.
 
-Clips larger than a tile are enlarged piece by piece, in space and in time, with a margin of context
-around each piece that is thrown away; so memory depends on the tile, not on the film.
+Clips larger than a tile are enlarged piece by piece: `tiles.py`.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedlens.core.client import Batch, Output
 from fedlens.core.federation import Federation
-from fedlens.core.imports import load_reference
-from fedlens.core.limits import Natural, Positive
-from fedlens.core.picture import Picture
+from fedlens.core.limits import Count, Natural, Positive
+from fedlens.core.picture import Picture, magnify
 from fedlens.core.task import Adapt, LearningTask, check_options
 from fedlens.data.video.degrade import enlarge, resized
 from fedlens.metrics.frames import Channel, frame_psnr, frame_ssim, temporal_gap
+from fedlens.models.by_name import network_builder
+from fedlens.tasks.tiles import Tiles, TileSide, run_network
 
-NAMES = {"light": "LightVSR", "bidirectional": "BidirectionalVSR"}
-METRICS = ("psnr", "ssim", "psnr_y", "ssim_y", "temporal", "lpips", "vmaf")
+Metric = Literal["psnr", "ssim", "psnr_y", "ssim_y", "temporal", "lpips", "vmaf"]
+# under names that say that less is better
+REPORTED_AS = {"lpips": "lpips_loss", "temporal": "temporal_loss"}
 
 
 def charbonnier(prediction: Tensor, target: Tensor, eps: float = 1e-9) -> Tensor:
@@ -39,7 +38,8 @@ def charbonnier(prediction: Tensor, target: Tensor, eps: float = 1e-9) -> Tensor
 
 
 class SuperResolution(LearningTask):
-    """model: see above; options: its constructor arguments besides the scale. metrics: some of
+    """model: see above; options: its constructor arguments besides the scale. scale: 1 restores and
+    keeps the size. metrics: some of
     psnr, ssim (RGB), psnr_y, ssim_y (luma), temporal, lpips, vmaf. border: pixels not looked at.
     eps: Charbonnier's. lpips_weights: folder with local weight files. tile, margin: low-resolution
     pixels of a piece and of its context; window, overlap: frames of a piece and of the context
@@ -48,23 +48,19 @@ class SuperResolution(LearningTask):
     def __init__(
         self,
         model: Any = "light",
-        scale: int = 4,
+        scale: Literal[1, 2, 3, 4] = 4,
         options: dict[str, Any] | None = None,
-        metrics: Sequence[str] = ("psnr", "ssim"),
+        metrics: Sequence[Metric] = ("psnr", "ssim"),
         border: Natural = 0,
         eps: Positive = 1e-9,
         lpips_weights: str | None = None,
-        tile: int = 256,
-        margin: int = 16,
-        window: int = 16,
-        overlap: int = 4,
+        tile: TileSide = 256,
+        margin: Natural = 16,
+        window: Count = 16,
+        overlap: Natural = 4,
         init: str | None = None,
     ) -> None:
         self.init = init
-        if scale not in (1, 2, 3, 4):
-            raise ValueError(f"the scale is 1 (restore and keep the size), 2, 3 or 4, not {scale}")
-        if unknown := sorted(set(metrics) - set(METRICS)):
-            raise ValueError(f"there is no metric {unknown[0]!r}: {', '.join(METRICS)} are known")
         self.scale, self.metrics, self.border, self.eps, self.lpips_weights = (
             scale,
             tuple(metrics),
@@ -73,7 +69,7 @@ class SuperResolution(LearningTask):
             lpips_weights,
         )
         self.tiles = Tiles(scale, tile, margin, window, overlap)
-        self.build = builder(model, scale, dict(options or {}))
+        self.build = network_builder(model, scale, dict(options or {}))
 
     def model(self) -> nn.Module:
         return self.build()
@@ -84,7 +80,7 @@ class SuperResolution(LearningTask):
                 f"{type(model).__name__} has no split into features and head, so nothing can stand"
                 " between them"
             )
-        return Output(enlarged(model, batch["x"], self.scale))
+        return Output(run_network(model, batch["x"], self.scale))
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         if output.prediction.shape != batch["y"].shape:
@@ -126,7 +122,9 @@ class SuperResolution(LearningTask):
     def compare(self, prediction: Tensor, target: Tensor) -> dict[str, float]:
         """The metrics of one clip (T, 3, H, W)."""
         b = self.border
-        return {SHOWN.get(m, m): self._measures[m](prediction, target, b) for m in self.metrics}
+        return {
+            REPORTED_AS.get(m, m): self._measures[m](prediction, target, b) for m in self.metrics
+        }
 
     @property
     def _measures(self) -> Mapping[str, Callable[[Tensor, Tensor, int], float]]:
@@ -187,7 +185,7 @@ class SuperResolution(LearningTask):
             out.append(
                 Picture(
                     f"{name}: the part with most detail, four times as large",
-                    [larger(z) for z in zoom],
+                    [magnify(z, 4) for z in zoom],
                     labels,
                     "compare",
                 )
@@ -206,36 +204,10 @@ class SuperResolution(LearningTask):
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
         """Enlarge a video file or a folder of frames. Sound is kept. Options: quality (of a video
         file: 0-51, less is better, default 16), device."""
-        from fedlens.core.training import find_device
-        from fedlens.data.video.files import VIDEOS, open_frames
-        from fedlens.models.weights import load_weights
+        from fedlens.tasks.apply.upscaling import upscale_file
 
         check_options(self, options, "quality", "device", "progress")
-        quality, device = options.get("quality", 16), options.get("device", "cpu")
-        if quality not in range(52):
-            raise ValueError(
-                f"quality is a whole number from 0 (best) to 51 (smallest file), not {quality}"
-            )
-        if (
-            "quality" in options and target.suffix.lower() not in VIDEOS
-        ):  # the writer would ignore it
-            raise ValueError(f"quality is for video files, and {target.name} is none: leave it out")
-        model = (
-            load_weights(self.build(), folder / "model.safetensors")
-            .eval()
-            .to(find_device(str(device)))
-        )
-        return upscale(
-            model, open_frames(source), target, self.tiles, quality, options.get("progress", True)
-        )
-
-
-SHOWN = {"lpips": "lpips_loss", "temporal": "temporal_loss"}  # names that say that less is better
-
-
-def larger(picture: Tensor, by: int = 4) -> Tensor:
-    """Every pixel a square, so that nothing is made up."""
-    return picture.repeat_interleave(by, -1).repeat_interleave(by, -2)
+        return upscale_file(self, folder, source, target, options)
 
 
 def busiest(picture: Tensor, size: int = 96) -> tuple[slice, slice]:
@@ -249,189 +221,3 @@ def busiest(picture: Tensor, size: int = 96) -> tuple[slice, slice]:
     at = int(pooled.argmax())
     top, left = at // pooled.shape[1] * max(1, size // 4), at % pooled.shape[1] * max(1, size // 4)
     return slice(top, top + size), slice(left, left + size)
-
-
-def builder(model: Any, scale: int, options: Mapping[str, Any]) -> Callable[[], nn.Module]:
-    """What builds the network. A name is looked up now, so that a wrong one is refused before work
-    starts.
-    """
-    if isinstance(model, nn.Module):
-        raise ValueError(
-            "give the class of the network or a function that builds it, not a network: every run"
-            " starts from a fresh one"
-        )
-    make = find(model) if isinstance(model, str) else model
-    if not callable(make):
-        raise ValueError(f"a network's name or something that builds one is needed, not {model!r}")
-    import inspect
-
-    accepts = inspect.signature(make).parameters
-    extra = (
-        {"scale": scale}
-        if "scale" in accepts or any(p.kind is p.VAR_KEYWORD for p in accepts.values())
-        else {}
-    )
-    if unknown := [
-        k
-        for k in options
-        if k not in accepts and not any(p.kind is p.VAR_KEYWORD for p in accepts.values())
-    ]:
-        raise ValueError(
-            f"{getattr(make, '__name__', make)} has no argument {unknown[0]!r}: it takes"
-            f" {', '.join(accepts)}"
-        )
-    return Build(make, {**extra, **options})
-
-
-class Build:
-    """A call to be made later; unlike a lambda it can be sent to another process."""
-
-    def __init__(self, make: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> None:
-        self.make, self.arguments = make, dict(arguments)
-
-    def __call__(self) -> nn.Module:
-        return self.make(**self.arguments)
-
-
-def find(name: str) -> Callable[..., nn.Module]:
-    if ":" in name:
-        try:
-            own: Callable[..., nn.Module] = load_reference(name)
-        except (ImportError, AttributeError) as e:
-            raise ValueError(f"no network at {name}: {e}") from e
-        return own
-    models = importlib.import_module("fedlens.models")
-    wanted = NAMES.get(name.lower(), name).lower()
-    for export in models.__all__:
-        if export.lower() == wanted:
-            found: Callable[..., nn.Module] = getattr(models, export)
-            return found
-    raise ValueError(
-        f"there is no network {name!r}: {', '.join([*NAMES, *models.__all__])} are known, or"
-        " module:Class"
-    )
-
-
-def enlarged(model: nn.Module, x: Tensor, scale: int) -> Tensor:
-    """model(x), with a clear sentence if it is not a super-resolution network."""
-    y = model(x)
-    want = (*x.shape[:3], x.shape[3] * scale, x.shape[4] * scale)
-    if not isinstance(y, Tensor) or tuple(y.shape) != want:
-        what = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise ValueError(
-            f"{type(model).__name__} made {what} of a clip {tuple(x.shape)}; at scale {scale} it"
-            f" must be {want}"
-        )
-    return y
-
-
-class Tiles:
-    """How a long or large clip is worked through: `tile` low-resolution pixels and `window` frames
-    at a time, each with context.
-    """
-
-    def __init__(
-        self, scale: int, tile: int = 256, margin: int = 16, window: int = 16, overlap: int = 4
-    ) -> None:
-        if tile < 8 or margin < 0 or window < 1 or overlap < 0:
-            raise ValueError(
-                f"tile >= 8, window >= 1, margin and overlap >= 0 are needed, not {tile}, {window},"
-                f" {margin}, {overlap}"
-            )
-        self.scale, self.tile, self.margin, self.window, self.overlap = (
-            scale,
-            tile,
-            margin,
-            window,
-            overlap,
-        )
-
-    def run(
-        self,
-        model: nn.Module,
-        read: Callable[[int, int], Tensor],
-        length: int,
-        *,
-        rounded: bool = True,
-        done: Callable[[int], None] | None = None,
-    ) -> Iterator[Tensor]:
-        """Enlarged frames, `window` at a time, as levels 0...255 (uint8 if rounded). `read(low,
-        high)` gives frames in [0, 1].
-        """
-        place = next((p.device for p in model.parameters()), torch.device("cpu"))
-        grad = nullcontext() if not torch.is_grad_enabled() else torch.no_grad()
-        for low in range(0, length, self.window):
-            high = min(low + self.window, length)
-            first, last = max(0, low - self.overlap), min(length, high + self.overlap)
-            with grad:
-                out = self._window(
-                    model, read(first, last).to(place), low - first, high - low, rounded
-                )
-            yield out
-            if done:
-                done(high - low)
-
-    def _window(
-        self, model: nn.Module, clip: Tensor, skip: int, count: int, rounded: bool
-    ) -> Tensor:
-        """Frames skip ... skip + count - 1 of the enlarged clip; each tile is rounded at once, so
-        that only bytes are kept.
-        """
-        h, w = clip.shape[-2:]
-        s = self.scale
-        out = torch.empty(count, 3, h * s, w * s, dtype=torch.uint8 if rounded else torch.float32)
-        for top in range(0, h, self.tile):
-            for left in range(0, w, self.tile):
-                bottom, right = min(top + self.tile, h), min(left + self.tile, w)
-                up, before = max(0, top - self.margin), max(0, left - self.margin)
-                piece = clip[
-                    ..., up : min(h, bottom + self.margin), before : min(w, right + self.margin)
-                ]
-                y0, x0 = (top - up) * s, (left - before) * s
-                big = enlarged(model, piece[None], s)[0, skip : skip + count]
-                big = (
-                    big[..., y0 : y0 + (bottom - top) * s, x0 : x0 + (right - left) * s]
-                    .float()
-                    .clamp(0, 1)
-                    * 255
-                )
-                out[..., top * s : bottom * s, left * s : right * s] = (
-                    big.round_() if rounded else big
-                )
-        return out
-
-
-@contextmanager
-def bar(total: int, shown: bool) -> Iterator[Callable[[int], None] | None]:
-    """Frames done, time left; on stderr, so that nothing else is disturbed."""
-    if not shown:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as progress:
-        job = progress.add_task("frames", total=total)
-        yield lambda n: progress.advance(job, n)
-
-
-def upscale(
-    model: nn.Module,
-    frames: Any,
-    target: Path,
-    tiles: Tiles,
-    quality: int = 16,
-    progress: bool = True,
-) -> str:
-    """Read, enlarge, write, a window at a time. A target with a video suffix becomes a file
-    (H.264), anything else a folder of PNGs.
-    """
-    from fedlens.data.video.writer import writer
-
-    h, w = (n * tiles.scale for n in frames.size)
-    with writer(target, frames, (h, w), quality) as write, bar(len(frames), progress) as done:
-        for part in tiles.run(
-            model, lambda a, b: frames.read(a, b).float() / 255, len(frames), done=done
-        ):
-            write(part)
-    return f"{len(frames)} frames of {frames.size[1]}x{frames.size[0]} became {w}x{h} in {target}"

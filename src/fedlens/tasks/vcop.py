@@ -26,7 +26,8 @@ from fedlens.core.picture import Picture
 from fedlens.core.task import Adapt
 from fedlens.data.video.frames import Frames
 from fedlens.models.video import SplitNet
-from fedlens.tasks.video_ssl import VideoSSL, cut, larger
+from fedlens.tasks.video_clips import cut_clip, larger
+from fedlens.tasks.video_ssl import VideoSSL
 
 CLIPS = 3
 ORDERS = tuple(permutations(range(CLIPS)))
@@ -66,7 +67,7 @@ class VCOP(VideoSSL):
         start = int(torch.randint(len(frames) - self.least + 1, (), generator=rng))
         y = int(torch.randint(len(ORDERS), (), generator=rng))
         numbers = [n for j in ORDERS[y] for n in self.clip(start, j)]
-        together = cut(frames, numbers, self.size, rng if augment else None)
+        together = cut_clip(frames, numbers, self.size, rng if augment else None)
         return {
             "x": together.unflatten(1, (CLIPS, self.frames)).transpose(0, 1).contiguous(),
             "y": torch.tensor(y),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import pickle
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tables import from_table
 
 from fedlens.data import (
     Cifar10,
@@ -24,7 +26,7 @@ from fedlens.data import (
     Synthetic,
     TinyImageNet,
 )
-from fedlens.data.images.labelled import CropFlip, degrade, stratified
+from fedlens.data.images.labelled import CropFlip, skew_images, stratified
 from fedlens.data.source import DataError
 
 
@@ -110,7 +112,7 @@ def test_damaged_and_missing_cifar(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is missing"):
         Cifar10(root=str(tmp_path)).federation(2, 0)
     with pytest.raises(
-        DataError, match=r"no Cifar10 at \S+nowhere$"
+        DataError, match=r"no Cifar10 folder at \S+nowhere: set data.root$"
     ):  # an absolute path is looked for in one place
         Cifar10(root=str(tmp_path / "nowhere")).federation(2, 0)
 
@@ -362,13 +364,13 @@ def test_feature_skew() -> None:
     x = torch.from_numpy(pixels(20))
     rng = torch.Generator().manual_seed(0)
     gap = (
-        degrade(torch.full((4, 3, 32, 32), 128, dtype=torch.uint8), "noise", 20.0, rng).float()
+        skew_images(torch.full((4, 3, 32, 32), 128, dtype=torch.uint8), "noise", 20.0, rng).float()
         - 128
     ).std()
     assert float(gap) == pytest.approx(20, rel=0.05)
-    assert torch.equal(degrade(x, "noise", 0.0, rng), x)
+    assert torch.equal(skew_images(x, "noise", 0.0, rng), x)
     for kind in ("blur", "resolution"):
-        assert degrade(x, kind, 2.0, rng).float().std() < 0.5 * x.float().std()
+        assert skew_images(x, kind, 2.0, rng).float().std() < 0.5 * x.float().std()
     federation = Synthetic(images=100, test_images=20, skew="noise", strongest=60.0).federation(
         3, 0
     )
@@ -392,8 +394,23 @@ def test_synthetic_is_reproducible_and_its_classes_differ() -> None:
         a.test.columns["x"], c.test.columns["x"]
     )
     assert len(set(a.facts.classes)) == 10
-    with pytest.raises(DataError, match="2 to 20 classes"):
-        Synthetic(classes=21).federation(2, 0)
+    with pytest.raises(ValueError, match=r"data\.classes must be .* at most 20, not 21"):
+        from_table("data", "Synthetic", classes=21)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"holdout": 1.0}, "data.holdout must be a number of at least 0 and below 1, not 1.0"),
+        ({"test_share": 0}, "data.test_share must be a number above 0 and below 1, not 0"),
+        ({"noise": -0.1}, "data.noise must be a number of at least 0, not -0.1"),
+        ({"limit": 0}, "data.limit must be a whole number of at least 1 or none, not 0"),
+        ({"alpha": 0}, "data.alpha must be a number above 0, not 0"),
+    ],
+)
+def test_limits(keys: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        from_table("data", "Synthetic", **keys)
 
 
 def test_the_data_pack(data_pack: Path) -> None:

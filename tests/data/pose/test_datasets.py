@@ -14,7 +14,14 @@ import torch
 from PIL import Image
 
 from fedlens.data.pose.datasets import CocoPose, Lspet, Mpii
-from fedlens.data.pose.people import SKELETONS, Augment, People, Person, fit, transform
+from fedlens.data.pose.people import (
+    SKELETONS,
+    People,
+    Person,
+    PoseAugmentation,
+    fit_box,
+    transform_joints,
+)
 from fedlens.data.pose.stick_figures import StickFigures
 from fedlens.data.source import DataError
 
@@ -63,7 +70,7 @@ def test_a_plain_crop_and_back(size: tuple[int, int]) -> None:
     batch = people.batch(torch.tensor([0]))
     assert batch["x"].shape == (1, 3, *size)
     assert torch.allclose(
-        transform(batch["warp"], batch["y"][..., :2]), batch["truth"][..., :2], atol=1e-3
+        transform_joints(batch["warp"], batch["y"][..., :2]), batch["truth"][..., :2], atol=1e-3
     )
     for joint in batch["y"][0]:
         x, y = brightest(batch["x"][0], joint[:2])
@@ -75,7 +82,7 @@ def test_augmented_crops_move_pixels_and_joints_alike() -> None:
     in the mirror of its partner. Here all blobs look alike, so the names are checked through the
     warp: un-warping y gives the truth of the mirrored names."""
     people = People(
-        [painted()], SKELETONS["lsp"], (128, 96), Augment(flip=0.5, scale=0.3, rotation=30)
+        [painted()], SKELETONS["lsp"], (128, 96), PoseAugmentation(flip=0.5, scale=0.3, rotation=30)
     )
     rng = torch.Generator().manual_seed(0)
     mirror, seen = SKELETONS["lsp"].mirror, set()
@@ -83,7 +90,7 @@ def test_augmented_crops_move_pixels_and_joints_alike() -> None:
         batch = people.batch(torch.tensor([0]), rng)
         flipped = bool(torch.linalg.det(batch["warp"][0, :, :2]) < 0)
         seen.add(flipped)
-        back = transform(batch["warp"], batch["y"][..., :2])[0]
+        back = transform_joints(batch["warp"], batch["y"][..., :2])[0]
         truth = batch["truth"][0, :, :2]
         assert torch.allclose(back, truth[mirror] if flipped else truth, atol=1e-2)
         for joint in batch["y"][0]:
@@ -103,7 +110,7 @@ def test_rotation_is_one_of_the_image_even_where_the_box_is_stretched() -> None:
         [square],
         SKELETONS["lsp"],
         (64, 48),
-        Augment(flip=0, scale=0.2, rotation=40, rotate_often=1),
+        PoseAugmentation(flip=0, scale=0.2, rotation=40, rotate_often=1),
     )
     a = people.batch(torch.tensor([0]), torch.Generator().manual_seed(3))["warp"][0, :, :2]
     a = a / torch.tensor([100 / 48, 100 / 64])
@@ -121,13 +128,13 @@ def test_captured_low_and_interpolated_high() -> None:
         assert batch["x"].shape == (1, 3, 128, 96)
         assert torch.allclose(batch["y"][..., :2], 4 * plain["y"][..., :2] + 1.5, atol=1e-3)
         assert torch.allclose(
-            transform(batch["warp"], batch["y"][..., :2]), batch["truth"][..., :2], atol=1e-3
+            transform_joints(batch["warp"], batch["y"][..., :2]), batch["truth"][..., :2], atol=1e-3
         )
 
 
 def test_boxes_are_widened_never_cut() -> None:
-    assert fit((30, 10), (64, 48), 1.0) == (30, 40)
-    assert fit((10, 40), (64, 48), 1.25) == (37.5, 50)
+    assert fit_box((30, 10), (64, 48), 1.0) == (30, 40)
+    assert fit_box((10, 40), (64, 48), 1.25) == (37.5, 50)
 
 
 def test_clients_have_resolutions_of_their_own() -> None:
@@ -299,7 +306,7 @@ def test_coco(data_pack: Path) -> None:
     batch = test.batch(torch.arange(len(test)))
     assert batch["y"].shape[1:] == (17, 3)
     assert torch.allclose(
-        transform(batch["warp"], batch["y"][..., :2]), batch["truth"][..., :2], atol=1e-2
+        transform_joints(batch["warp"], batch["y"][..., :2]), batch["truth"][..., :2], atol=1e-2
     )
     person = next(p for p in test.people if p.image_id == 785)
     """bbox 280.79, 44.73, 218.7, 346.68: narrower than 3:4, so 260.01 x 346.68, times 1.25."""

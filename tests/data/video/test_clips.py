@@ -72,7 +72,7 @@ def test_bad_input(tmp_path: Path) -> None:
             Clips(str(root), **options).federation(1, 0)
     with pytest.raises(DataError, match="not divisible by the scale 4"):
         Clips(str(root), crop=18)
-    with pytest.raises(DataError, match="there is nothing at"):
+    with pytest.raises(DataError, match=r"no folder of clips at .*: set data\.folder"):
         Clips(str(tmp_path / "nowhere")).federation(1, 0)
     with pytest.raises(DataError, match="environment variable in it is not set"):
         Clips("$FEDLENS_NO_SUCH_VARIABLE/x").federation(1, 0)

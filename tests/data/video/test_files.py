@@ -13,7 +13,7 @@ import torch
 from films import converted, save
 
 from fedlens.data.source import DataError
-from fedlens.data.video.files import FileFrames, _Lost, _Reel, find_clips, open_frames, reduced
+from fedlens.data.video.files import FileFrames, _OpenFile, _SeekMissed, open_frames, reduced
 from fedlens.data.video.frames import Frames
 
 av = pytest.importorskip("av")
@@ -129,17 +129,17 @@ def test_a_window_is_what_decoding_from_the_start_gives(
         assert torch.equal(frames.read(low, low + 8), whole[low : low + 8]), low
 
 
-def _reel(times: list[int | None], place: int = 0) -> _Reel:
+def open_file(times: list[int | None], place: int = 0) -> _OpenFile:
     """A decoder that gives these times, of a file that lists 0, 10, ... 90."""
     pictures = (SimpleNamespace(pts=t) for t in times)
-    return _Reel(Path("film.mkv"), None, pictures, range(0, 100, 10), place, counted=False)
+    return _OpenFile(Path("film.mkv"), None, pictures, range(0, 100, 10), place, counted=False)
 
 
 def test_packets_without_a_picture() -> None:
     """The last frame stays on for two packets, not for three; what comes later is never shown in
     their place.
     """
-    two, three = _reel([0, 10, 40, 50]), _reel([0, 10, 50])
+    two, three = open_file([0, 10, 40, 50]), open_file([0, 10, 50])
     assert [two.frame(k).pts for k in range(6)] == [0, 10, 10, 10, 40, 50] and two.frame(6) is None
     assert [three.frame(k).pts for k in range(4)] == [0, 10, 10, 10]
     with pytest.raises(
@@ -150,9 +150,9 @@ def test_packets_without_a_picture() -> None:
 
 def test_a_seek_that_lands_late_or_where_nothing_has_a_time() -> None:
     for times in ([30, 40], [None, None]):
-        with pytest.raises(_Lost):
-            _reel(times, place=2).frame(2)
-    from_start = _reel([None, None, None])
+        with pytest.raises(_SeekMissed):
+            open_file(times, place=2).frame(2)
+    from_start = open_file([None, None, None])
     assert [from_start.frame(1), from_start.frame(2)] == [
         SimpleNamespace(pts=None)
     ] * 2 and from_start.frame(3) is None
@@ -162,8 +162,8 @@ def test_reading_on_opens_the_file_once(
     film: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frames, opened = FileFrames(converted(film, tmp_path / "film.mpg")), []
-    reel = frames._reel
-    monkeypatch.setattr(frames, "_reel", lambda low: opened.append(low) or reel(low))
+    open_at = frames._open_at
+    monkeypatch.setattr(frames, "_open_at", lambda low: opened.append(low) or open_at(low))
     for low in range(0, 40, 8):
         frames.read(low, low + 8)
     assert opened == [0]
@@ -213,14 +213,7 @@ def test_sizes_after_shrinking() -> None:
     ]
 
 
-def test_find_clips(tmp_path: Path, film: Path) -> None:
-    save(tmp_path / "a" / "clip2", [np.zeros((4, 4, 3), np.uint8)])
-    save(tmp_path / "a" / "clip10", [np.zeros((4, 4, 3), np.uint8)])
-    (tmp_path / "b.mp4").write_bytes(film.read_bytes())
-    assert [p.name for p in find_clips(tmp_path)] == ["clip2", "clip10", "b.mp4"]
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds neither"):
-        find_clips(tmp_path / "empty")
+def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is nothing at"):
         open_frames(tmp_path / "nowhere.mp4")
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tables import from_table
 
-from fedlens.data.source import DataError
 from fedlens.data.video.moving_shapes import MovingShapes, moving_shape
 
 
@@ -35,5 +35,7 @@ def test_moving_shapes_are_a_federation() -> None:
     assert np.array_equal(
         found.holdings[1].clips[0].read(0, 12), again.holdings[1].clips[0].read(0, 12)
     )
-    with pytest.raises(DataError, match="2 to 8 are known"):
-        MovingShapes(actions=9).federation(2, 0)
+    with pytest.raises(ValueError, match=r"data\.actions must be .* at most 8, not 9"):
+        from_table("data", "MovingShapes", actions=9)
+    with pytest.raises(ValueError, match=r"data\.holdout must be .* below 1, not 1.0"):
+        from_table("data", "MovingShapes", holdout=1.0)

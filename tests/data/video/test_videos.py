@@ -10,7 +10,7 @@ from PIL import Image
 
 from fedlens.data.source import DataError
 from fedlens.data.video.files import FileFrames
-from fedlens.data.video.videos import OPEN, Videos
+from fedlens.data.video.videos import MOST_OPEN, Videos
 
 
 def test_class_folders_with_broken_files(shelf: Path, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_frames_are_what_the_decoder_gives_and_few_files_stay_open(shelf: Path) 
         direct = FileFrames(clip.frames.path)
         assert torch.equal(clip.read(3, 9), direct.read(3, 9))
         direct.close()
-    assert len(clips[0].frames.opened.files) <= OPEN
+    assert len(clips[0].frames.opened.files) <= MOST_OPEN
     twin = pickle.loads(pickle.dumps(found))
     assert torch.equal(twin.holdings[0].clips[0].read(0, 2), clips[0].read(0, 2))
 

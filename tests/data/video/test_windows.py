@@ -8,7 +8,7 @@ from films import make_clips
 from fedlens.data.video.clips import Clips
 from fedlens.data.video.degrade import degrade
 from fedlens.data.video.frames import ArrayFrames
-from fedlens.data.video.windows import cut_pair, turned
+from fedlens.data.video.windows import cut_pair, turn_pair
 
 
 def test_a_crop_is_cut_from_the_degraded_frame() -> None:
@@ -36,7 +36,7 @@ def test_turning_keeps_low_and_high_resolution_together() -> None:
     y = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     seen = set()
     for how in range(8):
-        a, b = turned(degrade(y, 4), y, how)
+        a, b = turn_pair(degrade(y, 4), y, how)
         torch.testing.assert_close(degrade(b, 4), a, atol=1.5 / 255, rtol=0)
         seen.add(tuple(b.flatten().tolist()))
     assert len(seen) == 8

@@ -20,13 +20,23 @@ from fedlens.data.images.labelled import (
     Labelled,
     LabelledSource,
     Reader,
-    class_folders,
-    find,
     listing,
 )
+from fedlens.data.paths import class_folders, locate
 from fedlens.data.source import DataError
 
-TEN = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 
 
 @dataclass
@@ -45,8 +55,11 @@ class _Cifar(LabelledSource):
     torchvision: ClassVar[str]
 
     def read(self, seed: int) -> Collection:
+        name = type(self).__name__
         root = (
-            Path(self.root).expanduser() if self.download else find(self.root, type(self).__name__)
+            Path(self.root).expanduser()
+            if self.download
+            else locate(self.root, f"{name} folder", "data.root")
         )
         for place in (root, root / "jpg", root / self.binary[0], root / self.python[0]):
             if (place / self.binary[1][0]).is_file():
@@ -177,7 +190,7 @@ class Cifar10(_Cifar):
     """
 
     root: str = "cifar10"
-    names: ClassVar[tuple[str, ...]] = TEN
+    names: ClassVar[tuple[str, ...]] = CIFAR10_CLASSES
     binary: ClassVar[Any] = (
         "cifar-10-batches-bin",
         tuple(f"data_batch_{k}.bin" for k in range(1, 6)),

@@ -24,15 +24,12 @@ from fedlens.data.images.labelled import (
     Labelled,
     LabelledSource,
     Reader,
-    class_folders,
-    find,
-    images_in,
+    label_order,
     listing,
 )
 from fedlens.data.images.reading import converted
+from fedlens.data.paths import TEST_PARTS, class_folders, locate
 from fedlens.data.source import DataError
-
-TESTS = ("test", "val", "valid", "validation")
 
 
 @dataclass
@@ -49,7 +46,7 @@ class ImageFolder(LabelledSource):
     training: str = "train"
 
     def read(self, seed: int) -> Collection:
-        root = find(self.root, "image folder")
+        root = locate(self.root, "image folder", "data.root")
         if not root.is_dir():
             raise DataError(f"{root} is a file, not a folder of class folders")
         if self.training != "train" and not (root / self.training).is_dir():
@@ -59,7 +56,7 @@ class ImageFolder(LabelledSource):
         if len(names) < 2:
             raise DataError(f"{train} holds {len(names)} class folders: at least two are needed")
         reader = Reader(self.size, "L" if self.gray else "RGB")
-        test = next((root / t for t in TESTS if train != root and (root / t).is_dir()), None)
+        test = next((root / t for t in TEST_PARTS if train != root and (root / t).is_dir()), None)
         tested = reader.read(listing(test, names)) if test else None
         return Collection(reader.read(listing(train, names)), tested, names, reader.skipped)
 
@@ -86,7 +83,7 @@ class TinyImageNet(LabelledSource):
     size: Count = 64
 
     def read(self, seed: int) -> Collection:
-        root = find(self.root, "Tiny-ImageNet")
+        root = locate(self.root, "Tiny-ImageNet", "data.root")
         try:
             wnids = (root / "wnids.txt").read_text().split()
             notes = [
@@ -133,17 +130,14 @@ class Csv(LabelledSource):
     names: tuple[str, ...] = ()
 
     def read(self, seed: int) -> Collection:
-        table = find(self.file, "table")
+        table = locate(self.file, "table", "data.file")
         rows = self._rows(table)
-        found = sorted(
-            {r[self.label] for r in rows},
-            key=lambda s: (0, int(s), "") if s.isdigit() else (1, 0, s),
-        )
+        found = sorted({r[self.label] for r in rows}, key=label_order)
         names = ordered(found, self.names, table)
         place = {n: k for k, n in enumerate(names)}
         reader = Reader(self.size, "L" if self.gray else "RGB")
-        tests = [r for r in rows if r.get(self.split, "").lower() in TESTS]
-        trains = [r for r in rows if r.get(self.split, "").lower() not in TESTS]
+        tests = [r for r in rows if r.get(self.split, "").lower() in TEST_PARTS]
+        trains = [r for r in rows if r.get(self.split, "").lower() not in TEST_PARTS]
 
         def take(part: list[dict[str, str]]) -> Labelled:
             groups = [r[self.group] for r in part] if self.group in rows[0] else None
@@ -184,7 +178,7 @@ class Npz(LabelledSource):
     use_val: bool = True
 
     def read(self, seed: int) -> Collection:
-        file = find(self.file, ".npz file")
+        file = locate(self.file, ".npz file", "data.file")
         if not is_zipfile(file):
             raise DataError(
                 f"{file} cannot be read as .npz: it is cut off, or another kind of file"
@@ -257,7 +251,7 @@ class HuggingFace(LabelledSource):
     gray: bool = False
 
     def read(self, seed: int) -> Collection:
-        root = find(self.root, "HuggingFace dataset")
+        root = locate(self.root, "HuggingFace dataset", "data.root")
         try:
             import datasets
         except ImportError:
@@ -283,7 +277,7 @@ class HuggingFace(LabelledSource):
             str(v) for v in sorted(set(first[self.label]))
         ]
         skipped: list[str] = []
-        test = next((parts[t] for t in TESTS if t in parts), None)
+        test = next((parts[t] for t in TEST_PARTS if t in parts), None)
         return Collection(
             self._part(first, skipped),
             self._part(test, skipped) if test is not None else None,
@@ -315,4 +309,4 @@ class HuggingFace(LabelledSource):
         return Labelled(torch.stack(images), torch.tensor(labels))
 
 
-__all__ = ["Csv", "HuggingFace", "ImageFolder", "Npz", "TinyImageNet", "images_in"]
+__all__ = ["Csv", "HuggingFace", "ImageFolder", "Npz", "TinyImageNet"]

@@ -9,9 +9,8 @@ skew are the same everywhere. Images stay uint8 until a batch is drawn. `Federat
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,9 +23,11 @@ from torch.nn import functional as F
 from fedlens.core.client import generator
 from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
+from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Positive, ProperShare
 from fedlens.data.images.reading import converted, opened
 from fedlens.data.images.tensors import Tensors
-from fedlens.data.partition import Rule, split, strengths
+from fedlens.data.partition import Rule, split_by_rule, strengths
+from fedlens.data.paths import images_below
 from fedlens.data.source import DataError, Source
 
 Skew = Literal["none", "noise", "blur", "resolution"]
@@ -72,34 +73,26 @@ class LabelledSource(Source):
     one's, up to `strongest` (noise sigma of 255, blur sigma in pixels, or how much they shrink)."""
 
     partition: Rule = "iid"
-    alpha: float = 0.5
-    shards: int = 2
-    classes_per_client: int = 2
-    least: int = 10
-    holdout: float = 0.0
-    limit: int | None = None
-    test_limit: int | None = None
-    test_share: float = 0.2
+    alpha: Positive = 0.5
+    shards: Count = 2
+    classes_per_client: Count = 2
+    least: Natural = 10
+    holdout: Fraction = 0.0
+    limit: Count | None = None
+    test_limit: Count | None = None
+    test_share: ProperShare = 0.2
     augment: bool = False
-    noise: float = 0.0
+    noise: NotNegative = 0.0
     skew: Skew = "none"
-    strongest: float = 0.0
+    strongest: NotNegative = 0.0
 
     @abstractmethod
     def read(self, seed: int) -> Collection: ...
 
     def federation(self, clients: int, seed: int) -> Federation:
-        if not 0 <= self.holdout < 1 or not 0 < self.test_share < 1:
+        if self.skew != "none" and not self.strongest:
             raise DataError(
-                f"holdout and test_share are shares between 0 and 1, not {self.holdout} and"
-                f" {self.test_share}"
-            )
-        if self.noise < 0:
-            raise DataError(f"noise is a standard deviation, so it cannot be {self.noise}")
-        if self.strongest < 0 or (self.skew != "none" and not self.strongest):
-            raise DataError(
-                f"skew={self.skew} needs a positive strongest: how much of it the last client has,"
-                f" not {self.strongest:g}"
+                f"skew={self.skew} needs a positive strongest: how much of it the last client has"
             )
         found = self.read(seed)
         train, test = found.train, found.test
@@ -109,7 +102,7 @@ class LabelledSource(Source):
         train = limited(train, self.limit, np.random.default_rng([seed, 2]))
         test = limited(test, self.test_limit, np.random.default_rng([seed, 3]))
         per = self.classes_per_client if self.partition == "classes" else self.shards
-        parts, notes = split(
+        parts, notes = split_by_rule(
             self.partition,
             train.labels.numpy(),
             clients,
@@ -148,14 +141,14 @@ class LabelledSource(Source):
         """
         if self.noise:
             own = Labelled(
-                degrade(own.images, "noise", 255 * self.noise, generator(seed, client, 0xA0)),
+                skew_images(own.images, "noise", 255 * self.noise, generator(seed, client, 0xA0)),
                 own.labels,
                 own.groups,
             )
         if self.skew != "none":
             strength = strengths(clients, self.strongest)[client]
             own = Labelled(
-                degrade(own.images, self.skew, strength, generator(seed, client, 0xDE)),
+                skew_images(own.images, self.skew, strength, generator(seed, client, 0xDE)),
                 own.labels,
                 own.groups,
             )
@@ -215,13 +208,11 @@ def stratified(
 def limited(part: Labelled, limit: int | None, rng: np.random.Generator) -> Labelled:
     if limit is None or limit >= len(part):
         return part
-    if limit < 1:
-        raise DataError(f"limit must be at least 1, not {limit}")
     _, chosen = stratified(part.labels, limit / len(part), rng)
     return part.take(chosen)
 
 
-def degrade(images: Tensor, kind: Skew, strength: float, rng: Generator) -> Tensor:
+def skew_images(images: Tensor, kind: Skew, strength: float, rng: Generator) -> Tensor:
     """One client's camera. noise: sigma of 255. blur: Gaussian sigma in pixels. resolution: shrunk
     by 1 + strength and enlarged again.
     """
@@ -247,26 +238,6 @@ def degrade(images: Tensor, kind: Skew, strength: float, rng: Generator) -> Tens
 
 
 # -- reading files ---------------------------------------------------------------------------------
-
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
-
-
-def find(root: str, what: str, key: str = "data.root or data.file") -> Path:
-    """A folder or file as given, or under the data folder (FEDLENS_DATA, else ../shared/data). key:
-    what the user has to set.
-    """
-    if not root:
-        raise DataError(f"say where the {what} is: {key}")
-    given = Path(root).expanduser()
-    places = (
-        [given]
-        if given.is_absolute()
-        else [given, Path(os.environ.get("FEDLENS_DATA", "../shared/data")) / root]
-    )
-    for place in places:
-        if place.exists():
-            return place
-    raise DataError(f"no {what} at {', nor at '.join(map(str, dict.fromkeys(places)))}")
 
 
 def load_image(path: Path, size: int | None, mode: str = "RGB") -> Tensor:
@@ -333,15 +304,11 @@ def _size(image: Tensor) -> str:
     return f"{image.shape[2]}x{image.shape[1]}"
 
 
-def class_folders(root: Path) -> list[Path]:
-    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+def listing(root: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
+    """Every image of the class folders `names`, and the number of its class."""
+    return [(path, k) for k, name in enumerate(names) for path in images_below(root / name)]
 
 
-def images_in(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
-
-
-def listing(
-    root: Path, names: Sequence[str], order: Callable[[Path], list[Path]] = images_in
-) -> list[tuple[Path, int]]:
-    return [(path, k) for k, name in enumerate(names) for path in order(root / name)]
+def label_order(label: str) -> tuple[int, int, str]:
+    """Numbers by their value, before all other names."""
+    return (0, int(label), "") if label.isdigit() else (1, 0, label)

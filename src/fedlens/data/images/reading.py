@@ -18,13 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlens.data.paths import IMAGE_SUFFIXES
 from fedlens.data.source import DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".npy")
-SHIPPED = (
+# what `read_image` reads: images, and arrays, which hold pixels that were not rounded
+READABLE = (*IMAGE_SUFFIXES, ".npy")
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of pixels in [0, 1]
+SHIPPED_IMAGES = (
     "astronaut",
     "brick",
     "camera",
@@ -146,8 +149,10 @@ def shipped(name: str, colour: str) -> Tensor:
             "the shipped images come with scikit-image: pip install scikit-image, or give"
             " image=PATH"
         ) from e
-    if name not in SHIPPED:
-        raise DataError(f"there is no image {name!r}: give a path, or one of {', '.join(SHIPPED)}")
+    if name not in SHIPPED_IMAGES:
+        raise DataError(
+            f"there is no image {name!r}: give a path, or one of {', '.join(SHIPPED_IMAGES)}"
+        )
     try:
         return _to_tensor(getattr(data, name)(), colour, name)
     except DataError:

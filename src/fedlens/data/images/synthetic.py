@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Le
 from torch import Generator, Tensor
 
 from fedlens.core.client import generator
-from fedlens.core.limits import Count, Share
+from fedlens.core.limits import Count, NotNegative, Several, Share
 from fedlens.data.images.labelled import Collection, Labelled, LabelledSource
 from fedlens.data.source import DataError
 
 SHAPES = ("disc", "square", "triangle", "cross", "ring")
 TEXTURES = ("stripes", "checks", "dots", "plain")
+ClassCount = Annotated[Several, Le(len(SHAPES) * len(TEXTURES))]
 
 
 @dataclass
@@ -29,18 +32,14 @@ class Synthetic(LabelledSource):
     testing. size: in pixels. noise: sigma of the pixel noise, of 1. clutter: chance of a second
     small figure."""
 
-    classes: int = 10
-    images: int = 4000
-    test_images: int = 1000
+    classes: ClassCount = 10
+    images: Count = 4000
+    test_images: Count = 1000
     size: Count = 32
-    noise: float = 0.06
+    noise: NotNegative = 0.06
     clutter: Share = 0.3
 
     def read(self, seed: int) -> Collection:
-        if not 2 <= self.classes <= len(SHAPES) * len(TEXTURES):
-            raise DataError(
-                f"Synthetic has 2 to {len(SHAPES) * len(TEXTURES)} classes, not {self.classes}"
-            )
         if self.images < self.classes or self.test_images < self.classes:
             raise DataError(
                 "Synthetic needs at least one image per class for training and for testing"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,20 +18,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedlens.core.client import generator
 from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Share
+from fedlens.data.paths import locate
 from fedlens.data.pose.people import (
     SKELETONS,
-    Array,
-    Augment,
+    ImageSize,
     People,
     Person,
-    Size,
+    PoseAugmentation,
     Skeleton,
-    fit,
+    fit_box,
     joints_box,
 )
 from fedlens.data.source import DataError, Source
@@ -48,7 +48,7 @@ class PoseSource(Source):
     sizes: tuple[tuple[int, int], ...] = ((64, 48), (48, 36), (32, 24))
     per_client: Count | None = None
     test_people: Natural | None = None
-    hold_out: float = 0.0
+    hold_out: Fraction = 0.0
     flip: Share = 0.5
     scale: Fraction = 0.5
     rotation: NotNegative = 40.0
@@ -64,7 +64,7 @@ class PoseSource(Source):
         return SKELETONS[self.skeleton_name]
 
     @property
-    def shape(self) -> Size:
+    def shape(self) -> ImageSize:
         return self.sizes[0]
 
     def federation(self, clients: int, seed: int) -> Federation:
@@ -79,7 +79,7 @@ class PoseSource(Source):
                 f" {len(train)} there are"
             )
         order = torch.randperm(len(train), generator=generator(seed, 0x905E)).tolist()
-        augment = Augment(self.flip, self.scale, self.rotation)
+        augment = PoseAugmentation(self.flip, self.scale, self.rotation)
         own = [self.sizes[k % len(self.sizes)] for k in range(clients)]
         everyone = People(train, self.skeleton, self.shape, augment)
         parts = [
@@ -102,8 +102,6 @@ class PoseSource(Source):
                 "all sizes must have the same shape (3:4 in the paper): crops would otherwise show"
                 " different things"
             )
-        if not 0 <= self.hold_out < 1:
-            raise DataError("hold_out is a part of the people, from 0 to less than 1")
 
 
 def keep_usable(people: Sequence[Person], notes: list[str]) -> list[Person]:
@@ -114,7 +112,7 @@ def keep_usable(people: Sequence[Person], notes: list[str]) -> list[Person]:
     return usable
 
 
-def inside(joints: Array, width: float, height: float) -> tuple[Array, int]:
+def hide_outside(joints: NDArray[Any], width: float, height: float) -> tuple[NDArray[Any], int]:
     """Joints marked visible but lying outside the image become invisible; how many there were."""
     out = (joints[:, 2] > 0) & (
         (joints[:, 0] < 0)
@@ -127,7 +125,7 @@ def inside(joints: Array, width: float, height: float) -> tuple[Array, int]:
     return fixed, int(out.sum())
 
 
-def torso(joints: Array) -> float:
+def torso(joints: NDArray[Any]) -> float:
     """LSP's reference length: left shoulder to right hip."""
     return float(np.hypot(*(joints[9, :2] - joints[2, :2])))
 
@@ -135,18 +133,17 @@ def torso(joints: Array) -> float:
 @dataclass
 class Lspet(PoseSource):
     """Leeds Sports Pose (Extended): `images/` and joints.csv (with a split) or joints.mat (every
-    fifth person is then tested on). folder: default $FEDLENS_DATA/lspet or ../shared/data/lspet.
-    PCK@0.2 of the torso."""
+    fifth person is then tested on). PCK@0.2 of the torso."""
 
-    folder: str = ""
+    folder: str = "lspet"
 
     def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
-        root = _folder(self.folder, "lspet")
+        root = locate(self.folder, "folder of Lspet", "data.folder")
         rows = _lsp_csv(root) if (root / "joints.csv").is_file() else _lsp_mat(root)
         people: dict[bool, list[Person]] = {True: [], False: []}
         outside = 0
         for name, joints, size, tested in rows:
-            joints, out = inside(joints, *size) if size else (joints, 0)
+            joints, out = hide_outside(joints, *size) if size else (joints, 0)
             outside += out
             if not (joints[:, 2] > 0).any():
                 people[tested].append(Person(root / "images" / name, joints, (0, 0), (1, 1), 1))
@@ -157,7 +154,7 @@ class Lspet(PoseSource):
                     root / "images" / name,
                     joints,
                     centre,
-                    fit(box, self.shape),
+                    fit_box(box, self.shape),
                     torso(joints),
                     box[0] * box[1],
                 )
@@ -167,18 +164,7 @@ class Lspet(PoseSource):
         return keep_usable(people[False], notes), keep_usable(people[True], notes)
 
 
-def _folder(given: str, name: str) -> Path:
-    root = (
-        Path(given)
-        if given
-        else Path(os.environ.get("FEDLENS_DATA", Path("..") / "shared" / "data")) / name
-    )
-    if not root.is_dir():
-        raise DataError(f"no folder {root}: give the data's own with data.folder=...")
-    return root
-
-
-Row = tuple[str, Array, tuple[float, float] | None, bool]
+Row = tuple[str, NDArray[Any], tuple[float, float] | None, bool]
 
 
 def _lsp_csv(root: Path) -> list[Row]:
@@ -232,7 +218,7 @@ class Mpii(PoseSource):
     joints, joints_vis). mpii_gt_val.mat has the head boxes PCKh needs; without it the head segment
     of the joints takes their place, and that is said. train, val: file names."""
 
-    folder: str = ""
+    folder: str = "mpii"
     train: str = "mpii_train.json"
     val: str = "mpii_val.json"
     heads: str = "mpii_gt_val.mat"
@@ -241,7 +227,7 @@ class Mpii(PoseSource):
     skeleton_name = "mpii"
 
     def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
-        root = _folder(self.folder, "mpii")
+        root = locate(self.folder, "folder of Mpii", "data.folder")
         train = [self._person(root, entry, None) for entry in _json(root, self.train)]
         entries = _json(root, self.val)
         heads = self._heads(root, len(entries), notes)
@@ -251,7 +237,9 @@ class Mpii(PoseSource):
         ]
         return keep_usable(train, notes), keep_usable(test, notes)
 
-    def _heads(self, root: Path, people: int, notes: list[str]) -> list[tuple[float, Array]] | None:
+    def _heads(
+        self, root: Path, people: int, notes: list[str]
+    ) -> list[tuple[float, NDArray[Any]]] | None:
         path = _find(root, self.heads)
         if path is None:
             notes.append(
@@ -272,7 +260,7 @@ class Mpii(PoseSource):
         ]
 
     def _person(
-        self, root: Path, entry: dict[str, Any], head: tuple[float, Array] | None
+        self, root: Path, entry: dict[str, Any], head: tuple[float, NDArray[Any]] | None
     ) -> Person:
         scale, (x, y) = float(entry["scale"]), entry["center"]
         joints = np.zeros((16, 3))
@@ -296,7 +284,7 @@ class CocoPose(PoseSource):
     """COCO keypoints: annotation files in the folder or its annotations/, images in train_images
     and val_images. Evaluated by OKS-AP on the annotated boxes."""
 
-    folder: str = ""
+    folder: str = "coco"
     train: str = "person_keypoints_train2017.json"
     val: str = "person_keypoints_val2017.json"
     train_images: str = "train2017"
@@ -306,7 +294,7 @@ class CocoPose(PoseSource):
     skeleton_name = "coco"
 
     def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
-        root = _folder(self.folder, "coco")
+        root = locate(self.folder, "folder of CocoPose", "data.folder")
         return self._people(root, self.train, self.train_images, notes), self._people(
             root, self.val, self.val_images, notes
         )
@@ -319,7 +307,7 @@ class CocoPose(PoseSource):
             if entry.get("iscrowd") or "keypoints" not in entry:
                 continue
             image = files[entry["image_id"]]
-            joints, out = inside(
+            joints, out = hide_outside(
                 np.asarray(entry["keypoints"], float).reshape(-1, 3),
                 image["width"],
                 image["height"],
@@ -333,7 +321,7 @@ class CocoPose(PoseSource):
                     path,
                     joints,
                     centre,
-                    fit((width, height), self.shape),
+                    fit_box((width, height), self.shape),
                     max(width, height),
                     float(entry["area"]),
                     int(image["id"]),

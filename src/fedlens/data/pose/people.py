@@ -25,17 +25,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from fedlens.core.client import Batch
-from fedlens.data.images.reading import converted, opened
+from fedlens.data.images.reading import IMAGENET_MEAN, IMAGENET_STD, converted, opened
 from fedlens.data.source import DataError
 
-Array = np.ndarray[Any, Any]
-Size = tuple[int, int]
+ImageSize = tuple[int, int]
 How = Literal["bilinear", "area", "bicubic"]
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
@@ -204,8 +203,8 @@ class Person:
     Not for published sets: COCO's, MPII's and LSP's annotations count pixels as they are stored, so
     a turned picture would no longer fit its joints."""
 
-    image: Path | Array
-    joints: Array
+    image: Path | NDArray[Any]
+    joints: NDArray[Any]
     centre: tuple[float, float]
     box: tuple[float, float]
     reference: float
@@ -215,7 +214,7 @@ class Person:
 
 
 @dataclass(frozen=True)
-class Augment:
+class PoseAugmentation:
     flip: float = 0.5
     scale: float = 0.5
     rotation: float = 40.0
@@ -229,19 +228,23 @@ class People:
 
     people: Sequence[Person]
     skeleton: Skeleton
-    size: Size
-    augment: Augment = Augment()
-    capture: Size | None = None
+    size: ImageSize
+    augment: PoseAugmentation = PoseAugmentation()
+    capture: ImageSize | None = None
     how: How = "bilinear"
     # bytes of recorded pixels kept in memory; beyond that images are read again
     budget: int = 1 << 30
-    _kept: dict[int, tuple[Array, Array]] = field(default_factory=dict, repr=False, compare=False)
+    _kept: dict[int, tuple[NDArray[Any], NDArray[Any]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
     _views: dict[Any, People] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.people)
 
-    def at(self, size: Size, capture: Size | None = None, how: How = "bilinear") -> People:
+    def at(
+        self, size: ImageSize, capture: ImageSize | None = None, how: How = "bilinear"
+    ) -> People:
         """The same people seen at another resolution, or captured at one and interpolated to
         another.
         """
@@ -278,9 +281,10 @@ class People:
             )
             warp = warp @ _resized(self.size, self.capture)
         mirrored = torch.linalg.det(warp[:, :2, :2]) < 0
-        y = transform(torch.linalg.inv(warp)[:, :2], truth.double())
+        y = transform_joints(torch.linalg.inv(warp)[:, :2], truth.double())
         y = torch.where(mirrored[:, None, None], y[:, self.skeleton.mirror], y)
-        mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
+        mean = torch.tensor(IMAGENET_MEAN)[:, None, None]
+        std = torch.tensor(IMAGENET_STD)[:, None, None]
         return {
             "x": (x - mean) / std,
             "y": y.float(),
@@ -295,15 +299,15 @@ class People:
     # -- recording ---------------------------------------------------------------------------------
 
     @property
-    def _native(self) -> Size:
+    def _native(self) -> ImageSize:
         return self.capture or self.size
 
     @property
-    def _margin(self) -> Size:
+    def _margin(self) -> ImageSize:
         """Whole pixels, so that the plain view is a cut and not a resampling."""
         return self._native[0] // 4, self._native[1] // 4
 
-    def _record(self, k: int) -> tuple[Array, Array]:
+    def _record(self, k: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Pixels of the box with its margin, and the map (3x3) from them to the image."""
         if k in self._kept:
             return self._kept[k]
@@ -312,7 +316,7 @@ class People:
         left, top = round(person.centre[0] + 0.5 - bw / 2), round(person.centre[1] + 0.5 - bh / 2)
         right, bottom = max(left + 1, round(left + bw)), max(top + 1, round(top + bh))
         pixels = (
-            read_image(person.image, person.upright)
+            open_image(person.image, person.upright)
             .crop((left, top, right, bottom))
             .resize((w + 2 * mw, h + 2 * mh), 2)
         )
@@ -365,7 +369,7 @@ class People:
         )
 
 
-def read_image(image: Path | Array, upright: bool = False) -> Any:
+def open_image(image: Path | NDArray[Any], upright: bool = False) -> Any:
     from PIL import Image
 
     if not isinstance(image, Path):
@@ -379,13 +383,13 @@ def read_image(image: Path | Array, upright: bool = False) -> Any:
         raise DataError(f"{image} is not an image that can be read") from e
 
 
-def transform(warp: Tensor, joints: Tensor) -> Tensor:
+def transform_joints(warp: Tensor, joints: Tensor) -> Tensor:
     """(N, 2, 3) applied to the first two of (N, J, 2 or more); the rest is kept."""
     points = torch.einsum("nij,nkj->nki", warp[:, :, :2], joints[..., :2]) + warp[:, None, :, 2]
     return torch.cat([points, joints[..., 2:]], -1)
 
 
-def _resized(size: Size, capture: Size) -> Tensor:
+def _resized(size: ImageSize, capture: ImageSize) -> Tensor:
     """Pixels of the interpolated image -> pixels of the captured one, pixel centres kept."""
     ry, rx = capture[0] / size[0], capture[1] / size[1]
     return torch.tensor(
@@ -393,7 +397,7 @@ def _resized(size: Size, capture: Size) -> Tensor:
     )
 
 
-def fit(box: tuple[float, float], size: Size, pad: float = 1.25) -> tuple[float, float]:
+def fit_box(box: tuple[float, float], size: ImageSize, pad: float = 1.25) -> tuple[float, float]:
     """A box (width, height) widened to the shape of an input of `size`, then padded."""
     width, height = max(box[0], 1.0), max(box[1], 1.0)
     aspect = size[1] / size[0]
@@ -404,7 +408,7 @@ def fit(box: tuple[float, float], size: Size, pad: float = 1.25) -> tuple[float,
     return width * pad, height * pad
 
 
-def joints_box(joints: Array) -> tuple[tuple[float, float], tuple[float, float]]:
+def joints_box(joints: NDArray[Any]) -> tuple[tuple[float, float], tuple[float, float]]:
     """Centre and (width, height) of the visible joints."""
     seen = joints[joints[:, 2] > 0, :2]
     low, high = seen.min(0), seen.max(0)

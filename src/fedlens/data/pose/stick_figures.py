@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedlens.core.limits import Count, Natural
-from fedlens.data.pose.datasets import PoseSource, inside, torso
-from fedlens.data.pose.people import SKELETONS, Array, Person, fit, joints_box
+from fedlens.data.pose.datasets import PoseSource, hide_outside, torso
+from fedlens.data.pose.people import SKELETONS, Person, fit_box, joints_box
 
 
 @dataclass
@@ -52,25 +54,25 @@ class StickFigures(PoseSource):
             )
         x, y = joints[13, :2]
         pen.ellipse([x - thick, y - thick, x + thick, y + thick], fill=(240, 200, 170))
-        joints, _ = inside(joints, width, height)
+        joints, _ = hide_outside(joints, width, height)
         centre, box = joints_box(joints)
         return Person(
             np.asarray(image),
             joints,
             centre,
-            fit(box, self.shape),
+            fit_box(box, self.shape),
             torso(joints),
             box[0] * box[1],
             number,
         )
 
 
-def _articulate(rng: np.random.Generator, height: int, width: int) -> Array:
+def _articulate(rng: np.random.Generator, height: int, width: int) -> NDArray[Any]:
     """A tree of limbs from the hips outward, angles around standing upright."""
     unit = height * rng.uniform(0.8, 1.0)
     lean = rng.normal(0, 0.15)
 
-    def go(start: Array, angle: float, length: float) -> Array:
+    def go(start: NDArray[Any], angle: float, length: float) -> NDArray[Any]:
         return start + unit * length * np.array([math.sin(angle), -math.cos(angle)])
 
     hips = np.array([width * rng.uniform(0.42, 0.58), height * rng.uniform(0.48, 0.56)])

@@ -9,7 +9,6 @@ round.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedlens.core.federation import Federation
-from fedlens.core.limits import Count, Natural
+from fedlens.core.limits import Count, Fraction, Natural
+from fedlens.data.paths import clips_below, locate
 from fedlens.data.source import DataError, Source
 from fedlens.data.video.cut import Cut
-from fedlens.data.video.files import find_clips
 from fedlens.data.video.frame_cache import Cache, open_all
 from fedlens.data.video.frames import Frames
 from fedlens.data.video.windows import WholeClips
@@ -33,7 +32,7 @@ REDS4 = ("000", "011", "015", "020")
 class Clips(Source):
     """folder: where the training clips lie, as folders of pictures or video files. test: the same
     for the server's test clips, or "none"; test_low: their low-resolution versions, if they are
-    given. split, regions, native: see data/cut.py. labels: a JSON file {clip name or number:
+    given. split, regions, native: see data/video/cut.py. labels: a JSON file {clip name or number:
     group}. list_file: a text file that names the clips to use, one a line. clips: how many at most.
     leave_out: clips kept out of training; "reds4" takes the four of REDS4, "auto" does so where the
     folder is REDS; they are the test clips unless `test` says otherwise. frames, crop, scale:
@@ -45,13 +44,13 @@ class Clips(Source):
     test: str | None = None
     test_low: str | None = None
     split: Literal["pooled", "groups"] = "pooled"
-    scale: int = 4
-    frames: int = 6
-    crop: int = 256
-    regions: int = 1
-    stride: int = 1
-    repeat: int = 1
-    held_out: float = 0.0
+    scale: Literal[1, 2, 3, 4] = 4
+    frames: Count = 6
+    crop: Count = 256
+    regions: Count = 1
+    stride: Count = 1
+    repeat: Count = 1
+    held_out: Fraction = 0.0
     labels: str | None = None
     list_file: str | None = None
     clips: Count | None = None
@@ -59,7 +58,7 @@ class Clips(Source):
     test_frames: Count | None = None
     cache_mb: Natural = 1024
     cache: str | None = None
-    native: tuple[int, ...] = (1,)
+    native: tuple[Count, ...] = (1,)
 
     def __post_init__(self) -> None:
         self.test = None if self.test == "none" else self.test
@@ -77,8 +76,8 @@ class Clips(Source):
 
     def federation(self, clients: int, seed: int) -> Federation:
         cache = Cache(self.cache_mb << 20, Path(self.cache) if self.cache else None)
-        root = located(self.folder)
-        paths = self._listed(root) if self.list_file else find_clips(root)
+        root = locate(self.folder, "folder of clips", "data.folder")
+        paths = self._listed(root) if self.list_file else clips_below(root)
         out = left_out(self.leave_out, root, paths)
         kept = {k: p for k, p in enumerate(paths) if p.name not in out and p.stem not in out}
         if not kept:
@@ -89,7 +88,9 @@ class Clips(Source):
         return self.cut.federation(clips, self._groups(train, root), test, clients, seed)
 
     def _listed(self, root: Path) -> list[Path]:
-        text = located(str(self.list_file)).read_text().split("\n")
+        text = (
+            locate(str(self.list_file), "list of clips", "data.list_file").read_text().split("\n")
+        )
         paths = [root / line.split()[0] for line in text if line.strip()]
         if missing := [p for p in paths if not p.exists()]:
             raise DataError(
@@ -104,7 +105,7 @@ class Clips(Source):
         """
         paths = list(numbered.values())
         if self.labels:
-            table = read_labels(located(self.labels))
+            table = read_labels(locate(self.labels, "table of labels", "data.labels"))
             found = [
                 table.get(p.name, table.get(p.stem, table.get(str(k)))) for k, p in numbered.items()
             ]
@@ -121,20 +122,21 @@ class Clips(Source):
         )
 
     def _test(self, cache: Cache, own: Sequence[Path]) -> WholeClips | None:
-        paths = find_clips(located(self.test)) if self.test else list(own)
+        paths = list(own)
+        if self.test:
+            paths = clips_below(locate(self.test, "folder of test clips", "data.test"))
         if not paths:
             return None
-        clips = [Head(c, self.test_frames) for c in open_all(paths, cache)]
+        clips = [FirstFrames(c, self.test_frames) for c in open_all(paths, cache)]
         if not self.test_low:
             return WholeClips(clips, self.scale)
-        low = [
-            Head(c, self.test_frames) for c in open_all(find_clips(located(self.test_low)), cache)
-        ]
+        small = locate(self.test_low, "folder of low-resolution clips", "data.test_low")
+        low = [FirstFrames(c, self.test_frames) for c in open_all(clips_below(small), cache)]
         check_pairs(clips, low, self.scale)
         return WholeClips(clips, self.scale, low)
 
 
-class Head(Frames):
+class FirstFrames(Frames):
     """The first frames of a clip."""
 
     def __init__(self, frames: Frames, count: int | None) -> None:
@@ -187,13 +189,3 @@ def left_out(how: str, root: Path, paths: Sequence[Path]) -> set[str]:
     if missing := sorted(wanted - names - {p.stem for p in paths}):
         raise DataError(f"data.leave_out names {missing[0]}, which is not among the clips")
     return wanted
-
-
-def located(path: str) -> Path:
-    """`~` and, for what the data pack holds, `$FEDLENS_DATA` are filled in."""
-    full = Path(os.path.expandvars(path)).expanduser()
-    if "$" in str(full):
-        raise DataError(f"{path}: the environment variable in it is not set")
-    if not full.exists():
-        raise DataError(f"there is nothing at {full}")
-    return full

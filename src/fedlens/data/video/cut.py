@@ -27,7 +27,7 @@ from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.data.source import DataError
 from fedlens.data.video.frames import Box, Frames
-from fedlens.data.video.windows import Piece, Smaller, Windows
+from fedlens.data.video.windows import CropArea, ShrunkFrames, Windows
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,11 @@ class Cut:
     native: Sequence[int] = (1,)
 
     def __post_init__(self) -> None:
-        if self.scale not in (1, 2, 3, 4):
-            raise DataError(f"data.scale is {self.scale}: 2, 3 and 4 are known")
         if self.crop % self.scale:
             raise DataError(
                 f"crops of {self.crop} pixels are not divisible by the scale {self.scale}"
             )
-        for name in ("frames", "crop", "regions", "stride", "repeat"):
-            if getattr(self, name) < 1:
-                raise DataError(f"data.{name} is {getattr(self, name)}: at least 1 is needed")
-        if not 0 <= self.held_out < 1:
-            raise DataError(f"data.held_out is {self.held_out}: it is a share below 1")
-        if bad := [by for by in self.native if by < 1 or self.crop % (by * self.scale)]:
+        if bad := [by for by in self.native if self.crop % (by * self.scale)]:
             raise DataError(
                 f"data.native is {bad[0]}: crops of {self.crop} must be divisible by it and by the"
                 f" scale {self.scale}"
@@ -75,14 +68,18 @@ class Cut:
         names = [groups[i] for i, clip in enumerate(cut) for _ in clip]
         rng = generator(seed, 0xC11)
         shares = (
-            deal(units, clients, rng) if self.split == "pooled" else by_group(units, names, clients)
+            deal_at_random(units, clients, rng)
+            if self.split == "pooled"
+            else by_group(units, names, clients)
         )
         holdings, held = [], []
-        smaller = {by: clips if by == 1 else [Smaller(c, by) for c in clips] for by in self.native}
+        smaller = {
+            by: clips if by == 1 else [ShrunkFrames(c, by) for c in clips] for by in self.native
+        }
         sides = [self.native[i % len(self.native)] for i in range(clients)]
         for by, share in zip(sides, shares, strict=True):
             own, crop = smaller[by], self.crop // by
-            share = [Piece(p.clip, p.start, _within(p.box, by, self.scale)) for p in share]
+            share = [CropArea(p.clip, p.start, _within(p.box, by, self.scale)) for p in share]
             kept = round(len(share) * self.held_out)
             order = (
                 torch.randperm(len(share), generator=rng).tolist() if kept else range(len(share))
@@ -115,7 +112,7 @@ class Cut:
 
 def pieces_of(
     clip: int, frames: Frames, window: int, scale: int, crop: int, regions: int, stride: int
-) -> list[list[Piece]]:
+) -> list[list[CropArea]]:
     """The windows of a clip, one list per region of its grid."""
     h, w = (n - n % scale for n in frames.size)
     if len(frames) < window:
@@ -132,10 +129,12 @@ def pieces_of(
         )
     boxes = [(r * ch, c * cw, ch, cw) for r in range(regions) for c in range(regions)]
     starts = range(0, len(frames) - window + 1, stride)
-    return [[Piece(clip, s, box) for s in starts] for box in boxes]
+    return [[CropArea(clip, s, box) for s in starts] for box in boxes]
 
 
-def deal(units: Sequence[list[Piece]], clients: int, rng: Generator) -> list[list[Piece]]:
+def deal_at_random(
+    units: Sequence[list[CropArea]], clients: int, rng: Generator
+) -> list[list[CropArea]]:
     """At random, as evenly as it goes."""
     if len(units) < clients:
         raise DataError(
@@ -147,8 +146,8 @@ def deal(units: Sequence[list[Piece]], clients: int, rng: Generator) -> list[lis
 
 
 def by_group(
-    units: Sequence[list[Piece]], groups: Sequence[str], clients: int
-) -> list[list[Piece]]:
+    units: Sequence[list[CropArea]], groups: Sequence[str], clients: int
+) -> list[list[CropArea]]:
     """One group per client; more groups than clients go round."""
     names = list(dict.fromkeys(groups))
     if len(names) < clients:
@@ -157,7 +156,7 @@ def by_group(
             " federation.clients or set data.split=pooled"
         )
     owner = {g: k % clients for k, g in enumerate(names)}
-    out: list[list[Piece]] = [[] for _ in range(clients)]
+    out: list[list[CropArea]] = [[] for _ in range(clients)]
     for unit, group in zip(units, groups, strict=True):
         out[owner[group]] += unit
     return out

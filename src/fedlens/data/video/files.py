@@ -1,6 +1,4 @@
-"""Video files, by PyAV; and what lies at a path or below a folder, be it a video file or a folder
-of pictures.
-"""
+"""Video files, by PyAV; and what lies at a path, be it a video file or a folder of pictures."""
 
 from __future__ import annotations
 
@@ -18,20 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlens.data.paths import is_image
 from fedlens.data.source import DataError
 from fedlens.data.video.frames import (
-    PICTURES,
     ArrayFrames,
     FolderFrames,
     Frames,
-    natural,
     read_picture,
 )
 
-VIDEOS = {".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg", ".y4m"}
 SPARE = 2  # frames in a row that may have no picture
 HD = 720  # from this height on, players take colours of which the file says nothing for BT.709
-UNTOLD = 2  # ffmpeg's number for colours of which the file says nothing
+UNKNOWN_COLOURS = 2  # ffmpeg's number for colours of which the file says nothing
 LATE = 0.5  # seconds that a file without a count of frames may end before its header says
 # open files of a parent process: closing them would wait for threads that a fork leaves behind
 FORKED: list[Any] = []
@@ -60,7 +56,7 @@ class FileFrames(Frames):
 
     def __init__(self, path: Path, side: int | None = None, threads: str = "AUTO") -> None:
         self.path, self.name, self.threads = path, path.stem, threads
-        self._open: _Reel | None = None
+        self._open: _OpenFile | None = None
         self._owner = os.getpid()
         av = load_av()
         try:
@@ -86,7 +82,7 @@ class FileFrames(Frames):
                     not self.counted
                     and not container.format.flags & av.format.Flags.ts_discont.value
                 )
-                times, lasted = stamps(container, stream)
+                times, lasted = frame_times(container, stream)
         except (av.FFmpegError, OSError) as e:
             raise DataError(
                 f"{path} cannot be read as a video ({e.strerror or e}); it may be truncated"
@@ -161,7 +157,7 @@ class FileFrames(Frames):
             FORKED.append(self._open)
             self._open, self._owner = None, os.getpid()
         if self._open is None or not 0 <= low - self._open.place <= reach:
-            self._open = self._reel(low)
+            self._open = self._open_at(low)
         for number in range(low, low + count):
             frame = self._frame(number)
             if frame is None:
@@ -175,11 +171,11 @@ class FileFrames(Frames):
             try:
                 assert self._open is not None
                 return self._open.frame(number)
-            except _Lost:
-                self._open = self._reel(max(0, number - back))
+            except _SeekMissed:
+                self._open = self._open_at(max(0, number - back))
                 back *= 4
 
-    def _reel(self, low: int) -> _Reel:
+    def _open_at(self, low: int) -> _OpenFile:
         self.close()
         container = load_av().open(str(self.path), metadata_errors="ignore")
         stream = container.streams.video[0]
@@ -188,7 +184,7 @@ class FileFrames(Frames):
         if sought:
             container.seek(self.times[low], stream=stream, backward=True)
         times = range(len(self)) if self.counted else self.times
-        return _Reel(
+        return _OpenFile(
             self.path,
             container,
             container.decode(stream),
@@ -206,11 +202,11 @@ class FileFrames(Frames):
         return {**self.__dict__, "_open": None}
 
 
-class _Lost(Exception):
+class _SeekMissed(Exception):
     """After a seek, what the decoder gives lies behind the wanted frame, or has no time."""
 
 
-class _Reel:
+class _OpenFile:
     """An open file from some place on: gives the frames whose turn it is, by their times. times: of
     all frames, in order; their numbers if the times of the file say nothing (`counted`). place:
     number of the frame that comes next; unless it is 0 at first, there was a seek."""
@@ -250,7 +246,7 @@ class _Reel:
         if not self.counted and picture.pts is not None:
             time = picture.pts
         elif self.sought:
-            raise _Lost
+            raise _SeekMissed
         else:
             time = self.times[min(self.decoded, len(self.times) - 1)]
         self.ahead = (time, picture)
@@ -262,7 +258,7 @@ class _Reel:
         shown): the last frame stays on.
         """
         if self.last is None and self.sought:
-            raise _Lost
+            raise _SeekMissed
         shown = self.last or self.ahead
         assert shown is not None
         if abs(number - bisect_right(self.times, shown[0]) + 1) > SPARE:
@@ -273,7 +269,7 @@ class _Reel:
         return shown[1]
 
 
-def stamps(container: Any, stream: Any) -> tuple[list[Any], float]:
+def frame_times(container: Any, stream: Any) -> tuple[list[Any], float]:
     """When each frame is shown, and how many seconds there are in all streams. Packets are let go
     at once: together they are the file. Matroska counts seconds from zero, the others from where
     the film begins."""
@@ -299,7 +295,7 @@ def colours(frame: Any) -> str | None:
     """
     return (
         "ITU709"
-        if frame.colorspace == UNTOLD and frame.height >= HD and not frame.format.is_rgb
+        if frame.colorspace == UNKNOWN_COLOURS and frame.height >= HD and not frame.format.is_rgb
         else None
     )
 
@@ -330,32 +326,8 @@ def open_frames(path: Path) -> Frames:
         return FolderFrames(path)
     if not path.exists():
         raise DataError(f"there is nothing at {path}")
-    if path.suffix.lower() in PICTURES:
+    if is_image(path):
         return ArrayFrames(
             torch.from_numpy(read_picture(path).copy()).permute(2, 0, 1)[None], path.stem
         )
     return FileFrames(path)
-
-
-def find_clips(root: Path) -> list[Path]:
-    """Every video file, and every folder that holds pictures itself, below a folder; in natural
-    order.
-    """
-    if not root.is_dir():
-        raise DataError(f"there is no folder {root}")
-    found: list[Path] = []
-    for folder, children, files in _walk(root):
-        kinds = {Path(f).suffix.lower() for f in files}
-        if kinds & PICTURES:
-            found.append(folder)
-            children.clear()
-        found += [folder / f for f in files if Path(f).suffix.lower() in VIDEOS]
-    if not found:
-        raise DataError(f"{root} holds neither video files nor folders of pictures")
-    return sorted(found, key=lambda p: [part for piece in p.parts for part in natural(Path(piece))])
-
-
-def _walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    for folder, children, files in os.walk(root, followlinks=True):
-        children.sort()
-        yield Path(folder), children, sorted(files)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from fedlens.core.files import atomic_path
+from fedlens.data.paths import frame_files
 from fedlens.data.video.files import open_frames
-from fedlens.data.video.frames import Box, Frames, pictures_in
+from fedlens.data.video.frames import Box, Frames
 
 
 class Cache:
@@ -68,11 +69,11 @@ class Cache:
 def key_of(path: Path, side: int | None = None) -> str:
     """What a clip is called in a cache: by its place, its short side, and the bytes and the time of
     writing of its files, so that one that was rewritten is decoded anew."""
-    files = [(f.name, f.stat()) for f in (pictures_in(path) if path.is_dir() else [path])]
-    told = (
+    files = [(f.name, f.stat()) for f in (frame_files(path) if path.is_dir() else [path])]
+    identity = (
         f"{path.resolve()} {side} {[(name, now.st_size, now.st_mtime_ns) for name, now in files]}"
     )
-    return hashlib.sha256(told.encode()).hexdigest()[:24]
+    return hashlib.sha256(identity.encode()).hexdigest()[:24]
 
 
 class Cached(Frames):

@@ -1,4 +1,4 @@
-"""Frames, wherever they lie: an array, a folder of pictures, or a file (see `video`). Read in
+"""Frames, wherever they lie: an array, a folder of pictures, or a file (see `files`). Read in
 stretches, so that memory stays bounded.
 
 `Frames.read(low, high)` gives uint8 (n, 3, H, W). Grey pictures become RGB and an alpha channel is
@@ -7,7 +7,6 @@ dropped.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +19,9 @@ import torch
 from torch import Tensor
 
 from fedlens.data.images.reading import converted, opened, upright_size
+from fedlens.data.paths import IMAGE_SUFFIXES, frame_files
 from fedlens.data.source import DataError
 
-PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"}
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
@@ -78,9 +77,9 @@ class FolderFrames(Frames):
 
     def __init__(self, folder: Path, size: tuple[int, int] | None = None) -> None:
         self.folder, self.name = folder, folder.name
-        self.files = pictures_in(folder)
+        self.files = frame_files(folder)
         if not self.files:
-            raise DataError(f"{folder} holds no pictures ({', '.join(sorted(PICTURES))})")
+            raise DataError(f"{folder} holds no pictures ({', '.join(IMAGE_SUFFIXES)})")
         self.size = size or read_picture(self.files[0]).shape[:2]
         for file in self.files[1:] if size is None else ():
             self._same(file, _header(file))
@@ -104,19 +103,6 @@ class FolderFrames(Frames):
                 f"{self.folder} has frames of different sizes: {file.name} has {b}x{a} pixels, but"
                 f" the clip began with {w}x{h}"
             )
-
-
-def pictures_in(folder: Path) -> list[Path]:
-    return sorted((f for f in folder.iterdir() if f.suffix.lower() in PICTURES), key=natural)
-
-
-def natural(path: Path) -> list[Any]:
-    """frame9 comes before frame10."""
-    return [
-        (0, int(part), "") if part.isdigit() else (1, 0, part)
-        for part in re.split(r"(\d+)", path.name)
-        if part
-    ]
 
 
 def read_picture(file: Path) -> np.ndarray[Any, Any]:

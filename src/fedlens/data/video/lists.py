@@ -23,12 +23,9 @@ from typing import Any
 import torch
 
 from fedlens.core.client import generator
-from fedlens.data.images.labelled import class_folders
+from fedlens.data.images.labelled import label_order
+from fedlens.data.paths import TEST_PARTS, VIDEO_SUFFIXES, class_folders, clips_in
 from fedlens.data.source import DataError
-from fedlens.data.video.files import VIDEOS
-from fedlens.data.video.frames import PICTURES
-
-TESTS = ("test", "val", "valid", "validation", "testing")
 
 
 @dataclass(frozen=True)
@@ -44,29 +41,18 @@ class Entry:
 def in_folders(root: Path) -> list[Entry]:
     parts = {
         "train": root / "train",
-        "test": next((root / t for t in TESTS if (root / t).is_dir()), root / "test"),
+        "test": next((root / t for t in TEST_PARTS if (root / t).is_dir()), root / "test"),
     }
     if not parts["train"].is_dir():
         return [
-            Entry(p, c.name, "", source_of(p)) for c in class_folders(root) for p in videos_in(c)
+            Entry(p, c.name, "", source_of(p)) for c in class_folders(root) for p in clips_in(c)
         ]
     return [
         Entry(p, c.name, part, source_of(p))
         for part, where in parts.items()
         if where.is_dir()
         for c in class_folders(where)
-        for p in videos_in(c)
-    ]
-
-
-def videos_in(folder: Path) -> list[Path]:
-    """Files, and folders that hold pictures."""
-    inside = sorted(folder.iterdir())
-    return [
-        p
-        for p in inside
-        if p.suffix.lower() in VIDEOS
-        or (p.is_dir() and any(f.suffix.lower() in PICTURES for f in p.iterdir()))
+        for p in clips_in(c)
     ]
 
 
@@ -113,7 +99,7 @@ def _row(row: dict[str, Any], place: str, label: str, file: Path, root: Path) ->
             (
                 p
                 for base in (file.parent, root)
-                for e in VIDEOS
+                for e in VIDEO_SUFFIXES
                 if (p := base / f"{name}{e}").exists()
             ),
             path,
@@ -122,7 +108,7 @@ def _row(row: dict[str, Any], place: str, label: str, file: Path, root: Path) ->
     return Entry(
         path,
         str(row[label]),
-        "test" if part in TESTS else part and "train",
+        "test" if part in TEST_PARTS else part and "train",
         str(row.get("source") or source_of(path)),
     )
 
@@ -185,15 +171,10 @@ def from_kinetics(file: Path, root: Path) -> list[Entry]:
             root,
         ]
         path = next(
-            (
-                p
-                for d in folders
-                for e in (".mp4", ".avi", ".mkv", ".webm")
-                if (p := d / f"{name}{e}").exists()
-            ),
+            (p for d in folders for e in VIDEO_SUFFIXES if (p := d / f"{name}{e}").exists()),
             None,
         )
-        part = "test" if str(r.get("split", "")).lower() in TESTS else "train"
+        part = "test" if str(r.get("split", "")).lower() in TEST_PARTS else "train"
         out.append(Entry(path or folders[0] / f"{name}.mp4", r["label"], part, r["youtube_id"]))
     return out
 
@@ -202,7 +183,7 @@ def class_names(entries: Sequence[Entry], listed: Sequence[str]) -> list[str]:
     """In the order of the class list where there is one; both must name the same."""
     found = {e.label for e in entries}
     if not listed:
-        return sorted(found, key=lambda s: (0, int(s), "") if s.isdigit() else (1, 0, s))
+        return sorted(found, key=label_order)
     if odd := sorted(found - set(listed)):
         raise DataError(
             f"class {odd[0]!r} is in the data but not in the class list ({len(odd)} such): the"

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated
 
 import torch
+from annotated_types import Le
 from torch import Generator, Tensor
 
 from fedlens.core.client import generator
 from fedlens.core.federation import Federation
-from fedlens.core.limits import Count
-from fedlens.data.source import DataError, Source
+from fedlens.core.limits import Count, Fraction, Several
+from fedlens.data.source import Source
 from fedlens.data.video.frames import ArrayFrames
-from fedlens.data.video.video_set import VideoSet, check, divide
+from fedlens.data.video.video_set import Grouping, VideoSet, divide
 
 ACTIONS = ("right", "left", "down", "up", "circle", "circle back", "grow", "shrink")
+ActionCount = Annotated[Several, Le(len(ACTIONS))]
 
 
 @dataclass
@@ -30,15 +32,12 @@ class MovingShapes(Source):
     tests: Count = 64
     length: Count = 32
     side: Count = 40
-    actions: int = 8
-    partition: Literal["iid", "classes", "sources"] = "iid"
+    actions: ActionCount = 8
+    partition: Grouping = "iid"
     classes_per_client: Count = 4
-    holdout: float = 0.0
+    holdout: Fraction = 0.0
 
     def federation(self, clients: int, seed: int) -> Federation:
-        check(self.holdout, 0.0)
-        if not 2 <= self.actions <= len(ACTIONS):
-            raise DataError(f"data.actions is {self.actions}: 2 to {len(ACTIONS)} are known")
         train, test = (self._some(n, seed, k) for k, n in enumerate((self.videos, self.tests)))
         names = ACTIONS[: self.actions]
         return divide(

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedlens.core.client import generator
 from fedlens.core.federation import Federation
-from fedlens.core.limits import Count, Natural
+from fedlens.core.limits import Count, Fraction, Natural
 from fedlens.data.source import Source
 from fedlens.data.video.cut import Cut
 from fedlens.data.video.frames import ArrayFrames, Frames
@@ -25,20 +25,20 @@ class MovingTextures(Source):
     clips: scenes in all, each of `length` frames. The rest as in `Clips`."""
 
     split: Literal["pooled", "groups"] = "pooled"
-    scale: int = 4
-    frames: int = 5
-    crop: int = 64
+    scale: Literal[1, 2, 3, 4] = 4
+    frames: Count = 5
+    crop: Count = 64
     clips: Count = 12
     groups: Count = 12
     length: Count = 7
     height: Count = 128
     width: Count = 128
-    regions: int = 1
-    stride: int = 1
-    repeat: int = 1
-    held_out: float = 0.0
+    regions: Count = 1
+    stride: Count = 1
+    repeat: Count = 1
+    held_out: Fraction = 0.0
     test_clips: Natural = 2
-    native: tuple[int, ...] = (1,)
+    native: tuple[Count, ...] = (1,)
 
     def __post_init__(self) -> None:
         self.cut = Cut(

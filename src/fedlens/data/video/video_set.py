@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,9 +20,11 @@ import torch
 from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.data.images.labelled import stratified
-from fedlens.data.partition import split
-from fedlens.data.source import DataError
+from fedlens.data.partition import Rule, split_by_rule
 from fedlens.data.video.frames import Frames
+
+Grouping = Literal["iid", "classes", "sources"]
+RULES: dict[Grouping, Rule] = {"iid": "iid", "classes": "classes", "sources": "natural"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class VideoSet:
 
 
 @dataclass(frozen=True)
-class Search:
+class RetrievalTest:
     """What retrieval is tested on: who among `gallery` is most like each of `queries`?"""
 
     gallery: VideoSet
@@ -68,19 +70,15 @@ def divide(
     clients: int,
     seed: int,
     *,
-    rule: str,
+    rule: Grouping,
     per_client: int,
     holdout: float,
     skipped: Sequence[str] = (),
 ) -> Federation:
-    known = {"iid": "iid", "classes": "classes", "sources": "natural"}
-    if rule not in known:
-        raise DataError(f"data.partition is iid, classes or sources, not {rule!r}")
     labels = np.asarray(train.labels)
     names, groups = np.unique(np.asarray(train.sources), return_inverse=True)
-    how: Any = known[rule]
-    parts, notes = split(
-        how,
+    parts, notes = split_by_rule(
+        RULES[rule],
         labels,
         clients,
         seed,
@@ -110,14 +108,6 @@ def divide(
     return Federation(
         holdings,
         out,
-        Search(train, test, classes) if test is not None and len(test) else None,
+        RetrievalTest(train, test, classes) if test is not None and len(test) else None,
         facts,
     )
-
-
-def check(holdout: float, test_share: float) -> None:
-    if not 0 <= holdout < 1 or not 0 <= test_share < 1:
-        raise DataError(
-            f"data.holdout and data.test_share are shares from 0 to below 1, not {holdout} and"
-            f" {test_share}"
-        )

@@ -1,15 +1,14 @@
-"""Labelled videos on disk, of which a few are open at a time. Which there are: `video_lists`. Who
-holds them: `video_set`.
+"""Labelled videos on disk, of which a few are open at a time. Which there are: `lists`. Who holds
+them: `video_set`.
 
 What cannot be opened, or has no frame that can be decoded, is skipped, counted and named in the
 facts ("skipped"). A file whose first frame is sound and whose packets are all there may still be
 damaged inside: only decoding all of it would tell, so it is found out in training, where it is a
-warning (`skip` in tasks/video_ssl.py) and no fact.
+warning (`skip` in tasks/video_clips.py) and no fact.
 """
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ import torch
 from torch import Tensor
 
 from fedlens.core.federation import Federation
-from fedlens.core.limits import Count, Natural
-from fedlens.data.images.labelled import find, stratified
+from fedlens.core.limits import Count, Fraction, Natural
+from fedlens.data.images.labelled import stratified
+from fedlens.data.paths import locate
 from fedlens.data.source import DataError, Source
 from fedlens.data.video.files import FileFrames
 from fedlens.data.video.frame_cache import Cache, Cached, key_of
@@ -37,12 +37,12 @@ from fedlens.data.video.lists import (
     from_ucf101,
     in_folders,
 )
-from fedlens.data.video.video_set import VideoSet, check, divide
+from fedlens.data.video.video_set import Grouping, VideoSet, divide
 
-OPEN = 8  # files that stay open in a process: a client's next block is often of the same film
+MOST_OPEN = 8  # files that stay open in a process: a client's next block is often of the same film
 
 
-class Opened:
+class OpenFiles:
     """The files that are open in this process, a few at a time: thousands of videos are one source,
     but not thousands of descriptors.
     """
@@ -63,7 +63,7 @@ class Opened:
             else FileFrames(path, self.side, threads="NONE")
         )
         self.files[path] = found
-        while len(self.files) > OPEN:
+        while len(self.files) > MOST_OPEN:
             old = self.files.popitem(last=False)[1]
             if isinstance(old, FileFrames):
                 old.close()
@@ -78,7 +78,7 @@ class VideoFile(Frames):
 
     block = 64  # a short clip is read whole: the next epoch will want its other frames
 
-    def __init__(self, path: Path, opened: Opened) -> None:
+    def __init__(self, path: Path, opened: OpenFiles) -> None:
         self.path, self.opened, self.name = path, opened, path.stem
         found = opened.get(path)
         found.read(0, 1)  # a header may promise what no decoder finds
@@ -93,7 +93,11 @@ class VideoFile(Frames):
 
 
 def scan(
-    entries: Sequence[Entry], names: Sequence[str], cache: Cache, opened: Opened, skipped: list[str]
+    entries: Sequence[Entry],
+    names: Sequence[str],
+    cache: Cache,
+    opened: OpenFiles,
+    skipped: list[str],
 ) -> VideoSet:
     """Look into every file once. What cannot be read goes to `skipped` with the reason, and the
     rest goes on.
@@ -118,7 +122,7 @@ def scan(
 @dataclass
 class Videos(Source):
     """root: where the videos lie. listing: a CSV or JSON table, or the folder of UCF-101's or
-    HMDB-51's split files; labels.csv in root is found by itself. layout: see data/video_lists.py.
+    HMDB-51's split files; labels.csv in root is found by itself. layout: see data/video/lists.py.
     split: number of the official split. classes: a text file with the class names, one a line.
     partition: "iid", "classes" (classes_per_client each) or "sources" (the clips of a film stay
     together). side: frames are kept with this short side. test_share: cut off for testing where
@@ -131,21 +135,19 @@ class Videos(Source):
     layout: Literal["auto", "folders", "table", "ucf101", "hmdb51", "kinetics"] = "auto"
     split: Count = 1
     classes: str = ""
-    partition: Literal["iid", "classes", "sources"] = "iid"
+    partition: Grouping = "iid"
     classes_per_client: Count = 8
     side: Count | None = 128
-    test_share: float = 0.3
-    holdout: float = 0.0
+    test_share: Fraction = 0.3
+    holdout: Fraction = 0.0
     limit: Count | None = None
     cache_mb: Natural = 1024
     cache: str | None = None
 
     def federation(self, clients: int, seed: int) -> Federation:
-        check(self.holdout, self.test_share)
-        root = located(self.root, "video folder")
+        root = locate(self.root, "video folder", "data.root")
         entries = self.entries(root)
-        listed = located(self.classes, "class list").read_text().split("\n") if self.classes else []
-        names = class_names(entries, [c.strip() for c in listed if c.strip()])
+        names = class_names(entries, self._listed_classes())
         parts = by_part(entries, self.test_share, seed)
         if self.limit is not None and self.limit < len(parts["train"]):
             y = torch.tensor([names.index(e.label) for e in parts["train"]])
@@ -153,7 +155,7 @@ class Videos(Source):
             parts["train"] = [parts["train"][i] for i in chosen]
         cache, opened = (
             Cache(self.cache_mb << 20, Path(self.cache) if self.cache else None),
-            Opened(self.side),
+            OpenFiles(self.side),
         )
         skipped: list[str] = []
         train, test = (scan(parts[p], names, cache, opened, skipped) for p in ("train", "test"))
@@ -176,7 +178,9 @@ class Videos(Source):
 
     def entries(self, root: Path) -> list[Entry]:
         """The list, as it stands: whether the files can be read is another matter."""
-        where = located(self.listing, "list of videos") if self.listing else root / "labels.csv"
+        where = root / "labels.csv"
+        if self.listing:
+            where = locate(self.listing, "list of videos", "data.listing")
         layout = self.layout
         if layout == "auto":
             layout = "table" if where.is_file() else "folders"
@@ -196,10 +200,8 @@ class Videos(Source):
             raise DataError(f"{root} holds no videos in class folders, and there is no labels.csv")
         return found
 
-
-def located(path: str, what: str) -> Path:
-    """As `find`, with environment variables filled in."""
-    full = os.path.expandvars(path)
-    if "$" in full:
-        raise DataError(f"{path}: the environment variable in it is not set")
-    return find(full, what)
+    def _listed_classes(self) -> list[str]:
+        if not self.classes:
+            return []
+        lines = locate(self.classes, "class list", "data.classes").read_text().split("\n")
+        return [line.strip() for line in lines if line.strip()]

@@ -20,7 +20,7 @@ from fedlens.data.video.frames import Box, Frames
 
 
 @dataclass(frozen=True)
-class Piece:
+class CropArea:
     """Where crops may be taken: a window of a clip, and a part of its frames."""
 
     clip: int
@@ -35,7 +35,7 @@ class Windows:
     """
 
     clips: Sequence[Frames]
-    pieces: Sequence[Piece]
+    pieces: Sequence[CropArea]
     frames: int
     scale: int
     crop: int
@@ -48,7 +48,7 @@ class Windows:
         pairs = [self.example(self.pieces[int(i) % len(self.pieces)], rng) for i in index]
         return {"x": torch.stack([x for x, _ in pairs]), "y": torch.stack([y for _, y in pairs])}
 
-    def example(self, piece: Piece, rng: Generator | None) -> tuple[Tensor, Tensor]:
+    def example(self, piece: CropArea, rng: Generator | None) -> tuple[Tensor, Tensor]:
         top, left, height, width = piece.box
         place = torch.rand(2, generator=rng) if rng is not None else torch.tensor([0.5, 0.5])
         steps = [(room - self.crop) // self.scale + 1 for room in (height, width)]
@@ -61,7 +61,7 @@ class Windows:
             self.scale,
         )
         if rng is not None:
-            x, y = turned(x, y, int(torch.randint(8, (), generator=rng)))
+            x, y = turn_pair(x, y, int(torch.randint(8, (), generator=rng)))
         return x, y
 
 
@@ -93,7 +93,7 @@ def cut_pair(clip: Frames, start: int, count: int, box: Box, scale: int) -> tupl
     )
 
 
-def turned(x: Tensor, y: Tensor, how: int) -> tuple[Tensor, Tensor]:
+def turn_pair(x: Tensor, y: Tensor, how: int) -> tuple[Tensor, Tensor]:
     """One of the eight symmetries of the square, the same for both."""
 
     def one(t: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class WholeClips:
         )
 
 
-class Smaller(Frames):
+class ShrunkFrames(Frames):
     """A clip as a camera with 1 / by of the pixels along each side would have filmed it."""
 
     def __init__(self, frames: Frames, by: int) -> None:

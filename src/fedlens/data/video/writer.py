@@ -17,11 +17,12 @@ from typing import Any
 from torch import Tensor
 
 from fedlens.core.files import atomic_path
+from fedlens.data.paths import is_image, is_video
 from fedlens.data.source import DataError
-from fedlens.data.video.files import VIDEOS, FileFrames, load_av
-from fedlens.data.video.frames import PICTURES, FolderFrames, Frames
+from fedlens.data.video.files import FileFrames, load_av
+from fedlens.data.video.frames import FolderFrames, Frames
 
-WRITTEN = (".mp4", ".mkv", ".mov", ".m4v", ".avi")  # what H.264 goes into
+WRITTEN = (".mp4", ".mkv", ".mov", ".m4v", ".avi")  # the videos that H.264 goes into
 BT709 = 1  # ffmpeg's number for the colours of HD
 Write = Callable[[Tensor], None]  # takes uint8 (n, 3, H, W)
 
@@ -30,21 +31,18 @@ Write = Callable[[Tensor], None]  # takes uint8 (n, 3, H, W)
 def writer(target: Path, like: Frames, size: tuple[int, int], quality: int = 16) -> Iterator[Write]:
     """A video file (H.264, with the sound of `like` if that is a file) where the target has a video
     suffix, else a folder of PNGs. A file appears under its name only when it is complete."""
-    suffix = target.suffix.lower()
-    if suffix in PICTURES and len(like) == 1:
+    if is_image(target) and len(like) == 1:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield lambda part: _save_picture(part[0], target)
         return
-    if (
-        suffix in PICTURES
-        or suffix in VIDEOS - {*WRITTEN}
-        or (suffix not in VIDEOS and target.exists() and not target.is_dir())
-    ):
+    other_video = is_video(target) and target.suffix.lower() not in WRITTEN
+    other_file = not is_video(target) and target.exists() and not target.is_dir()
+    if is_image(target) or other_video or other_file:
         raise DataError(
             f"{len(like)} frames cannot become {target}: give a folder, or a name that ends in"
             f" {', '.join(WRITTEN)}"
         )
-    if suffix not in VIDEOS:
+    if not is_video(target):
         yield _folder_writer(target, like)
         return
     target.parent.mkdir(parents=True, exist_ok=True)

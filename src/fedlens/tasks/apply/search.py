@@ -27,14 +27,14 @@ import torch
 from torch import Tensor
 
 from fedlens.core.files import atomic_path
+from fedlens.data.paths import clips_at
 from fedlens.data.source import DataError
-from fedlens.data.video.files import find_clips
 from fedlens.data.video.frame_cache import Cache
 from fedlens.data.video.lists import Entry
 from fedlens.data.video.video_set import VideoSet
-from fedlens.data.video.videos import Opened, scan
-from fedlens.metrics.retrieval import nearest
-from fedlens.tasks.video_ssl import SHOWN, contact_sheet, embed_all, scores
+from fedlens.data.video.videos import OpenFiles, scan
+from fedlens.metrics.retrieval import most_similar
+from fedlens.tasks.retrieval import SHEET_QUERIES, contact_sheet, embed_all, retrieval_scores
 
 
 def search_folder(
@@ -52,29 +52,29 @@ def search_folder(
     answer. Options: gallery, k, clips.
     """
     k, clips = (
-        whole(name, options.get(name, usual)) for name, usual in (("k", 5), ("clips", clips))
+        check_count(name, options.get(name, usual)) for name, usual in (("k", 5), ("clips", clips))
     )
     place = Path(str(options["gallery"])).expanduser() if options.get("gallery") else None
     target.mkdir(parents=True, exist_ok=True)
-    plan = {"frames": frames, "size": size, "clips": clips, "weights": digest(weights)}
+    plan = {"frames": frames, "size": size, "clips": clips, "weights": weights_digest(weights)}
     skipped: list[str] = []
     # One numbering of folders for both sides: a query's class is a matter of its folder's name, not
     # of its place among its neighbours.
-    folders = sorted({p.parent.name for s in {place or source, source} for p in paths_of(s)})
-    held, rows, again = indexed(
+    folders = sorted({p.parent.name for s in {place or source, source} for p in clips_at(s)})
+    held, rows, again = index_videos(
         net, place or source, folders, target / "index.safetensors", plan, skipped
     )
     asked, queries = held, rows
     if place is not None:
         asked = videos_of(source, folders, size, frames, skipped)
         queries, seen = embed_all(net, asked, frames, size, clips)
-        asked, queries = decoded(asked, seen, skipped), queries[seen]
+        asked, queries = keep_decoded(asked, seen, skipped), queries[seen]
     if len(held) < 2 and place is None:
         raise DataError(
             f"{source} holds {len(held)} readable video: there is nothing to compare it with; name"
             " others with gallery=FOLDER"
         )
-    found, alike = nearest(queries, rows, k, same=place is None)
+    found, alike = most_similar(queries, rows, k, same=place is None)
     names = [c.name for c in held.clips]
     with (target / "neighbours.csv").open("w", newline="") as f:
         table = csv.writer(f)
@@ -84,30 +84,30 @@ def search_folder(
                 (film.name, r + 1, names[g], f"{s:.4f}")
                 for r, (g, s) in enumerate(zip(found[q].tolist(), alike[q].tolist(), strict=True))
             )
-    classes = class_folders(held, folders)
+    classes = named_folders(held, folders)
     write_sheet(asked, held, found, alike, classes, target, skipped)
     how = "read from the index" if again else "indexed"
-    told = (
+    sentence = (
         f"{len(held)} videos {how}, the {found.shape[1]} nearest of {len(asked)} are in"
         f" {target / 'neighbours.csv'}"
     )
     if classes and set(asked.labels) & set(held.labels):
-        hit = scores(queries, asked, rows, held, same=place is None)["recall_at_1"]
-        told += f"; the nearest is of the same folder for {100 * hit:.1f} %"
-    return told + (
+        hit = retrieval_scores(queries, asked, rows, held, same=place is None)["recall_at_1"]
+        sentence += f"; the nearest is of the same folder for {100 * hit:.1f} %"
+    return sentence + (
         f"; {len(skipped)} skipped ({'; '.join(skipped[:3])}{'; ...' if len(skipped) > 3 else ''})"
         if skipped
         else ""
     )
 
 
-def whole(name: str, value: Any) -> int:
+def check_count(name: str, value: Any) -> int:
     if not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} is a whole number of at least 1, not {value!r}")
     return value
 
 
-def indexed(
+def index_videos(
     net: Any,
     source: Path,
     folders: Sequence[str],
@@ -117,7 +117,7 @@ def indexed(
 ) -> tuple[VideoSet, Tensor, bool]:
     """The videos and their rows; whether the rows were there already."""
     videos = videos_of(source, folders, plan["size"], plan["frames"], skipped)
-    files = stamped(videos)
+    files = video_stamps(videos)
     kept = read_index(file, plan, files)
     if kept is None:
         rows, seen = embed_all(net, videos, plan["frames"], plan["size"], plan["clips"])
@@ -131,10 +131,10 @@ def indexed(
         )
     else:
         rows, seen = kept
-    return decoded(videos, seen, skipped), rows, kept is not None
+    return keep_decoded(videos, seen, skipped), rows, kept is not None
 
 
-def stamped(videos: VideoSet) -> list[list[Any]]:
+def video_stamps(videos: VideoSet) -> list[list[Any]]:
     """Name, frames, bytes and time of change of each: what tells whether it is still the same."""
     stamps = [Path(s).stat() for s in videos.sources]
     return [
@@ -183,7 +183,7 @@ def write_index(
         save_file({"rows": rows.contiguous()}, part, metadata=header)
 
 
-def decoded(videos: VideoSet, seen: Sequence[int], skipped: list[str]) -> VideoSet:
+def keep_decoded(videos: VideoSet, seen: Sequence[int], skipped: list[str]) -> VideoSet:
     """Those that gave clips; the first frame of the others is sound, but what comes after is
     not.
     """
@@ -193,10 +193,6 @@ def decoded(videos: VideoSet, seen: Sequence[int], skipped: list[str]) -> VideoS
     return videos.take(seen)
 
 
-def paths_of(source: Path) -> list[Path]:
-    return [source] if source.is_file() else find_clips(source)
-
-
 def videos_of(
     source: Path, folders: Sequence[str], size: int, frames: int, skipped: list[str]
 ) -> VideoSet:
@@ -204,9 +200,9 @@ def videos_of(
     class, for whoever sorted them.
     """
     side = round(size * 9 / 7)  # as in training
-    entries = [Entry(p, p.parent.name, source=str(p)) for p in paths_of(source)]
+    entries = [Entry(p, p.parent.name, source=str(p)) for p in clips_at(source)]
     bad: list[str] = []
-    found = scan(entries, folders, Cache(256 << 20), Opened(side), bad)
+    found = scan(entries, folders, Cache(256 << 20), OpenFiles(side), bad)
     bad += [f"{c.name}: shorter than {frames} frames" for c in found.clips if len(c) < frames]
     out = found.at_least(frames)
     if not len(out):
@@ -220,7 +216,7 @@ def videos_of(
     return out
 
 
-def class_folders(videos: VideoSet, folders: Sequence[str]) -> Sequence[str]:
+def named_folders(videos: VideoSet, folders: Sequence[str]) -> Sequence[str]:
     """Names by label, where the videos lie in several folders; a folder none of them lies in has no
     name.
     """
@@ -240,7 +236,7 @@ def write_sheet(
     """The contact sheet as one PNG, and as a page."""
     from PIL import Image, ImageDraw
 
-    picks = torch.linspace(0, len(asked) - 1, min(SHOWN, len(asked))).long()
+    picks = torch.linspace(0, len(asked) - 1, min(SHEET_QUERIES, len(asked))).long()
     picture = contact_sheet(asked.take(picks.tolist()), held, found[picks], alike[picks], classes)
     columns, w, h = 1 + found.shape[1], 180, 150
     sheet = Image.new("RGB", (columns * w, len(picks) * h), "white")
@@ -266,5 +262,5 @@ def write_sheet(
     (target / "report.html").write_text(page)
 
 
-def digest(path: Path) -> str:
+def weights_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
