@@ -179,7 +179,7 @@ def test_a_run_in_a_pipe_prints_plain_lines(fedlens_command: Callable[..., Said]
         ),
         (
             ["run", "demo", "data.name=Scene", "data.size=64"],
-            "Classification learns from batches of examples, and Scene has none to give.",
+            "Scene does not fit Classification as it is set up here: it has no batches",
         ),
         (["compare", "toy.toml"], "which ones? add --algorithms"),
         (["compare", "toy.toml", "-a", "fedavg", "--seeds", "a"], "--seeds takes whole numbers"),

@@ -14,7 +14,7 @@ pytest.importorskip("diffusers")
 
 from toy import save_png as save
 
-from fedlens import experiment
+from fedlens import Facts, experiment
 from fedlens.core import tree
 from fedlens.core.client import generator
 from fedlens.data.source import DataError
@@ -184,11 +184,11 @@ def test_folders_that_are_no_generator(trained: tuple[Path, Path], tmp_path: Pat
 def test_the_task_refuses_other_images() -> None:
     task = Generation(classes=2, size=8)
     with pytest.raises(ValueError, match="the data has 3 classes, but the task says 2"):
-        task.fits({"classes": ["a", "b", "c"]})
+        task.fits(Facts(classes=("a", "b", "c")))
     with pytest.raises(
         ValueError, match="the images are 32x32 with 3 channels, but the task says 8x8"
     ):
-        task.fits({"shape": [3, 32, 32]})
+        task.fits(Facts(shape=(3, 32, 32)))
     with pytest.raises(ValueError, match="cannot be halved"):
         Denoiser(2, size=9)
 

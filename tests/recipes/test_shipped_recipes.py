@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fedlens.cli.catalogue import recipe_page
 
+from fedlens.cli.list import recipe_page
 from fedlens.config import recipe as config
 from fedlens.config.files import SHIPPED, chain, load_tables, shipped_recipes
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from fedlens.cli import main as cli
 from fedlens.config import recipe as config
 from fedlens.core.client import generator
+from fedlens.core.facts import Facts
 from fedlens.data.video.frames import ArrayFrames
 from fedlens.data.video.moving_shapes import ACTIONS, MovingShapes, moving_shape
 from fedlens.data.video.video_set import RetrievalTest, VideoSet
@@ -411,4 +412,4 @@ def test_too_many_classes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"the data has 8 classes, but the task says 5: set task.classes=8"
     ):
-        ActionRecognition(classes=5).fits({"classes": ACTIONS})
+        ActionRecognition(classes=5).fits(Facts(classes=tuple(ACTIONS)))

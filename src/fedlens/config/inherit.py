@@ -43,7 +43,7 @@ def extend(base: Table, own: Table) -> dict[str, Any]:
         if key in ("task", "data", "federation"):
             before = base.get(key, {})
             if key != "federation" and value.get("name", before.get("name")) != before.get("name"):
-                before = rename(key, value["name"], before)
+                before = renamed_part(key, value["name"], before)
             merged[key] = _merge(before, value)
         elif key not in ("stack", "algorithm"):
             merged[key] = value
@@ -54,7 +54,7 @@ def extend(base: Table, own: Table) -> dict[str, Any]:
     return merged
 
 
-def rename(kind: str, name: str, table: Table) -> dict[str, Any]:
+def renamed_part(kind: str, name: str, table: Table) -> dict[str, Any]:
     """A table for another class: keys that it knows stay."""
     known = parameters(find_class(kind, name, kind))
     kept = {key: value for key, value in table.items() if key != "name" and key in known}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedlens.config.convert import ConfigError as ConfigError
 from fedlens.config.convert import suggestion, toml_section, toml_value
 from fedlens.config.files import find_recipe, load_tables
-from fedlens.config.inherit import carry_over, rename
+from fedlens.config.inherit import carry_over, renamed_part
 from fedlens.config.overrides import apply_overrides, parse_overrides
 from fedlens.config.parts import Part, exported_names, find_class, make_part
 from fedlens.core.limits import Count, Natural, Positive
@@ -212,7 +212,7 @@ def _swap(key: str, table: Mapping[str, Any], pairs: list[tuple[str, Any]]) -> M
     """`data.name=Cifar10` names another class; keys that it knows carry over."""
     for pair in [p for p in pairs if p[0].lower() == f"{key}.name"]:
         pairs.remove(pair)
-        table = rename(key, str(pair[1]).strip("\"'"), table)
+        table = renamed_part(key, str(pair[1]).strip("\"'"), table)
     return table
 
 

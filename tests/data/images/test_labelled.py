@@ -381,8 +381,7 @@ def test_feature_skew() -> None:
     ]
     assert changed[0] == 0 < changed[1] < changed[2]
     assert (
-        list(federation.facts.look) == ["noise 0", "noise 30", "noise 60"]
-        and "look" not in plain.facts
+        list(federation.facts.look) == ["noise 0", "noise 30", "noise 60"] and not plain.facts.look
     )
     with pytest.raises(DataError, match="skew=blur needs a positive strongest"):
         Synthetic(skew="blur").federation(3, 0)

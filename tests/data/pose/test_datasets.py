@@ -139,7 +139,8 @@ def test_boxes_are_widened_never_cut() -> None:
 
 def test_clients_have_resolutions_of_their_own() -> None:
     federation = StickFigures(people=50, tests=7, hold_out=0.2).federation(5, seed=1)
-    assert federation.facts.resolutions == ["64x48", "48x36", "32x24", "64x48", "48x36"]
+    small, middle, large = (32, 24), (48, 36), (64, 48)
+    assert federation.facts.resolutions == (large, middle, small, large, middle)
     assert [len(p) for p in federation.holdings] == [8] * 5
     assert len(federation.held_out) == 5 and len(federation.held_out[0]) == 2
     for people, (h, w) in zip(federation.holdings, [(64, 48), (48, 36), (32, 24)]):

@@ -23,7 +23,7 @@ def test_pooled_deals_every_piece_once(tmp_path: Path) -> None:
         3,
         3,
     ]
-    assert "notes" not in federation.facts  # 40x48 is divisible by 4
+    assert not federation.facts.notes  # 40x48 is divisible by 4
     again, other = source.federation(4, seed=1), source.federation(4, seed=2)
     assert again.facts == federation.facts != other.facts
     with pytest.raises(DataError, match="12 pieces of video cannot be dealt to 13 clients"):
@@ -55,7 +55,7 @@ def test_cameras_of_different_resolution_see_as_much_of_the_scene() -> None:
     assert torch.equal(half["y"][0], small[..., 8:24, 8:24])
     assert torch.equal(full["y"][0], film[..., 16:48, 16:48].float() / 255)
     torch.testing.assert_close(half["x"][0], degrade(small, 4)[..., 2:6, 2:6], atol=1e-6, rtol=0)
-    assert mixed.facts.resolutions == ["8x8", "4x4"] and len(mixed.holdings[1]) == len(
+    assert mixed.facts.resolutions == ((8, 8), (4, 4)) and len(mixed.holdings[1]) == len(
         plain.holdings[1]
     )
     with pytest.raises(DataError, match=r"crops of 32 must be divisible by it and by the scale 4"):

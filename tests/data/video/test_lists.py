@@ -51,9 +51,8 @@ def test_class_lists_that_do_not_match(shelf: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="class 'swim' is in the class list but has no video"):
         Videos(root=str(shelf / "videos"), classes=str(names)).federation(2, 0)
     names.write_text("wave\nrun\njump\n")
-    assert Videos(root=str(shelf / "videos"), classes=str(names)).federation(2, 0).facts[
-        "classes"
-    ] == ["wave", "run", "jump"]
+    found = Videos(root=str(shelf / "videos"), classes=str(names)).federation(2, 0)
+    assert found.facts.classes == ("wave", "run", "jump")
 
 
 def test_official_splits_of_ucf101_and_hmdb51(data_pack: Path, tmp_path: Path) -> None:
