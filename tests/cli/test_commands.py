@@ -28,7 +28,7 @@ from fedlens.cli import text as terminal
 from fedlens.data.images.tensors import Tensors
 from fedlens.report import html as report
 from fedlens.report import page_data as view
-from fedlens.runs import reading as folder
+from fedlens.report import reading as folder
 
 TESTS = Path(__file__).parents[1]
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedlens.core.files import find_in_data_folder, find_named
 from fedlens.data import paths
 from fedlens.data.source import DataError
 
@@ -33,7 +34,7 @@ def test_as_given_before_the_data_folder(data_folder: Path) -> None:
     assert paths.locate("$FEDLENS_DATA/set", "folder", "data.root") == data_folder / "set"
     Path("set").mkdir()
     assert paths.locate("set", "folder", "data.root") == Path("set")
-    assert paths.find_in_data_folder("set") == data_folder / "set"
+    assert find_in_data_folder("set") == data_folder / "set"
 
 
 def test_nothing_beside_the_project_is_looked_at(
@@ -42,7 +43,7 @@ def test_nothing_beside_the_project_is_looked_at(
     """The layout that the developers have: ../shared/data beside the working directory."""
     touch(data_folder.parent / "shared" / "data" / "set" / "a.png")
     monkeypatch.delenv("FEDLENS_DATA")
-    assert paths.find_named("set") is None and paths.find_in_data_folder("set") is None
+    assert find_named("set") is None and find_in_data_folder("set") is None
     with pytest.raises(
         DataError, match=r"set data\.root, or the environment variable FEDLENS_DATA"
     ):

@@ -197,7 +197,7 @@ def test_training_leaves_the_average_to_the_model(trained: tuple[Path, Path]) ->
     """Both travel: the average is a part of the model like any other, and differs from the
     weights.
     """
-    from fedlens.models.weights import read_weights
+    from fedlens.core.weights import read_weights
 
     weights = read_weights(trained[1] / "model.safetensors")
     net = {n.removeprefix("net."): t for n, t in weights.items() if n.startswith("net.")}

@@ -17,6 +17,7 @@ from fedlens import models, run, stack
 from fedlens.algorithms.fedavg import FedAvg
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
+from fedlens.core.weights import load_weights
 from fedlens.data.images.tensors import Tensors
 from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
@@ -25,7 +26,6 @@ from fedlens.models.clips import ClipModel, pad_to_multiple, spans
 from fedlens.models.iart import IART, iart_small
 from fedlens.models.rvrt import RVRT, rvrt_small
 from fedlens.models.vrt import VRT, _chain, vrt_small
-from fedlens.models.weights import load_weights, recognise
 from fedlens.tasks.super_resolution import SuperResolution
 
 SMALL = {"vrt": vrt_small, "rvrt": rvrt_small, "iart": iart_small}
@@ -94,7 +94,7 @@ def test_official_names_and_shapes(
     text = "\n".join(sorted(f"{n} {tuple(t.shape)} {t.dtype}" for n, t in state.items()))
     assert (sum(p.numel() for p in model.parameters()), len(state)) == (parameters, entries)
     assert hashlib.sha256(text.encode()).hexdigest() == digest
-    assert recognise(state) == words
+    assert ClipModel.recognise(state) == words
 
 
 @pytest.fixture(scope="module", params=list(SMALL))

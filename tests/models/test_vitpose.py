@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedlens.core.weights import load_weights
 from fedlens.models.vitpose import (
     SimpleBaseline,
     Transformer,
@@ -19,7 +20,6 @@ from fedlens.models.vitpose import (
     ViTPose,
     waves,
 )
-from fedlens.models.weights import load_weights
 
 
 def count(model: nn.Module) -> int:

@@ -9,7 +9,7 @@ import pytest
 from run_folders import write_run
 
 from fedlens.report import figures
-from fedlens.runs.reading import read_run
+from fedlens.report.reading import read_run
 
 
 def run_with(folder: Path, seed: int, layer: str, **metrics: float) -> Path:

@@ -12,7 +12,7 @@ from run_folders import write_run
 
 from fedlens.core.facts import remarks
 from fedlens.report import page_data as views
-from fedlens.runs import reading as folders
+from fedlens.report import reading as folders
 
 
 def test_every_round_and_every_client_is_shown(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fedlens.core.client import Output
 from fedlens.core.federation import Federation
 from fedlens.core.message import Message
 from fedlens.core.picture import Picture, save_pictures
+from fedlens.core.replies import Heard
 from fedlens.core.rounds import run
 from fedlens.data.video.degrade import enlarge
 from fedlens.data.video.files import FileFrames, open_frames

@@ -99,7 +99,7 @@ class FedAvg(Learner):
         self._check_patterns(model)
         self.task.load_init(model)
         if self.init_from:
-            from fedlens.models.weights import load_weights
+            from fedlens.core.weights import load_weights
 
             load_weights(model, self.init_from)
         return Message({"model": tree.clone(model.state_dict())})

@@ -43,7 +43,7 @@ def report(
         raise click.UsageError(f"there is no run folder {folder}")
     from fedlens.report.figures import write_figures
     from fedlens.report.html import write_report
-    from fedlens.runs.reading import printable
+    from fedlens.report.reading import printable
 
     console().print(f"Report: {printable(str(write_report(folder)))}", soft_wrap=True)
     if kinds := [kind for kind in figures.split(",") if kind.strip()]:
@@ -148,10 +148,10 @@ def analyse(
     from fedlens.core.files import write_atomically
     from fedlens.core.picture import add_picture
     from fedlens.engines.worker import threads
-    from fedlens.report import analysis
     from fedlens.report.html import write_report
-    from fedlens.report.landscape import FinishedRun
-    from fedlens.runs.reading import distinct_names
+    from fedlens.report.reading import distinct_names
+    from fedlens.runs import analysis
+    from fedlens.runs.landscape import FinishedRun
 
     names = distinct_names([run.resolve() for run in runs])
     with threads(1):

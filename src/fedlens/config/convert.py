@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
+from fedlens.core.limits import describe_limits
+
 PLAIN_TYPES: Mapping[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -29,12 +31,6 @@ PLAIN_TYPES: Mapping[Any, str] = {
     Path: "a path",
 }
 # as annotated_types calls them
-LIMITS = {
-    "gt": "above {}",
-    "ge": "of at least {}",
-    "lt": "below {}",
-    "le": "at most {}",
-}
 # TOML has no such word, so these strings stand for it wherever an argument may be None
 NONE = (
     "none",
@@ -121,7 +117,7 @@ def describe_type(hint: Any) -> str:
         return " or ".join(describe_type(a) for a in arguments)
     if origin is typing.Annotated:
         inner, *metadata = arguments
-        return f"{describe_type(inner)} {_describe_limits(metadata)}".rstrip()
+        return f"{describe_type(inner)} {describe_limits(metadata)}".rstrip()
     if issubclass(origin, Mapping):
         return "a table"
     if not arguments:
@@ -130,15 +126,6 @@ def describe_type(hint: Any) -> str:
         each = ", ".join(describe_type(a) for a in arguments)
         return f"a list of {len(arguments)} ({each})"
     return f"a list, each {describe_type(arguments[0])}"
-
-
-def _describe_limits(metadata: Iterable[Any]) -> str:
-    found = []
-    for limit in metadata:
-        for key, words in LIMITS.items():
-            if hasattr(limit, key):
-                found.append(words.format(getattr(limit, key)))
-    return " and ".join(found)
 
 
 def suggestion(word: str, choices: Iterable[str], prefix: str = "") -> str:

@@ -5,7 +5,7 @@ algorithm.
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -15,6 +15,7 @@ import torch
 from fedlens.core.client import Client, generator
 from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
+from fedlens.core.limits import Limited
 from fedlens.core.message import Message
 from fedlens.core.picture import Picture
 from fedlens.core.replies import NEEDS, Heard, Replies
@@ -44,7 +45,7 @@ class Scalar:
     record: bool = False
 
 
-class Algorithm(ABC):
+class Algorithm(metaclass=Limited):
     """Two functions at each end, and a few beside them. `state` lives on the server,
     `client.memory` on the clients.
 
@@ -118,7 +119,7 @@ class Algorithm(ABC):
         """
         return share_of(heard, next((n for h in heard.values() for n in h.weights), ""))
 
-    def rehearse(self, federation: Federation) -> None:  # noqa: B027  most have nothing to try
+    def rehearse(self, federation: Federation) -> None:
         """Try one example before the first round, so that what does not fit is found out once and
         not by every client on its own: raise a ValueError.
         """

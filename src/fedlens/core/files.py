@@ -65,3 +65,16 @@ def name_in_errors(path: Path) -> Iterator[None]:
         if e.filename is None:
             e.filename = str(path)
         raise
+
+
+def find_named(name: str) -> Path | None:
+    """What is called so: as given (`~` and `$VARIABLES` filled in), else below FEDLENS_DATA."""
+    given = Path(os.path.expandvars(name)).expanduser()
+    return given if given.exists() else find_in_data_folder(str(given))
+
+
+def find_in_data_folder(name: str) -> Path | None:
+    """Below FEDLENS_DATA alone: for what has a fixed place there and need not be named."""
+    folder = os.environ.get("FEDLENS_DATA")
+    place = Path(folder).expanduser() / name if folder else None
+    return place if place is not None and place.exists() else None

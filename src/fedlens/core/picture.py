@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from fedlens.core.client import Data
 from fedlens.core.files import write_atomically
 
 Kind = Literal["image", "compare", "strip", "sheet", "map"]
+
+TILE_IMAGES = 8  # images of each kind on a tile, in two rows
 
 
 @dataclass(frozen=True)
@@ -108,3 +112,28 @@ def to_uint8(pixels: Tensor, ends: tuple[float, float] | None = None) -> np.ndar
         x = (x - ends[0]) / max(ends[1] - ends[0], 1e-12)
     array = (x.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
     return array[..., 0] if array.shape[2] == 1 else array
+
+
+def first_of_each_class(data: Data, labels: Sequence[int], n: int) -> dict[int, Tensor]:
+    """The first n images of each class."""
+    found: dict[int, list[Tensor]] = {label: [] for label in labels}
+    for index in torch.arange(len(data)).split(500):
+        batch = data.batch(index)
+        for label, kept in found.items():
+            kept += list(batch["x"][batch["y"] == label][: n - len(kept)])
+    return {label: torch.stack(kept) for label, kept in found.items() if kept}
+
+
+def real_above_made(real: Tensor, made: Tensor) -> Tensor:
+    """One picture of both: two rows of real images, two of generated ones."""
+    top, bottom = _two_rows(real), _two_rows(made)
+    return torch.cat(
+        [top, torch.ones(top.shape[0], max(2, real.shape[2] // 8), top.shape[2]), bottom], 1
+    )
+
+
+def _two_rows(images: Tensor) -> Tensor:
+    blank = torch.ones_like(images[0])
+    some = [images[k] if k < len(images) else blank for k in range(TILE_IMAGES)]
+    half = TILE_IMAGES // 2
+    return torch.cat([torch.cat(some[:half], 2), torch.cat(some[half:], 2)], 1)

@@ -4,7 +4,7 @@ of it beyond this.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ from torch.nn import functional as F
 from fedlens.core.client import Batch, Data, Output
 from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
+from fedlens.core.limits import Limited
 from fedlens.core.message import Message
 from fedlens.core.picture import Picture
 
 Adapt = Callable[[Tensor, Batch], Tensor]
 
 
-class Task(ABC):
+class Task(metaclass=Limited):
     """Constructor arguments are the `[task]` table of a recipe. `result` is what `Algorithm.result`
     gives: a network, an image.
     """
@@ -77,7 +78,7 @@ class LearningTask(Task):
         """Fill a fresh network with the weights of `init`. Not in `model`: a worker, a site or
         `apply` gets its weights anyway, and the file need not be there."""
         if self.init:
-            from fedlens.models.weights import load_weights
+            from fedlens.core.weights import load_weights
 
             load_weights(model, self.init)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedlens.core.files import find_named
 from fedlens.data.source import DataError
 
 # still images that PIL opens
@@ -26,19 +27,6 @@ VIDEO_SUFFIXES = (
 TEST_PARTS = ("test", "val", "valid", "validation", "testing")
 
 # -- what the user named ---------------------------------------------------------------------------
-
-
-def find_named(name: str) -> Path | None:
-    """What is called so: as given (`~` and `$VARIABLES` filled in), else below FEDLENS_DATA."""
-    given = Path(os.path.expandvars(name)).expanduser()
-    return given if given.exists() else find_in_data_folder(str(given))
-
-
-def find_in_data_folder(name: str) -> Path | None:
-    """Below FEDLENS_DATA alone: for what has a fixed place there and need not be named."""
-    folder = os.environ.get("FEDLENS_DATA")
-    place = Path(folder).expanduser() / name if folder else None
-    return place if place is not None and place.exists() else None
 
 
 def locate(name: str, what: str, key: str) -> Path:

@@ -4,16 +4,17 @@ recipe.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 
 from fedlens.core.federation import Federation
+from fedlens.core.limits import Limited
 
 
 class DataError(ValueError):
     """Data that is missing or broken; the message is one clear sentence for the user."""
 
 
-class Source(ABC):
+class Source(metaclass=Limited):
     def default_clients(self) -> int | None:
         """How many clients there are when nobody says: data that comes divided knows it, other data
         leaves it to the recipe.

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedlens.data.paths import find_in_data_folder, locate
+from fedlens.core.files import find_in_data_folder
+from fedlens.data.paths import locate
 
 DenoiserName = Literal["auto", "ffdnet", "drunet", "dncnn", "tv", "bm3d"]
 

@@ -28,9 +28,10 @@ from annotated_types import Ge
 from torch import Tensor
 
 from fedlens.core.federation import Federation
+from fedlens.core.files import find_named
 from fedlens.core.limits import Count, NotNegative
 from fedlens.data.images.reading import READABLE, read_image, resize, shipped
-from fedlens.data.paths import find_named, locate
+from fedlens.data.paths import locate
 from fedlens.data.source import DataError, Source
 from fedlens.deblur.blur import Blur, Family, check_kernel, client_kernel
 from fedlens.deblur.observation import Observation, SceneFacts, without_rim

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -22,11 +22,12 @@ from torch import Generator, Tensor
 from fedlens.core.client import generator as stream
 from fedlens.core.client import seeded
 from fedlens.core.files import write_atomically
+from fedlens.core.limits import Limited
 from fedlens.core.message import BadMessage, Message
 from fedlens.data.source import DataError
 
 
-class ImageGenerator(ABC):
+class ImageGenerator(metaclass=Limited):
     """Makes images of a class. Subclasses are dataclasses: their arguments are the recipe's table
     and part of their identity.
     """

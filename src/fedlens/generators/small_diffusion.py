@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from fedlens.core.files import find_named
 from fedlens.core.limits import Count, PositiveShare
-from fedlens.data.paths import find_named
 from fedlens.data.source import DataError
 from fedlens.generators.generator import (
     ImageGenerator,
@@ -84,7 +84,7 @@ class SmallDiffusion(ImageGenerator):
 
     def _loaded(self) -> Denoiser:
         if self._model is None:
-            from fedlens.models.weights import load_weights
+            from fedlens.core.weights import load_weights
 
             model = load_weights(self._task().model(), self._folder() / "model.safetensors").eval()
             assert isinstance(model, Denoiser)
@@ -105,7 +105,6 @@ class SmallDiffusion(ImageGenerator):
         return folder
 
     def _task(self) -> Any:
-        from fedlens.config.parts import make_part
         from fedlens.tasks.generation import Generation
 
         table = tomllib.loads((self._folder() / "config.toml").read_text())["task"]
@@ -113,7 +112,11 @@ class SmallDiffusion(ImageGenerator):
             raise DataError(
                 f"{self.folder} is a run of the task {table.get('name')}, not of a generator"
             )
-        return make_part("task", table, "task", Generation).checked().build()
+        arguments: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in table.items()
+        }
+        del arguments["name"]
+        return Generation(**arguments)
 
     def _names(self) -> list[str]:
         try:

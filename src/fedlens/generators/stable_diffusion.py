@@ -20,8 +20,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from fedlens.core.files import find_named
 from fedlens.core.limits import Count
-from fedlens.data.paths import find_named, locate, walk
+from fedlens.data.paths import locate, walk
 from fedlens.data.source import DataError
 from fedlens.generators.generator import ImageGenerator, check_label, describe_shape, file_stamps
 from fedlens.models.diffusion import load_diffusers

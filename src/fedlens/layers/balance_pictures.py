@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedlens.core.client import Data
 from fedlens.core.federation import Federation
 from fedlens.core.message import Message
-from fedlens.core.picture import Picture
+from fedlens.core.picture import Picture, first_of_each_class, real_above_made
 from fedlens.core.tree import Tree
 
 if TYPE_CHECKING:
     from fedlens.layers.balance import Balance
 
-SHOWN = 8  # images of each kind and class on the sheet, in two rows
 POINTS = 60  # images of each kind and class in the projection
 COLOURS = 10  # classes in the projection
 
@@ -51,7 +49,7 @@ def show(
     if not made or next(iter(made.values())).dim() != 4:
         return ()
     names = layer._classes or [str(k) for k in range(layer.head.out_features)]
-    real = by_class(reference, sorted(made), POINTS)
+    real = first_of_each_class(reference, sorted(made), POINTS)
     shift = layer.pace**0.5 * memory(chosen)[ALIGN]["shift"] if chosen in aligned else None
     return [
         sheet(real, made, names, chosen),
@@ -59,40 +57,17 @@ def show(
     ]
 
 
-def by_class(data: Data, labels: Sequence[int], n: int) -> dict[int, Tensor]:
-    """The first n images of each class."""
-    found: dict[int, list[Tensor]] = {label: [] for label in labels}
-    for index in torch.arange(len(data)).split(500):
-        batch = data.batch(index)
-        for label, kept in found.items():
-            kept += list(batch["x"][batch["y"] == label][: n - len(kept)])
-    return {label: torch.stack(kept) for label, kept in found.items() if kept}
-
-
 def sheet(
     real: Mapping[int, Tensor], made: Mapping[int, Tensor], names: Sequence[str], client: int
 ) -> Picture:
     tiles, labels = [], []
     for label in list(real)[:20]:
-        tiles.append(tile(real[label], as_floats(made[label])))
+        tiles.append(real_above_made(real[label], as_floats(made[label])))
         labels.append(names[label])
     caption = f"Real images (above) and what client {client} generated (below)"
     return Picture(
         caption, tiles, labels, "sheet", {"generated": sum(len(t) for t in made.values())}
     )
-
-
-def tile(real: Tensor, made: Tensor) -> Tensor:
-    """One picture of both: two rows of real images, two of generated ones."""
-    top, bottom = rows(real), rows(made)
-    return torch.cat(
-        [top, torch.ones(top.shape[0], max(2, real.shape[2] // 8), top.shape[2]), bottom], 1
-    )
-
-
-def rows(images: Tensor) -> Tensor:
-    some = [images[k] if k < len(images) else torch.ones_like(images[0]) for k in range(SHOWN)]
-    return torch.cat([torch.cat(some[: SHOWN // 2], 2), torch.cat(some[SHOWN // 2 :], 2)], 1)
 
 
 def as_floats(images: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedlens.data.paths import find_in_data_folder, find_named
-from fedlens.models.weights import read_weights
+from fedlens.core.files import find_in_data_folder, find_named
+from fedlens.core.weights import read_weights
 
 SHIFT, SPREAD = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 WIDTHS = (64, 192, 384, 256, 256)

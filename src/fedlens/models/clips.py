@@ -52,6 +52,16 @@ class ClipModel(nn.Module):
     def configuration(weights: Mapping[str, Tensor]) -> str | None:
         """Which configuration of this network the weights belong to, in words; None if to none."""
 
+    @staticmethod
+    def recognise(weights: Mapping[str, Tensor]) -> str | None:
+        """Which of the clip networks, in which configuration, these weights belong to."""
+        from fedlens.models.iart import IART
+        from fedlens.models.rvrt import RVRT
+        from fedlens.models.vrt import VRT
+
+        found = (network.configuration(weights) for network in (VRT, RVRT, IART))
+        return next((words for words in found if words), None)
+
     @property
     def fewest(self) -> int:
         return self.least_frames

@@ -128,7 +128,7 @@ def both_ways(spynet: SpyNet, clip: Tensor) -> tuple[list[Tensor], list[Tensor]]
 
 def load_flow(spynet: SpyNet, path: str | Path) -> None:
     """A SpyNet checkpoint; the published ones lack the two constants."""
-    from fedlens.models.weights import check_fit, read_weights
+    from fedlens.core.weights import check_fit, read_weights
 
     own = spynet.state_dict()
     spynet.load_state_dict(

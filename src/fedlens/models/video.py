@@ -170,7 +170,7 @@ class SplitNet(nn.Module):
 
 def load_backbone(net: SplitNet, path: str) -> SplitNet:
     """Only the backbone of a saved model, whatever its head was."""
-    from fedlens.models.weights import check_fit, read_weights
+    from fedlens.core.weights import check_fit, read_weights
 
     prefix = "backbone."
     found = {

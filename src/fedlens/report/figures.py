@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.report.page_data import json_safe, run_view
-from fedlens.runs.reading import (
+from fedlens.report.reading import (
     RunFolder,
     as_table,
     distinct_names,

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedlens.core.files import write_atomically
 from fedlens.report.page_data import run_view
-from fedlens.runs.reading import (
+from fedlens.report.reading import (
     RunFolder,
     distinct_names,
     image_digest,

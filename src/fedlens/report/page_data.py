@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.facts import remarks
-from fedlens.runs.reading import (
+from fedlens.report.reading import (
     RunFolder,
     as_list,
     as_number,

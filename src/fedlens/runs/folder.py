@@ -28,7 +28,7 @@ from typing import Any
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.files import atomic_files, write_atomically
-from fedlens.runs.reading import parse_rounds
+from fedlens.report.reading import parse_rounds
 
 RUN_FILES = (
     "config.toml",

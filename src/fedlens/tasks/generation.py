@@ -19,7 +19,7 @@ from fedlens.core.client import Batch, Data, Output, generator
 from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Share
-from fedlens.core.picture import Picture
+from fedlens.core.picture import TILE_IMAGES, Picture, first_of_each_class, real_above_made
 from fedlens.core.task import Adapt, LearningTask, in_batches
 from fedlens.models.diffusion import STEPS, Denoiser, schedule
 
@@ -113,21 +113,19 @@ class Generation(LearningTask):
 
     def pictures(self, result: Any, federation: Federation) -> Sequence[Picture]:
         """A tile of each class, real above, generated below."""
-        from fedlens.layers.balance_pictures import SHOWN, by_class, tile
-
         source = (
             federation.test
             if federation.test is not None and len(federation.test)
             else federation.holdings[0]
         )
         shown = list(range(min(self.classes, 20)))
-        real = by_class(source, shown, SHOWN)
-        labels = torch.tensor([label for label in real for _ in range(SHOWN)])
+        real = first_of_each_class(source, shown, TILE_IMAGES)
+        labels = torch.tensor([label for label in real for _ in range(TILE_IMAGES)])
         made = result.sample(labels, generator(self.seed, 0x9E), self.steps, self.guidance).split(
-            SHOWN
+            TILE_IMAGES
         )
         names = federation.facts.classes or [str(k) for k in shown]
-        tiles = [tile(x, m) for x, m in zip(real.values(), made, strict=True)]
+        tiles = [real_above_made(x, m) for x, m in zip(real.values(), made, strict=True)]
         return [
             Picture(
                 "Real images (above) and generated ones (below)",

@@ -34,7 +34,7 @@ from starlette.routing import Route
 
 from fedlens.report import html as report
 from fedlens.report import page_data as views
-from fedlens.runs import reading as folders
+from fedlens.report import reading as folders
 
 LOOK = 0.2  # seconds between two looks at the files
 BEAT = 10.0  # seconds after which an idle stream says that it is alive

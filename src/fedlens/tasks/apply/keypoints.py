@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedlens.core.weights import load_weights
 from fedlens.data.paths import images_at
 from fedlens.data.pose.people import How, ImageSize, People, Person, Skeleton, fit_box, open_image
 from fedlens.data.source import DataError
-from fedlens.models.weights import load_weights
 from fedlens.tasks.pose_drawing import draw_joints, save_png
 
 if TYPE_CHECKING:

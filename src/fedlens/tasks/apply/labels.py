@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedlens.core.weights import load_weights
 from fedlens.data.images.labelled import load_image
 from fedlens.data.paths import images_at
-from fedlens.models.weights import load_weights
 
 if TYPE_CHECKING:
     from fedlens.tasks.classification import Classification

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedlens.core.training import find_device
+from fedlens.core.weights import load_weights
 from fedlens.data.paths import is_video
 from fedlens.data.video.files import open_frames
 from fedlens.data.video.frames import Frames
 from fedlens.data.video.writer import writer
-from fedlens.models.weights import load_weights
 from fedlens.tasks.tiles import Tiles
 
 if TYPE_CHECKING:

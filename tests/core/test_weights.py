@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlens.models.weights import read_weights
+from fedlens.core.weights import read_weights
 
 
 @pytest.mark.parametrize("name", ["passwd", "notes.md", "w.pth", "w.safetensors"])

@@ -4,14 +4,13 @@ unpickled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedlens.data.paths import find_named
+from fedlens.core.files import find_named
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -40,9 +39,7 @@ def _load(file: Path) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except (
-        Exception
-    ) as e:  # of a file that is something else, torch's reader stumbles over whatever comes first
+    except Exception as e:  # of another file, torch's reader stumbles over whatever comes first
         raise ValueError(
             f"{file} cannot be read as weights: it is damaged, or no file of arrays by safetensors"
             " or torch"
@@ -73,18 +70,9 @@ def check_fit(
     if odd:
         side = "missing in the file" if odd[0] in own else "unknown to the model"
         reasons.append(f"{odd[0]} is {side} ({len(odd)} names differ)")
+    # A network of a known family can say what these weights are.
+    recognise = getattr(model, "recognise", lambda weights: None)
     theirs, ours = recognise(weights), recognise(own)
     if theirs and ours and theirs != ours:
         reasons.insert(0, f"the file holds {theirs}; the model is {ours}")
     raise ValueError(f"{source} does not fit {type(model).__name__}: " + "; ".join(reasons))
-
-
-def recognise(weights: Mapping[str, Tensor]) -> str | None:
-    """Which of the clip networks, in which configuration, these weights belong to."""
-    from fedlens.models.iart import IART
-    from fedlens.models.rvrt import RVRT
-    from fedlens.models.vrt import VRT
-
-    return next(
-        (words for kind in (VRT, RVRT, IART) if (words := kind.configuration(weights))), None
-    )

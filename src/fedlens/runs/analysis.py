@@ -15,14 +15,14 @@ from torch import Tensor
 from fedlens.config import recipe as recipes
 from fedlens.core.client import generator
 from fedlens.core.picture import Picture
-from fedlens.report.landscape import (
+from fedlens.runs.folder import read_records
+from fedlens.runs.landscape import (
     FinishedRun,
     filter_normalised,
     loss_line,
     loss_plane,
     perturbed,
 )
-from fedlens.runs.folder import read_records
 from fedlens.runs.table import spent_until
 
 STRENGTHS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)

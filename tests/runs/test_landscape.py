@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedlens.core.client import generator
-from fedlens.report.landscape import filter_normalised, loss_line, loss_plane, perturbed
+from fedlens.runs.landscape import filter_normalised, loss_line, loss_plane, perturbed
 
 
 def test_every_filter_of_a_direction_is_as_long_as_the_weights() -> None:

@@ -25,7 +25,7 @@ from fedlens.core.client import Batch, Data
 from fedlens.core.memory import NEVER, read_record
 from fedlens.core.training import Learner
 from fedlens.core.tree import Tree
-from fedlens.models.weights import read_weights
+from fedlens.core.weights import read_weights
 from fedlens.runs.checkpoint import Checkpoint
 from fedlens.runs.setup import Setup, make_setup
 

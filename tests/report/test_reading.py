@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from run_folders import write_run
 
-from fedlens.runs import reading as folders
+from fedlens.report import reading as folders
 
 
 def line(number: int, **more: object) -> str:
