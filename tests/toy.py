@@ -1,6 +1,4 @@
-"""A task small enough to run everywhere: three classes in eight dimensions, a network with
-BatchNorm, a backbone and a head.
-"""
+"""Small things to run everywhere: those of `fedlens.testing` by short names, and a few more."""
 
 from __future__ import annotations
 
@@ -11,48 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlens import Batch, Data, Federation, Message, Output
+from fedlens import Batch, Data, Federation, Output
 from fedlens.core.task import LearningTask
 from fedlens.data.images.tensors import Tensors
 from fedlens.generators import ImageGenerator
+from fedlens.testing import SmallNet as Net
+from fedlens.testing import SmallTask as Toy
+from fedlens.testing import arrays_of as flat
+from fedlens.testing import same_bits, small_federation
+from fedlens.testing import small_data as make_data
 
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU())
-        self.head = nn.Linear(16, 3)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.backbone(x)  # type: ignore[no-any-return]
-
-
-class Toy(LearningTask):
-    def model(self) -> nn.Module:
-        return Net()
-
-    def loss(self, output: Output, batch: Batch) -> Tensor:
-        return nn.functional.cross_entropy(output.prediction, batch["y"])
-
-    def evaluate(self, result: Any, data: Data) -> dict[str, float]:
-        batch = data.batch(torch.arange(len(data)))
-        return {
-            "accuracy": float(
-                (self.forward(result, batch).prediction.argmax(1) == batch["y"]).float().mean()
-            )
-        }
-
-
-def make_data(n: int, rng: torch.Generator) -> Tensors:
-    x = torch.randn(n, 8, generator=rng)
-    return Tensors({"x": x, "y": (x[:, 0] > 0).long() + (x[:, 1] > 0).long()})
+__all__ = ["Net", "Toy", "flat", "make_data", "same_bits"]
 
 
 def toy_federation(clients: int = 6, seed: int = 0) -> Federation:
-    """Clients of different sizes, each with a held-out part."""
-    rng = torch.Generator().manual_seed(seed)
-    train = [make_data(20 + 3 * i, rng) for i in range(clients)]
-    return Federation(train, [make_data(10, rng) for _ in range(clients)], make_data(100, rng))
+    return small_federation(clients, seed)
 
 
 @dataclass
@@ -68,19 +39,6 @@ class Blobs(ImageGenerator):
         signs = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0]])[label]
         x[:, :2] = self.far * signs * x[:, :2].abs()
         return x
-
-
-def flat(message: Message) -> dict[str, Tensor]:
-    return {
-        f"{tree}/{name}": t for tree, arrays in message.trees.items() for name, t in arrays.items()
-    }
-
-
-def same_bits(a: Message, b: Message) -> bool:
-    x, y = flat(a), flat(b)
-    return x.keys() == y.keys() and all(
-        torch.equal(t, y[n]) and t.dtype == y[n].dtype for n, t in x.items()
-    )
 
 
 class Frames(nn.Module):

@@ -1,20 +1,18 @@
-"""What every layer must do, whatever its idea."""
+"""What every algorithm and layer must do, whatever its idea: `fedlens.testing` over all of them."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-import torch
 from stacks import SCENES, STACKS
-from toy import flat, same_bits
+from toy import flat
 
 import fedlens.layers
-from fedlens import Layer, Message, Progress, Round, run
+from fedlens import Layer, run
 from fedlens.engines.loopback import Loopback
-from fedlens.engines.worker import Job
+from fedlens.testing import ALGORITHM_CHECKS, check_layer
 
 
 def test_every_exported_layer_is_in_the_suite() -> None:
@@ -23,108 +21,56 @@ def test_every_exported_layer_is_in_the_suite() -> None:
     assert exported <= used, f"add to tests/stacks.py: {sorted(exported - used)}"
 
 
-@pytest.mark.parametrize("name", STACKS)
-def test_deterministic_finite_and_different_by_seed(name: str) -> None:
-    def once(seed: int) -> Message:
-        algorithm, federation = STACKS[name].make(), STACKS[name].federation
-        return run(algorithm, Loopback(algorithm, federation), 2, seed=seed)
-
-    a = once(0)
-    assert same_bits(a, once(0))
-    # what does not train may have no randomness to seed
-    assert not STACKS[name].make().trains or not same_bits(a, once(1))
-    assert all(bool(torch.isfinite(t).all()) for t in flat(a).values())
+@pytest.mark.parametrize("check", ALGORITHM_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", [*STACKS, *SCENES])
+def test_conformance(name: str, check: Callable[..., Any]) -> None:
+    case = (STACKS | SCENES)[name]
+    check(case.make, case.federation)
 
 
-@pytest.mark.parametrize("name", STACKS)
-def test_what_is_sought_keeps_its_names_shapes_and_types_and_moves(name: str) -> None:
-    """The broadcast: a model, or an image."""
+@pytest.mark.parametrize("name", [n for n in STACKS if "private" in n or n == "fedvssl"])
+def test_private_parts_do_not_travel(name: str) -> None:
     algorithm, federation = STACKS[name].make(), STACKS[name].federation
-    start = algorithm.init()
-    end = run(algorithm, Loopback(algorithm, federation), 2)
-    before, after = (algorithm.broadcast(m.with_header(population=7)) for m in (start, end))
-    before, after = flat(before), flat(after)
-    assert before.keys() <= after.keys()
-    assert all(after[n].shape == t.shape and after[n].dtype == t.dtype for n, t in before.items())
-    assert any(not torch.equal(after[n], t) for n, t in before.items())
-
-
-@pytest.mark.parametrize("name", [*STACKS, *SCENES])
-def test_who_looks_at_the_number_of_rounds_says_so(name: str) -> None:
-    """Two rounds of two and two rounds of seven differ only where a part is `paced_by` their
-    number: such a run cannot be extended.
-    """
-
-    def two_of(rounds: int) -> dict[str, torch.Tensor]:
-        here = Progress(algorithm.init())
-
-        def enough(progress: Progress, _: Round) -> None:
-            if progress.done == 2:
-                raise TimeoutError
-
-        with contextlib.suppress(TimeoutError):
-            run(
-                algorithm,
-                Loopback(algorithm, case.federation),
-                rounds,
-                progress=here,
-                after_round=enough,
-            )
-        assert here.done == 2
-        return flat(here.state)
-
-    case = (STACKS | SCENES)[name]
-    algorithm = case.make()
-    few, many = two_of(2), two_of(7)
-    paced = any(getattr(part, "paced_by", None) for part in algorithm.parts())
-    assert paced != all(torch.equal(t, many[n]) for n, t in few.items())
-
-
-@pytest.mark.parametrize("name", [*STACKS, *SCENES])
-def test_neither_half_changes_what_it_was_given(name: str) -> None:
-    """State and message are shared with checkpoints and other clients: nobody may write into
-    them.
-    """
-    case = (STACKS | SCENES)[name]
-    algorithm, federation = case.make(), case.federation
-    state = algorithm.init().with_header(round=0, rounds=2, seed=0, population=7)
-    message = algorithm.broadcast(state).with_header(
-        round=0, rounds=2, seed=0, population=7, cohort=7
-    )
-    kept_state, kept_message = copy.deepcopy(flat(state)), copy.deepcopy(flat(message))
-    run(algorithm, Loopback(algorithm, federation), 1)
-    engine = Loopback(algorithm, federation)
-    from fedlens.core.replies import gather
-
-    engine.worker.begin(message, False)
-    replies, _ = gather(engine.worker.work([Job(p, p) for p in range(7)]), range(7))
-    algorithm.server_step(state, replies)
-    assert all(torch.equal(t, flat(state)[n]) for n, t in kept_state.items())
-    assert all(torch.equal(t, flat(message)[n]) for n, t in kept_message.items())
-
-
-@pytest.mark.parametrize("name", [*STACKS, *SCENES])
-def test_what_comes_up_is_what_was_announced(name: str) -> None:
-    """`expects` names every tree of a reply: nothing else travels, and private parts do not."""
-    case = (STACKS | SCENES)[name]
-    algorithm, federation = case.make(), case.federation
     engine = Loopback(algorithm, federation)
     run(algorithm, engine, 1)
-    down, *up = [Message.from_bytes(b) for b in engine.traffic]
-    for reply in up:
-        assert reply.trees.keys() == algorithm.expects(down).keys()
-    if "private" in name or name == "fedvssl":
-        assert not any(
-            n.startswith("head") for m in (down, *up) for tree in m.trees.values() for n in tree
-        )
+    sent = [flat(fedlens.Message.from_bytes(b)) for b in engine.traffic]
+    assert sent and not any("/head" in n for arrays in sent for n in arrays)
 
 
-@pytest.mark.parametrize("name", [*STACKS, *SCENES])
-def test_a_stack_survives_being_sent_to_a_spawned_worker(name: str) -> None:
-    case = (STACKS | SCENES)[name]
-    algorithm, federation = case.make(), case.federation
-    algorithm.init()
-    twin = pickle.loads(pickle.dumps(algorithm))
-    assert same_bits(
-        run(algorithm, Loopback(algorithm, federation), 1), run(twin, Loopback(twin, federation), 1)
-    )
+class WritesIntoTheMessage(Layer):
+    def client_step(self, message: fedlens.Message, client: fedlens.Client) -> fedlens.Message:
+        message.trees["model"]["head.bias"].add_(1)
+        return self.inner.client_step(message, client)
+
+
+class ReadsSingles(Layer):
+    """Looks at single scalars and does not say so."""
+
+    def server_step(self, state: fedlens.Message, replies: fedlens.Replies) -> fedlens.Message:
+        worst = max(replies.values("loss"))
+        return self.inner.server_step(state.note(worst=worst), replies)
+
+
+class Drifts(Layer):
+    """Depends on something that is neither in the message nor in memory."""
+
+    calls = 0
+
+    def client_step(self, message: fedlens.Message, client: fedlens.Client) -> fedlens.Message:
+        Drifts.calls += 1
+        reply = self.inner.client_step(message, client)
+        scaled = {n: t * (1 + Drifts.calls) for n, t in reply.trees["delta"].items()}
+        return reply.put(delta=scaled)
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        (WritesIntoTheMessage(), "was written to"),
+        (ReadsSingles(), 'own_needs = "scalars"'),
+        (Drifts(), "two runs with one seed differ"),
+    ],
+)
+def test_the_checks_find_what_is_wrong(layer: Layer, why: str) -> None:
+    with pytest.raises((AssertionError, PermissionError), match=why):
+        check_layer(layer)

@@ -48,7 +48,7 @@ from fedlens.layers import (
     TrimmedMean,
     UploadFailures,
 )  # fmt: skip
-from fedlens.layers.balance import ALIGN, Balanced, Shifts, balance, choose
+from fedlens.layers.balance import ALIGN, Balanced, Shifts, balance, choose_samples
 from fedlens.tasks.classification import Classification
 
 RNG = torch.Generator
@@ -159,14 +159,14 @@ def test_choice_by_hand() -> None:
     at 50 % the 5 stays and the 3 comes."""
     scores, old = torch.tensor([5.0, 1, 4, 2, 3]), torch.tensor([True, False, True, False, False])
     nobody = torch.zeros(5, dtype=torch.bool)
-    assert choose(scores, nobody, 2, 0.5).tolist() == [0, 2]
-    assert choose(scores, old, 2, 0.0).tolist() == [4, 3]
-    assert choose(scores, old, 2, 0.5).tolist() == [0, 4]
-    assert choose(scores, old, 2, 1.0).tolist() == [0, 2]
+    assert choose_samples(scores, nobody, 2, 0.5).tolist() == [0, 2]
+    assert choose_samples(scores, old, 2, 0.0).tolist() == [4, 3]
+    assert choose_samples(scores, old, 2, 0.5).tolist() == [0, 4]
+    assert choose_samples(scores, old, 2, 1.0).tolist() == [0, 2]
     # Four of five with 25 %: one from the old two, three new. With 0 % four new are wanted and
     # three there: one comes back.
-    assert choose(scores, old, 4, 0.25).tolist() == [0, 4, 3, 1]
-    assert choose(scores, old, 4, 0.0).tolist() == [0, 4, 3, 1]
+    assert choose_samples(scores, old, 4, 0.25).tolist() == [0, 4, 3, 1]
+    assert choose_samples(scores, old, 4, 0.0).tolist() == [0, 4, 3, 1]
 
 
 def test_ten_percent_of_fifty_is_five() -> None:
@@ -174,10 +174,10 @@ def test_ten_percent_of_fifty_is_five() -> None:
     in floating point.
     """
     old = torch.arange(200) < 50
-    chosen = choose(torch.arange(200.0), old, 50, 0.1)
+    chosen = choose_samples(torch.arange(200.0), old, 50, 0.1)
     assert int(old[chosen].sum()) == 5 and len(set(chosen.tolist())) == 50
     old = torch.arange(300) < 100
-    assert int(old[choose(torch.arange(300.0), old, 100, 0.29)].sum()) == 29
+    assert int(old[choose_samples(torch.arange(300.0), old, 100, 0.29)].sum()) == 29
 
 
 def test_the_largest_losses_stay() -> None:

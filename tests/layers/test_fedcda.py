@@ -8,7 +8,7 @@ from by_hand import Rounds, fedavg, federation
 
 from fedlens import StackError, stack
 from fedlens.layers import FedCDA
-from fedlens.layers.fedcda import choose
+from fedlens.layers.fedcda import choose_models
 
 
 def game(**options: int) -> Rounds:
@@ -77,8 +77,8 @@ def test_the_choice_is_the_best_of_all(seed: int) -> None:
         return float(sum(s * (m - mean).square().sum() for s, m in zip(shares, models)))
 
     best = min(itertools.product(range(3), repeat=4), key=divergence)
-    assert choose(options, p, 0.25 * still, group=3, exact=4096) == list(best)
-    by_groups = choose(options, p, 0.25 * still, group=2, exact=1)
+    assert choose_models(options, p, 0.25 * still, group=3, exact=4096) == list(best)
+    by_groups = choose_models(options, p, 0.25 * still, group=2, exact=1)
     assert divergence(best) <= divergence(tuple(by_groups)) <= divergence((0, 0, 0, 0))
 
 

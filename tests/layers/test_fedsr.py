@@ -32,7 +32,7 @@ def test_layer_wise_by_hand() -> None:
 
 
 def test_refused_where_there_is_no_such_layer() -> None:
-    with pytest.raises(StackError, match="'conv_first', which Net does not have"):
+    with pytest.raises(StackError, match="'conv_first', which SmallNet does not have"):
         stack(FedAvg(Toy()), FedSR())
     stack(FedAvg(Toy()), FedSR(layer="backbone.0"))
 

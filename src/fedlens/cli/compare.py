@@ -93,7 +93,7 @@ def compare_algorithms(
     Run it again to go on where it stopped, or with more algorithms or seeds: cells that are
     finished are kept.
     """
-    names = distinct_names([n.strip() for n in algorithms.split(",") if n.strip()])
+    names = unique_algorithms([n.strip() for n in algorithms.split(",") if n.strip()])
     if not names:
         raise click.UsageError("which ones? add --algorithms fedavg,fedprox")
     numbers = parse_seeds(seeds)
@@ -125,7 +125,7 @@ def parse_seeds(text: str) -> list[int]:
         raise click.UsageError(f"--seeds takes whole numbers such as 0,1,2, not {text!r}") from None
 
 
-def distinct_names(names: Sequence[str]) -> list[str]:
+def unique_algorithms(names: Sequence[str]) -> list[str]:
     """Each algorithm once: names mean the same in any case. Not those of classes (module:Class),
     which would still share a folder.
     """

@@ -248,7 +248,7 @@ class Balance(TrainingLayer):
         chosen = ~excess
         for c in index.new_tensor(sorted(set(labels[index].tolist()))):
             own = (labels == c).nonzero()[:, 0]
-            chosen[own[choose(scores[own], old[own], plan.point, self.replay)]] = True
+            chosen[own[choose_samples(scores[own], old[own], plan.point, self.replay)]] = True
         return chosen.nonzero()[:, 0]
 
     def _losses(self, message: Message, data: Data, index: Tensor) -> Tensor:
@@ -347,7 +347,7 @@ def balance(held: Sequence[int], unconstrained: bool, rng: Generator) -> Plan:
     return Plan(held, point, made)
 
 
-def choose(scores: Tensor, old: Tensor, point: int, replay: float) -> Tensor:
+def choose_samples(scores: Tensor, old: Tensor, point: int, replay: float) -> Tensor:
     """Places of `point` samples, the largest scores first. With an earlier choice, floor(replay
     point) come from it and the rest from the others, as far as there are enough of them (Eq. 9)."""
     ranked = scores.argsort(descending=True, stable=True)

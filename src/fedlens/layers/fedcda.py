@@ -101,11 +101,13 @@ class FedCDA(TrainingLayer):
         for i in pools.keys() - set(heard):
             fixed += weights[i] / total * (flatten(pools[i][chosen[i]]) - origin)
         options = [[flatten(t) - origin for t in pools[i]] for i in heard]
-        found = choose(options, [weights[i] / total for i in heard], fixed, self.group, self.exact)
+        found = choose_models(
+            options, [weights[i] / total for i in heard], fixed, self.group, self.exact
+        )
         return {**chosen, **dict(zip(heard, found, strict=True))}
 
 
-def choose(
+def choose_models(
     options: Sequence[Sequence[Tensor]], p: Sequence[float], fixed: Tensor, group: int, exact: int
 ) -> list[int]:
     """One option each, minimising sum p_n |w_n|^2 - |fixed + sum p_n w_n|^2. Works on the Gram
