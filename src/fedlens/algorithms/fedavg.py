@@ -384,9 +384,8 @@ class TrainingLayer(Layer):
     more to check begins with `under`.
     """
 
-    whole: ClassVar[bool] = (
-        False  # builds a second network, so what it sees must be all of the model
-    )
+    # builds a second network, so what it sees must be all of the model
+    whole: ClassVar[bool] = False
 
     def under(self, inner: Algorithm) -> FedAvg:
         name = type(self).__name__

@@ -69,9 +69,8 @@ def save_pictures(pictures: Sequence[Picture], folder: Path) -> None:
             "labels": list(picture.labels),
             "facts": dict(picture.facts),
         }
-        if (
-            picture.kind == "map"
-        ):  # the files are stretched to 0..255: a colour bar needs to know from what
+        if picture.kind == "map":
+            # the files are stretched to 0..255: a colour bar needs to know from what
             entry["ranges"] = ranges
         index.append(entry)
     write_atomically(folder / "index.json", json.dumps(index, indent=1), sync=False)

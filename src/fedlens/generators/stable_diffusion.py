@@ -162,9 +162,8 @@ class StableDiffusion(ImageGenerator):
                 if isinstance(module := getattr(pipeline, part, None), nn.Module):
                     quantise(module)
         if hasattr(pipeline, "safety_checker"):
-            pipeline.safety_checker = (
-                None  # it blackens images at random and is of no use for class names
-            )
+            # it blackens images at random and is of no use for class names
+            pipeline.safety_checker = None
         pipeline.set_progress_bar_config(disable=True)
         place = (
             self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"

@@ -338,9 +338,8 @@ def balance(held: Sequence[int], unconstrained: bool, rng: Generator) -> Plan:
     if unconstrained:
         return Plan(held, point, made)
     room = total - sum(min(n, point) for n in held)
-    if (
-        sum(made) > room
-    ):  # fewer samples than classes, and B = 1: some of the missing classes have to stay missing
+    if sum(made) > room:
+        # fewer samples than classes, and B = 1: some of the missing classes have to stay missing
         lacking = [label for label, n in enumerate(made) if n]
         lucky = {lacking[k] for k in torch.randperm(len(lacking), generator=rng)[:room].tolist()}
         made = [n if label in lucky else 0 for label, n in enumerate(made)]

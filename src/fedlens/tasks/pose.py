@@ -124,9 +124,8 @@ class Pose(LearningTask):
         if not self.flip_test:
             return maps
         mirrored: Tensor = model(x.flip(-1)).flip(-1)[:, self.skeleton.mirror]
-        if (
-            self.targets == "msra"
-        ):  # strides count from the left edge, so a mirrored map is one pixel off
+        if self.targets == "msra":
+            # strides count from the left edge, so a mirrored map is one pixel off
             mirrored = torch.cat([mirrored[..., :1], mirrored[..., :-1]], -1)
         return (maps + mirrored) / 2
 

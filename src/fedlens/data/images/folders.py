@@ -188,9 +188,8 @@ class Npz(LabelledSource):
                 arrays = {k: found[k] for k in found.files}
         except (OSError, EOFError, BadZipFile, zlib.error) as e:
             raise DataError(f"{file} cannot be read as .npz: {e}") from None
-        except (
-            ValueError
-        ):  # numpy's own advice is to allow pickles, but one that needs them could run anything
+        except ValueError:
+            # numpy's own advice is to allow pickles, but one that needs them could run anything
             raise DataError(
                 f"{file} cannot be read as .npz: it holds Python objects, not arrays of numbers"
             ) from None

@@ -251,9 +251,8 @@ class People:
         if (size, capture, how) == (self.size, self.capture, self.how):
             return self
         key = (size, capture, how)
-        if (
-            key not in self._views
-        ):  # kept, because a test set is looked at from the same resolutions again and again
+        if key not in self._views:
+            # kept, because a test set is looked at from the same resolutions again and again
             self._views[key] = replace(
                 self, size=size, capture=capture, how=how, _kept={}, _views={}
             )

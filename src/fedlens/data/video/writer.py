@@ -111,12 +111,10 @@ def _file_writer(path: Path, like: Frames, size: tuple[int, int], quality: int) 
         stream.height, stream.width = height, width
         stream.options = {"crf": str(quality), "preset": "medium"}
         if avi:
-            stream.codec_context.max_b_frames = (
-                0  # they are stored out of order, and it takes times to put them back
-            )
-        stream.codec_context.colorspace = (
-            BT709  # written down: players guess it from the size, and the size has changed
-        )
+            # they are stored out of order, and it takes times to put them back
+            stream.codec_context.max_b_frames = 0
+        # written down: players guess it from the size, and the size has changed
+        stream.codec_context.colorspace = BT709
         if film:
             stream.codec_context.sample_aspect_ratio = film.aspect
         # Every frame at its own time, because telephones film at an uneven pace.
