@@ -13,26 +13,23 @@ the client's memory and is neither sent nor used for testing. Drop (Eq. 5): in e
 
 Readings where the paper is silent, and deviations:
 - The loss is that of the received global model, in evaluation mode and without augmentation, at the
-client's first work in a cycle.
-  Cycles are counted by the global round. Both parts of Eq. 9 follow `sampling`; what the second
-  lacks comes from the first.
+  client's first work in a cycle. Cycles are counted by the global round. Both parts of Eq. 9 follow
+  `sampling`; what the second lacks comes from the first.
 - A client with fewer samples than classes has floor(mean) = 0. Its B_k is 1, and of the missing
-classes only so many are filled, drawn
-  anew in every cycle, that it trains on no more samples than it holds: a constrained client's work
-  never grows.
+  classes only so many are filled, drawn anew in every cycle, that it trains on no more samples than
+  it holds: a constrained client's work never grows.
 - Dropped samples are drawn among the generated ones of a batch: on real ones dropping would do
-nothing.
+  nothing.
 - Generated samples are not augmented, real ones are, as in the paper. What a client generated it
-keeps on its disk (`cache`). - Clients decide for themselves. In a simulation, a draw by seed gives
-the exact shares `unconstrained` and `weak` (too weak to generate:
-  plain training on what they have); a real site says what it is when it joins (`fedlens join
-  ... generate=no`).
+  keeps on its disk (`cache`).
+- Clients decide for themselves. In a simulation, a draw by seed gives the exact shares
+  `unconstrained` and `weak` (too weak to generate: plain training on what they have); a real site
+  says what it is when it joins (`fedlens join ... generate=no`).
 - The shifts learn as fast as the model (as in DBE, where they come from). At learning rates far
-above the paper's 1e-3 they then take
-  over what the features should learn: a large shift makes a generated sample easy whatever it
-  shows. `pace` slows them down.
+  above the paper's 1e-3 they then take over what the features should learn: a large shift makes a
+  generated sample easy whatever it shows. `pace` slows them down.
 - The paper's optimiser says momentum 1e-4, probably a slip for 0.9. That, and the uniform mean of
-Algorithm 1, are FedAvg's to set.
+  Algorithm 1, are FedAvg's to set.
 """
 
 from __future__ import annotations

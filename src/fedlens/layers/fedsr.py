@@ -4,11 +4,10 @@ layer-wise aggregation.
 No code was published by its authors. This follows what the FedVSR authors made of it for their
 Table 3:
 - Client: z_i, the features of one layer for sample i, averaged over the picture, are drawn to the
-received model's features of the same
-  sample and pushed away from its features of the others: lambda * InfoNCE with temperature tau. A
-  hook takes the features, so any model will do.
+  received model's features of the same sample and pushed away from its features of the others:
+  lambda * InfoNCE with temperature tau. A hook takes the features, so any model will do.
 - Server: each tensor is averaged with weights of its own, softmax over the clients of cos(client's
-tensor, previous global tensor).
+  tensor, previous global tensor).
 
 Deviations: no projection head (theirs is a random 512 -> 256 one that is never shared). The loss
 counts as training loss, as there. A batch of one frame has no others to be pushed away from and

@@ -14,20 +14,18 @@ prediction without a grid (class scores) is compared as it is.
 
 What the paper leaves open, and what is done here:
 - Eqs. 4-5 are sums over pixels, public pose code takes means. alpha = 1 means something only if
-both terms use the same one: the
-  distance has the reduction of the task's loss.
+  both terms use the same one: the distance has the reduction of the task's loss.
 - U is bilinear with pixel centres; corners=True aligns corner pixels instead, as unbiased
-coordinates (UDP) would have it. - gamma: a loss term of 0.01 ||w||^2 / 2 beside a mean-reduced loss
-of about 0.001 would be all that is left to learn, and inside AdamW
-  an L2 term is not weight decay. So gamma is 0 here and the recipes set FedAvg's weight_decay =
-  0.01; gamma > 0 is the equation to the letter.
+  coordinates (UDP) would have it. - gamma: a loss term of 0.01 ||w||^2 / 2 beside a mean-reduced
+  loss of about 0.001 would be all that is left to learn, and inside AdamW an L2 term is not weight
+  decay. So gamma is 0 here and the recipes set FedAvg's weight_decay = 0.01; gamma > 0 is the
+  equation to the letter.
 - statistics: whether BatchNorm's running statistics follow the lower levels too ("all", what a
-straightforward program does) or only
-  the native one ("native"). In either case a level is normalised by its own batch.
+  straightforward program does) or only the native one ("native"). In either case a level is
+  normalised by its own batch.
 - Visibility weights apply to the task loss only, as Eq. 5 has none.
 - Algorithm 1, line 16 starts each step from w instead of w_k, which would undo the step before:
-read as a slip. Its mean is 1/N, the
-  text's is weighted: FedAvg's `weights` says which.
+  read as a slip. Its mean is 1/N, the text's is weighted: FedAvg's `weights` says which.
 """
 
 from __future__ import annotations

@@ -3,11 +3,10 @@
 Tokens are (B, T, H, W, C). A block cuts them into windows, shifted by half a window in every second
 block, and attends inside each. Two things keep it small and quick, neither changes the result:
 - Rolling, cutting and sorting the windows by the shape of their mask is one permutation of the
-tokens. A mask exists only where a
-  shifted window wraps around a border, so there are at most eight different ones, and no window
-  carries its own.
+  tokens. A mask exists only where a shifted window wraps around a border, so there are at most
+  eight different ones, and no window carries its own.
 - Attention keeps q, k, v and the bias, never a score; going back, scores are computed again a few
-windows at a time.
+  windows at a time.
 
 Deviations: masked scores are -inf (the public code adds -100, which is 0 after the softmax in
 float32). Where a clip is smaller than the window, positions are cropped in time, height and width;
