@@ -19,7 +19,7 @@ ORDER = (
 TOP = {"__init__.py", "testing.py", "py.typed"}
 # Where a library may be imported at all, as folders or files of the package.
 HOMES = {
-    "flwr": ("engines/flower", "sites"),
+    "flwr": ("engines/flower",),
     "ray": ("engines/ray.py",),
     "cryptography": ("sites", "trust"),
     "typer": ("cli",),

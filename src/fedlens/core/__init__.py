@@ -1,3 +1,3 @@
-"""The core: what moves, what happens at both ends of it, and the loop around that. Imports torch
-and numpy, and no other room.
+"""The core: what moves, what happens at both ends of it, and the loop around that. It imports no
+other room.
 """

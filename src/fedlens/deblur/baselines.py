@@ -87,7 +87,7 @@ class CenDeblur(FedDeblur):
             n: self.regulariser.next_q(x, state.trees["q"][n], t) for n, x in images.items()
         }
         trees |= self._residuals(state, trees["x"])
-        return self.watch(state, trees, replies, {})
+        return self.measured_state(state, trees, replies, {})
 
     def _collect(self, state: Message, replies: Replies) -> Message:
         """Keep what the clients sent, start from the mean observation."""
@@ -233,7 +233,7 @@ class LocDeblur(FedDeblur):
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         images = by_pixel(replies.mean("image"), replies.mean("seen"), state.trees["image"])
-        return self.watch(state, {"image": images}, replies, {})
+        return self.measured_state(state, {"image": images}, replies, {})
 
     def begin(self, images: Tree) -> Message:
         assert self.eta is not None and self.rho is not None
@@ -308,7 +308,7 @@ class FedGDDeblur(FedDeblur):
                     x - self.step * down, self.step * self._strength(state)
                 )
         trees = {"image": images, "x": {n: spectrum.forward(x) for n, x in images.items()}}
-        return self.watch(state, trees, replies, {})
+        return self.measured_state(state, trees, replies, {})
 
     def _gradient(self, seen: Observation) -> tuple[Tensor, Tensor]:
         """2 |H|^2 and 2 conj(H) F(y), each entry twice; or H itself for a partial view."""

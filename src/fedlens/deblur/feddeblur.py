@@ -218,20 +218,20 @@ class FedDeblur(Algorithm):
                 f"{type(self).__name__} restores scenes from blurred views, but this data has none:"
                 " use data.name=Scene"
             )
-        told = replace(self)
-        told._scenes = dict(facts.scenes)
-        told._pad = facts.pad
+        solver = replace(self)
+        solver._scenes = dict(facts.scenes)
+        solver._pad = facts.pad
         n = facts.clients
         if self.split is None:
-            told.split = facts.partial and not self.masks
-        for channels in {shape[0] for shape in told._scenes.values()}:
-            told.regulariser.check(channels)
-        eta, rho = told.suggested(facts, n)
-        told.rho = self.rho if self.rho is not None else rho
-        told.eta = self.eta if self.eta is not None else eta
+            solver.split = facts.partial and not self.masks
+        for channels in {shape[0] for shape in solver._scenes.values()}:
+            solver.regulariser.check(channels)
+        eta, rho = solver.suggested(facts, n)
+        solver.rho = self.rho if self.rho is not None else rho
+        solver.eta = self.eta if self.eta is not None else eta
         if self.sigma is not None:
-            told.eta, told.sigma = (1 if told.split else n) * told.rho * self.sigma**2, None
-        return told
+            solver.eta, solver.sigma = (1 if solver.split else n) * solver.rho * self.sigma**2, None
+        return solver
 
     def suggested(self, facts: SceneFacts, n: int) -> tuple[float, float]:
         """(eta, rho) for this federation."""
@@ -340,7 +340,7 @@ class FedDeblur(Algorithm):
                 s = spectrum.forward(x)
             images[name], spectra[name] = x, s
         trees = {"image": images, "x": spectra, **({"q": ready} if ready else {})}
-        return self.watch(state, trees, replies, mean if self.measure_every else {})
+        return self.measured_state(state, trees, replies, mean if self.measure_every else {})
 
     def _mean(self, state: Message, replies: Replies) -> tuple[Message, Tree]:
         if "seen" in replies.trees():
@@ -353,7 +353,7 @@ class FedDeblur(Algorithm):
 
     # -- the server's other duties -----------------------------------------------------------------
 
-    def watch(
+    def measured_state(
         self, state: Message, trees: dict[str, Tree], replies: Replies, mean: Tree
     ) -> Message:
         """The new state with what is known about the step: its relative change, whether to stop,

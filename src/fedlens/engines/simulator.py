@@ -363,9 +363,9 @@ def exit_with_parent(parent: int, lasting: bool) -> None:
         if lasting:
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
-    def watch() -> None:
+    def wait_for_parent() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=wait_for_parent, daemon=True).start()

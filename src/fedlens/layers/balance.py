@@ -133,18 +133,18 @@ class Balance(TrainingLayer):
     def given(self, facts: Facts) -> Algorithm:
         """Binds the generator to the classes. What it cannot make is refused here, before any
         client starts. A site that does not generate needs nothing of what the generator needs."""
-        told = super().given(facts)
-        assert isinstance(told, Balance)
-        told._classes = names = facts.classes
-        nobody = told._role == "no" or (told._role is None and self.weak == 1)
+        layer = super().given(facts)
+        assert isinstance(layer, Balance)
+        layer._classes = names = facts.classes
+        nobody = layer._role == "no" or (layer._role is None and self.weak == 1)
         if not names or nobody:
-            return told
+            return layer
         if len(names) < (wanted := self.head.out_features):
             raise StackError(
                 f"Balance fills {wanted} classes, but the data has {len(names)}: set"
                 f" task.classes={len(names)}"
             )
-        told.generator = self.generator.bind(names, facts.shape)
+        layer.generator = self.generator.bind(names, facts.shape)
         if small := [
             (i, sum(held)) for i, held in enumerate(facts.labels) if 0 < sum(held) < len(held)
         ]:
@@ -154,7 +154,7 @@ class Balance(TrainingLayer):
                 " so it is 1, and they fill only as many classes as they have images",
                 stacklevel=2,
             )
-        return told
+        return layer
 
     def client_step(self, message: Message, client: Client) -> Message:
         if not len(client.data):
@@ -338,8 +338,8 @@ def balance(held: Sequence[int], unconstrained: bool, rng: Generator) -> Plan:
     if sum(made) > room:
         # fewer samples than classes, and B = 1: some of the missing classes have to stay missing
         lacking = [label for label, n in enumerate(made) if n]
-        lucky = {lacking[k] for k in torch.randperm(len(lacking), generator=rng)[:room].tolist()}
-        made = [n if label in lucky else 0 for label, n in enumerate(made)]
+        filled = {lacking[k] for k in torch.randperm(len(lacking), generator=rng)[:room].tolist()}
+        made = [n if label in filled else 0 for label, n in enumerate(made)]
     return Plan(held, point, made)
 
 

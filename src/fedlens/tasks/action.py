@@ -112,15 +112,15 @@ class ActionRecognition(LearningTask):
         held-out part.
         """
         if isinstance(data, RetrievalTest):
-            said = self.scores(result, data.queries)
+            scores = self.scores(result, data.queries)
             y = torch.tensor(data.queries.labels)
         else:
-            said, y = self._middles(result, data)
-        top = said.topk(min(5, self.classes), 1).indices == y[:, None]
+            scores, y = self._middles(result, data)
+        top = scores.topk(min(5, self.classes), 1).indices == y[:, None]
         return {
             "accuracy": float(top[:, 0].float().mean()),
             "accuracy_top5": float(top.any(1).float().mean()),
-            "loss": float(F.cross_entropy(said, y)),
+            "loss": float(F.cross_entropy(scores, y)),
         }
 
     def scores(self, net: Any, videos: VideoSet) -> Tensor:
@@ -157,13 +157,13 @@ class ActionRecognition(LearningTask):
             .tolist()
         )
         some = test.queries.take(picks)
-        said = self.scores(result, some).argmax(1).tolist()
+        predicted = self.scores(result, some).argmax(1).tolist()
         names = test.classes or [str(k) for k in range(self.classes)]
         labels = [
             names[p] if p == t else f"{names[p]} (is {names[t]})"
-            for p, t in zip(said, some.labels, strict=True)
+            for p, t in zip(predicted, some.labels, strict=True)
         ]
-        right = sum(p == t for p, t in zip(said, some.labels, strict=True))
+        right = sum(p == t for p, t in zip(predicted, some.labels, strict=True))
         return [
             Picture(
                 "Test videos and what the model says",

@@ -159,16 +159,16 @@ class Classification(LearningTask):
         batch = data.batch(index)
         place = next(result.parameters()).device
         with torch.no_grad():
-            said = (
+            predicted = (
                 self.forward(result, {k: v.to(place) for k, v in batch.items()})
                 .prediction.argmax(1)
                 .tolist()
             )
         labels = [
             names[p] if p == t else f"{names[p]} (is {names[t]})"
-            for p, t in zip(said, batch["y"].tolist(), strict=True)
+            for p, t in zip(predicted, batch["y"].tolist(), strict=True)
         ]
-        right = sum(p == t for p, t in zip(said, batch["y"].tolist(), strict=True))
+        right = sum(p == t for p, t in zip(predicted, batch["y"].tolist(), strict=True))
         return Picture(
             "Test images and what the model says",
             list(batch["x"]),
