@@ -55,7 +55,7 @@ class LossAware(Layer):
 
     @property
     def paced_by(self) -> str | None:
-        """See `runs.may_go_on`."""
+        """See `runs.folder.check_rounds`."""
         return None if self.greedy or self.decay == "paper" else "decay=linear"
 
     def exponent(self, message: Message) -> float:
