@@ -2,10 +2,10 @@
 
 Read from the text and the source alone, nothing is imported. A word is looked at if it is
 
-- a file ending in .py or .md, or a path that begins with a folder of ours: in the code of a
-  document, in its links, or anywhere in a docstring;
+- a file ending in .py or .md (`core/tree.py`, `consensus.py`) or a path into one of `FOLDERS`: in
+  the code of a document, in its links, or anywhere in a docstring;
 - a dotted name in code that begins with `fedlens`, a room, a module or a class of ours, such as
-  `fedlens.core.tree`, `runs.folder.check_rounds`, `consensus.py`, `Replies.average`.
+  `fedlens.core.tree`, `runs.folder.check_rounds`, `Replies.average`.
 
 Variables of a fenced program may be called like a module, so there only `fedlens.` counts.
 
