@@ -306,7 +306,7 @@ class FedAvg(Learner):
 
     @property
     def paced_by(self) -> str | None:
-        """See `runs.may_go_on`."""
+        """See `runs.folder.check_rounds`."""
         return "schedule=cosine" if self.schedule == "cosine" else None
 
     def factor(self, name: str, message: Message) -> float:

@@ -1,4 +1,4 @@
-"""Ray: clients on a cluster. The only file that imports ray; `runs.job` loads it on demand.
+"""Ray: clients on a cluster. The only file that imports ray; `runs.engines` loads it on demand.
 
 Actors around `Worker`, as the simulator has processes around it. The message of a round goes into
 the object store once and reaches each machine once; a worker folds its clients' replies into

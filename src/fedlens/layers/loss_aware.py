@@ -4,7 +4,7 @@ losses are.
 With I_i = L_i^-a, u = 1/n and l_i = I_i / sum I: the Hellinger distance H between u and l gives m =
 0 below tau and (H - tau) / (1 - tau) above it, and the new model is (1 - m) sum u_i W_i + m sum l_i
 W_i. All of it follows from sums, H^2 = 1 - sum(sqrt I) / sqrt(n sum I), so no single reply is
-needed. Engines do send every client's scalars (loss, weight:*) to the server one by one, for curves
+needed. Engines do tell the server of every client its scalars and weights (`Heard`), for curves
 and tables; a wire layer that masks replies can hide those too, and the same model follows from the
 masked sums alone: tests/layers/test_masked.py is such a layer.
 
@@ -55,7 +55,7 @@ class LossAware(Layer):
 
     @property
     def paced_by(self) -> str | None:
-        """See `runs.may_go_on`."""
+        """See `runs.folder.check_rounds`."""
         return None if self.greedy or self.decay == "paper" else "decay=linear"
 
     def exponent(self, message: Message) -> float:

@@ -3,7 +3,7 @@ folder import flwr.
 
 The same `run` works inside a ServerApp, with `Flower` as its engine; the same `answer` works inside
 a ClientApp (see `client_app` and `site`). Nothing else is new; what this file is about is that real
-sites come late, vanish, restart and disagree. `sites.study` makes the engine for `fedlens run
+sites come late, vanish, restart and disagree. `sites.server` makes the engine for `fedlens run
 --engine flower`; an app of the user's own makes it itself.
 
 On the wire: a message travels in its own byte form, cut into pieces that are the arrays of one
