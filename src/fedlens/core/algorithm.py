@@ -46,8 +46,8 @@ class Scalar:
 
 
 class Algorithm(metaclass=Limited):
-    """Four functions: `init`, `broadcast` and `server_step` on the server, `client_step` on a client.
-    `state` lives on the server, `client.memory` on the clients.
+    """Four functions: `init`, `broadcast` and `server_step` on the server, `client_step` on a
+    client. `state` lives on the server, `client.memory` on the clients.
 
     needs: what `server_step` looks at. reports: the scalars of its replies; one that is not
     declared counts as "each". site_options: what a real site decides for itself when it joins, not

@@ -22,6 +22,7 @@ Share = Annotated[float, Ge(0), Le(1)]
 Fraction = Annotated[float, Ge(0), Lt(1)]  # never the whole
 PositiveShare = Annotated[float, Gt(0), Le(1)]  # never nothing
 ProperShare = Annotated[float, Gt(0), Lt(1)]  # neither
+Minority = Annotated[float, Ge(0), Lt(0.5)]
 Several = Annotated[int, Ge(2)]  # classes to be told apart
 
 WORDS = {"gt": "above {}", "ge": "of at least {}", "lt": "below {}", "le": "at most {}"}

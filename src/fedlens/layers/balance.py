@@ -49,6 +49,7 @@ from fedlens.core.algorithm import Algorithm, Scalar, StackError
 from fedlens.core.client import Batch, Client, Data, generator
 from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
+from fedlens.core.limits import Natural, Positive, Share
 from fedlens.core.message import Message
 from fedlens.core.picture import Picture
 from fedlens.core.tree import Tree
@@ -72,13 +73,13 @@ class Balance(TrainingLayer):
 
     generator: ImageGenerator
     sampling: Literal["loss", "random"] = "loss"
-    period: int = 50
-    replay: float = 0.1
+    period: Natural = 50
+    replay: Share = 0.1
     align: bool = True
-    pace: float = 1.0
-    drop: float = 1 / 32
-    unconstrained: float = 0.0
-    weak: float = 0.0
+    pace: Positive = 1.0
+    drop: Share = 1 / 32
+    unconstrained: Share = 0.0
+    weak: Share = 0.0
     cache: str = "auto"
     _classes: tuple[str, ...] = field(default=(), init=False, repr=False)
     _role: Role | None = field(default=None, init=False, repr=False)
@@ -92,23 +93,11 @@ class Balance(TrainingLayer):
     }
 
     def __post_init__(self) -> None:
-        for name in ("replay", "drop", "unconstrained", "weak"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise StackError(
-                    f"Balance: {name} is a share between 0 and 1, not {getattr(self, name)}"
-                )
         if self.unconstrained + self.weak > 1:
             raise StackError(
                 f"Balance: unconstrained ({self.unconstrained}) and weak ({self.weak}) clients"
                 " together are more than all"
             )
-        if self.pace <= 0:
-            raise StackError(
-                f"Balance: pace has to be above 0, not {self.pace}; align=false leaves the"
-                " shifts out"
-            )
-        if self.period < 0:
-            raise StackError(f"Balance: period is a number of rounds, not {self.period}")
 
     def check(self, inner: Algorithm) -> None:
         model = self.under(inner).resident

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.core.algorithm import Algorithm, Needs, StackError, Stage
-from fedlens.core.limits import Natural
+from fedlens.core.limits import Count, Natural
 from fedlens.core.message import MEAN, Message
 from fedlens.core.replies import Replies
 from fedlens.core.tree import Tree
@@ -36,20 +36,14 @@ class FedCDA(TrainingLayer):
     """keep: models per client (K; 3 in the paper). group: clients optimised together (B; 3).
     warmup: rounds of plain averaging. exact: up to how many combinations are all tried."""
 
-    keep: int = 3
-    group: int = 3
+    keep: Count = 3
+    group: Count = 3
     warmup: Natural = 0
     exact: Natural = 4096
     stage: ClassVar[Stage] = "merge"
     own_needs: ClassVar[Needs] = "replies"
     merges: ClassVar[bool] = True
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"keep": (2, 5, 8)}
-
-    def __post_init__(self) -> None:
-        if self.keep < 1 or self.group < 1:
-            raise StackError(
-                f"FedCDA needs keep >= 1 and group >= 1, not {self.keep} and {self.group}"
-            )
 
     def check(self, inner: Algorithm) -> None:
         if self.under(inner).server_lr != 1:

@@ -22,6 +22,7 @@ from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.core import tree
 from fedlens.core.algorithm import Algorithm, StackError
 from fedlens.core.client import Client
+from fedlens.core.limits import Positive
 from fedlens.core.message import Message
 from fedlens.core.replies import Replies
 from fedlens.layers.fednova import FedNova
@@ -35,14 +36,10 @@ class FedDyn(TrainingLayer):
     state.
     """
 
-    alpha: float = 0.01
+    alpha: Positive = 0.01
     steers: ClassVar[bool] = True
     of_mean: ClassVar[bool] = True
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"alpha": (0.001, 0.1, 1.0)}
-
-    def __post_init__(self) -> None:
-        if self.alpha <= 0:
-            raise StackError(f"FedDyn needs a positive alpha, not {self.alpha}")
 
     def check(self, inner: Algorithm) -> None:
         base = self.under(inner)

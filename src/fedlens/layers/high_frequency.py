@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fedlens.core.algorithm import Layer
 from fedlens.core.client import Batch, Client, Output
+from fedlens.core.limits import NotNegative, Positive
 from fedlens.core.message import Message
 
 BANDS = ("LLH", "LHL", "LHH", "HLL", "HLH", "HHL", "HHH")
@@ -36,7 +37,7 @@ PIECE = 1 << 20
 HALF = 2**-1.5  # three orthonormal steps of 1 / sqrt 2
 
 
-def high_frequency_loss(prediction: Tensor, target: Tensor, eps: float = 1e-9) -> Tensor:
+def high_frequency_loss(prediction: Tensor, target: Tensor, eps: Positive = 1e-9) -> Tensor:
     """L_HiFr of two clips (..., T, C, H, W). For use in anyone's training loop; differentiable
     once.
     """
@@ -179,14 +180,8 @@ class HighFrequency(Layer):
     hold the high-resolution clip as "y".
     """
 
-    weight: float = 1.0
+    weight: NotNegative = 1.0
     eps: float = 1e-9
-
-    def __post_init__(self) -> None:
-        if self.weight < 0 or self.eps <= 0:
-            raise ValueError(
-                f"HighFrequency needs weight >= 0 and eps > 0, not {self.weight} and {self.eps}"
-            )
 
     def client_step(self, message: Message, client: Client) -> Message:
         return self.inner.client_step(message, client.plus(self.term))

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 
 from fedlens.core.algorithm import Layer, Needs, Stage, server_rng
+from fedlens.core.limits import Fraction
 from fedlens.core.message import Message
 from fedlens.core.replies import Replies
 
@@ -22,13 +23,9 @@ from fedlens.core.replies import Replies
 class UploadFailures(Layer):
     """share: of the replies that do not arrive, 0 to 1."""
 
-    share: float = 0.25
+    share: Fraction = 0.25
     stage: ClassVar[Stage] = "wire"
     own_needs: ClassVar[Needs] = "replies"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share < 1:
-            raise ValueError(f"the share of replies that fail is between 0 and 1, not {self.share}")
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         n = len(replies)

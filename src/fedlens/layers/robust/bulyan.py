@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlens.core.algorithm import StackError
+from fedlens.core.limits import Natural
 from fedlens.core.tree import Tree
 from fedlens.layers.robust.krum import scores
 from fedlens.layers.robust.median import by_rows, median, middle
@@ -28,11 +28,7 @@ class Bulyan(Robust):
     takes the median.
     """
 
-    liars: int = 1
-
-    def __post_init__(self) -> None:
-        if self.liars < 0:
-            raise StackError(f"Bulyan needs liars >= 0, not {self.liars}")
+    liars: Natural = 1
 
     def merge(self, deltas: Sequence[Tree], weights: Sequence[float]) -> Tree:
         n, f = len(deltas), self.liars

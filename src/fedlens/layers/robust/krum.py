@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlens.core.algorithm import StackError
+from fedlens.core.limits import Count, Natural
 from fedlens.core.tree import Tree
 from fedlens.layers.robust.merge import Robust, squared_distances, weighted_mean
 
@@ -25,15 +25,9 @@ class Krum(Robust):
     Multi-Krum.
     """
 
-    liars: int = 1
-    keep: int = 1
+    liars: Natural = 1
+    keep: Count = 1
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"liars": (0, 2, 3)}
-
-    def __post_init__(self) -> None:
-        if self.liars < 0 or self.keep < 1:
-            raise StackError(
-                f"Krum needs liars >= 0 and keep >= 1, not {self.liars} and {self.keep}"
-            )
 
     def merge(self, deltas: Sequence[Tree], weights: Sequence[float]) -> Tree:
         order = torch.argsort(scores(squared_distances(deltas), self.liars), stable=True)[
@@ -48,7 +42,7 @@ class Krum(Robust):
 class MultiKrum(Krum):
     """Krum that averages the `keep` best updates."""
 
-    keep: int = 3
+    keep: Count = 3
 
 
 def scores(distances: Tensor, liars: int) -> Tensor:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlens.core.algorithm import StackError
+from fedlens.core.limits import Minority
 from fedlens.core.tree import Tree
 from fedlens.layers.robust.median import by_rows, sort_rows
 from fedlens.layers.robust.merge import Robust
@@ -21,15 +21,8 @@ from fedlens.layers.robust.merge import Robust
 class TrimmedMean(Robust):
     """share: dropped at each end, below one half; floor(share * n) clients."""
 
-    share: float = 0.2
+    share: Minority = 0.2
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"share": (0.1, 0.3, 0.4)}
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share < 0.5:
-            raise StackError(
-                "TrimmedMean drops a share of at least 0 and below 0.5 at each end, not"
-                f" {self.share}"
-            )
 
     def merge(self, deltas: Sequence[Tree], weights: Sequence[float]) -> Tree:
         cut = int(self.share * len(deltas))
