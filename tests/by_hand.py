@@ -76,7 +76,8 @@ class Rounds:
         self.replies, lost = gather(self.engine.exchange(message, ids, self.heard), ids)
         assert not lost, lost
         self.heard.update(dict.fromkeys(ids, self.number))
-        self.state = self.algorithm.server_step(state, self.replies)
+        mine = self.replies.limited_to(self.algorithm.needs, self.algorithm.declared())
+        self.state = self.algorithm.server_step(state, mine)
         self.number += 1
         return self.state
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from fedlens.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from fedlens.core.algorithm import Algorithm, Layer, Scalar, StackError, stack
+    from fedlens.core.algorithm import Algorithm, Layer, StackError, stack
     from fedlens.core.answer import answer
     from fedlens.core.client import Batch, Client, Data, Output
     from fedlens.core.facts import Facts
     from fedlens.core.federation import Federation
     from fedlens.core.message import Header, Message
-    from fedlens.core.replies import Heard, Lost, Replies
+    from fedlens.core.replies import Heard, Lost, Replies, Scalar
     from fedlens.core.rounds import Engine, Progress, Round, run
     from fedlens.core.tree import Tree
     from fedlens.runs.job import experiment
@@ -26,7 +26,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "Algorithm": "core.algorithm",
     "Layer": "core.algorithm",
-    "Scalar": "core.algorithm",
+    "Scalar": "core.replies",
     "StackError": "core.algorithm",
     "stack": "core.algorithm",
     "Batch": "core.client",

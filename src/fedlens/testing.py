@@ -178,7 +178,7 @@ def changes_nothing_it_was_given(make: MakeAlgorithm, federation: Federation) ->
     engine = Loopback(algorithm, federation)
     engine.worker.begin(message, False)
     replies, _ = gather(engine.worker.work([Job(k, k) for k in range(n)]), range(n))
-    algorithm.server_step(state, replies.limited_to(algorithm.needs))
+    algorithm.server_step(state, replies.limited_to(algorithm.needs, algorithm.declared()))
     for before, after in zip(kept, (state, message), strict=True):
         for name, array in arrays_of(after).items():
             assert torch.equal(before[name], array), f"{name} was written to"

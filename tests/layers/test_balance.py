@@ -578,11 +578,11 @@ def test_stacks_that_cannot_work() -> None:
     ):
         stack(FedAvg(Toy()), BackboneOnly(), Balance(Blobs()))
     for keys, why in (
-        ({"replay": 1.5}, "replay is a share between 0 and 1"),
+        ({"replay": 1.5}, "replay is 1.5, but it must be of at least 0 and at most 1"),
         ({"unconstrained": 0.8, "weak": 0.3}, "together are more than all"),
-        ({"period": -1}, "period is a number of rounds"),
+        ({"period": -1}, "period is -1, but it must be of at least 0"),
     ):
-        with pytest.raises(StackError, match=why):
+        with pytest.raises(ValueError, match=why):
             Balance(Blobs(), **keys)  # type: ignore[arg-type]
 
 

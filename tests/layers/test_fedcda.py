@@ -85,5 +85,5 @@ def test_the_choice_is_the_best_of_all(seed: int) -> None:
 def test_refused() -> None:
     with pytest.raises(StackError, match="server_lr = 1"):
         stack(fedavg(server_lr=0.5), FedCDA())
-    with pytest.raises(StackError, match="keep >= 1"):
+    with pytest.raises(ValueError, match="keep is 0, but it must be of at least 1"):
         FedCDA(keep=0)

@@ -99,7 +99,7 @@ def test_against_the_equations_written_out() -> None:
 def test_refused() -> None:
     with pytest.raises(StackError, match="server_lr must be 1"):
         stack(fedavg(server_lr=0.5), FedDyn())
-    with pytest.raises(StackError, match="positive alpha"):
+    with pytest.raises(ValueError, match=r"alpha is .*, but it must be above 0"):
         FedDyn(0.0)
     with pytest.raises(StackError, match="put FedDyn before Median"):
         stack(fedavg(), Median(), FedDyn())

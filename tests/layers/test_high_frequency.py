@@ -96,7 +96,7 @@ def test_bad_input() -> None:
         high_frequency_loss(torch.zeros(1, 2, 3, 4, 4), torch.zeros(1, 2, 3, 4, 6))
     with pytest.raises(ValueError, match="dimensions"):
         high_frequency_loss(torch.zeros(3, 4, 4), torch.zeros(3, 4, 4))
-    with pytest.raises(ValueError, match="eps > 0"):
+    with pytest.raises(ValueError, match="eps is 0, but it must be above 0"):
         HighFrequency(eps=0)
 
 

@@ -22,7 +22,8 @@ def test_local_work_is_shortened_in_a_copy(
     keys: dict[str, int], inside: tuple[int, int | None], times: float
 ) -> None:
     algorithm = stack(FedAvg(Toy(), **keys), FedProx())  # type: ignore[arg-type]
-    short, found = algorithm.shortened(4)
+    short, found, batch, by_data = algorithm.shortened(4)
+    assert batch == 32 and by_data == ("steps" not in keys)
     assert isinstance(short, FedProx) and isinstance(short.base, FedAvg)
     assert (short.base.epochs, short.base.steps) == inside and found == times
     base = algorithm.base

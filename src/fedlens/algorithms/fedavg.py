@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.core import tree
-from fedlens.core.algorithm import Algorithm, Layer, Scalar, StackError
+from fedlens.core.algorithm import Algorithm, Layer, Shortened, StackError
 from fedlens.core.client import Batch, Client, Data, generator, seeded
 from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Positive
 from fedlens.core.message import Message
-from fedlens.core.replies import Replies
+from fedlens.core.replies import Replies, Scalar
 from fedlens.core.task import Adapt, LearningTask
 from fedlens.core.training import Learner, find_device, lr_factor, shuffled, train
 from fedlens.core.tree import Tree
@@ -191,10 +191,11 @@ class FedAvg(Learner):
             except (RuntimeError, IndexError, KeyError) as e:
                 raise ValueError(str(e).strip().splitlines()[0]) from e
 
-    def shortened(self, steps: int) -> tuple[Algorithm, float]:
+    def shortened(self, steps: int) -> Shortened:
         short = copy.copy(self)
         short.epochs, short.steps = 1, min(steps, self.steps) if self.steps else None
-        return short, self.steps / min(steps, self.steps) if self.steps else float(self.epochs)
+        times = self.steps / min(steps, self.steps) if self.steps else float(self.epochs)
+        return Shortened(short, times, self.batch, by_data=not self.steps)
 
     # -- the resident model ------------------------------------------------------------------------
 

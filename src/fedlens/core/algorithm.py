@@ -7,8 +7,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -18,8 +17,7 @@ from fedlens.core.federation import Federation
 from fedlens.core.limits import Limited
 from fedlens.core.message import Message
 from fedlens.core.picture import Picture
-from fedlens.core.replies import NEEDS, Heard, Replies
-from fedlens.core.replies import Needs as Needs
+from fedlens.core.replies import NEEDS, Heard, Needs, Replies, Scalar
 from fedlens.core.tree import Tree
 
 Stage = Literal["learn", "share", "merge", "wire"]
@@ -29,20 +27,17 @@ class StackError(ValueError):
     """A stack that cannot work, refused when it is built."""
 
 
-@dataclass(frozen=True)
-class Scalar:
-    """A number that a reply carries, and how the server may read it.
+class Shortened(NamedTuple):
+    """An algorithm that does less, and what follows for the whole of it.
 
-    read: "mean" and "sum" are read over all clients together (`Replies.average`, `Replies.total`);
-    "each" one by one (`Replies.values`), which an algorithm may do only if it needs "scalars";
-    "local" never leaves the client: layers further out read it there. weight: for a mean, the
-    scalar that says how much a client counts. record: a column per client in `metrics.jsonl`, where
-    single values are known.
+    times: how many times longer the real clients work. batch: examples of a local step. by_data:
+    does the work grow with a client's data, or is it a number of steps?
     """
 
-    read: Literal["mean", "sum", "each", "local"] = "each"
-    weight: str | None = None
-    record: bool = False
+    algorithm: Algorithm
+    times: float = 1.0
+    batch: int = 32
+    by_data: bool = True
 
 
 class Algorithm(metaclass=Limited):
@@ -124,11 +119,9 @@ class Algorithm(metaclass=Limited):
         not by every client on its own: raise a ValueError.
         """
 
-    def shortened(self, steps: int) -> tuple[Algorithm, float]:
-        """A copy whose clients work for one epoch or `steps` steps at most, and how many times
-        longer the real ones work. For estimates.
-        """
-        return self, 1.0
+    def shortened(self, steps: int) -> Shortened:
+        """A copy whose clients work for one epoch or `steps` steps at most. For estimates."""
+        return Shortened(self)
 
     def unrehearsed(self, reply: Message) -> str:
         """What a rehearsal left out of a client's work, for estimates: "the time to ..."."""
@@ -157,6 +150,10 @@ class Algorithm(metaclass=Limited):
     def declared(self) -> dict[str, Scalar]:
         """The scalars of a reply of the whole stack."""
         return {name: s for part in self.parts() for name, s in part.reports.items()}
+
+    def private_weights(self, memory: Mapping[str, Tree]) -> Tree:
+        """What of the model a client keeps to itself, from its memory."""
+        return {}
 
 
 def share_of(heard: Mapping[int, Heard], weight: str) -> dict[int, float]:
@@ -211,9 +208,21 @@ class Layer(Algorithm):
         self._check_merging(inner)
         layer = copy.copy(self)
         layer.inner = inner
+        self._check_reports(layer, inner)
         layer.needs = max(self.own_needs, inner.needs, key=NEEDS.index)
         layer.check(inner)
         return layer
+
+    @staticmethod
+    def _check_reports(layer: Layer, inner: Algorithm) -> None:
+        """A scalar means one thing in a stack."""
+        known = inner.declared()
+        for name, scalar in layer.reports.items():
+            if known.get(name, scalar) != scalar:
+                raise StackError(
+                    f"{type(layer).__name__} declares the scalar {name!r} otherwise than the stack"
+                    " below it: give it another name"
+                )
 
     def _check_merging(self, inner: Algorithm) -> None:
         """The outermost layer sees the replies first: single updates must be looked at before they
@@ -266,10 +275,14 @@ class Layer(Algorithm):
     def rehearse(self, federation: Federation) -> None:
         self.inner.rehearse(federation)
 
-    def shortened(self, steps: int) -> tuple[Algorithm, float]:
+    def shortened(self, steps: int) -> Shortened:
+        short = self.inner.shortened(steps)
         layer = copy.copy(self)
-        layer.inner, times = self.inner.shortened(steps)
-        return layer, times
+        layer.inner = short.algorithm
+        return short._replace(algorithm=layer)
+
+    def private_weights(self, memory: Mapping[str, Tree]) -> Tree:
+        return self.inner.private_weights(memory)
 
     @property
     def place(self) -> torch.device:

@@ -41,9 +41,14 @@ def answer(
             return _evaluated(algorithm, message, client)
         reply = algorithm.client_step(message, client)
     memory.save(id, Record(kept, draft.written, header.round))
+    return as_sent(algorithm, reply, id, header.round)
+
+
+def as_sent(algorithm: Algorithm, reply: Message, id: int, round: int) -> Message:
+    """A reply as it leaves its client: signed, and without the scalars that stay there."""
     local = {n for n, scalar in algorithm.declared().items() if scalar.read == "local"}
-    sent = {n: v for n, v in reply.scalars.items() if n not in local}
-    return replace(reply, scalars=sent, sender=id, header=Header(round=header.round))
+    scalars = {n: v for n, v in reply.scalars.items() if n not in local}
+    return replace(reply, scalars=scalars, sender=id, header=Header(round=round))
 
 
 def _evaluated(algorithm: Algorithm, message: Message, client: Client) -> Message:

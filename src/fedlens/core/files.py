@@ -1,5 +1,5 @@
-"""Files that are there whole or not at all: written beside their place, then renamed into it. The
-only module that renames files.
+"""Files: the one atomic write (beside its place, then renamed into it), and where files are looked
+for. The only module that renames files or reads FEDLENS_DATA and FEDLENS_HOME.
 """
 
 from __future__ import annotations
@@ -75,6 +75,17 @@ def find_named(name: str) -> Path | None:
 
 def find_in_data_folder(name: str) -> Path | None:
     """Below FEDLENS_DATA alone: for what has a fixed place there and need not be named."""
-    folder = os.environ.get("FEDLENS_DATA")
-    place = Path(folder).expanduser() / name if folder else None
+    folder = data_folder()
+    place = folder / name if folder else None
     return place if place is not None and place.exists() else None
+
+
+def data_folder() -> Path | None:
+    """Where FEDLENS_DATA says that data lies, if it says so."""
+    named = os.environ.get("FEDLENS_DATA")
+    return Path(named).expanduser() if named else None
+
+
+def home_folder() -> Path:
+    """Where FedLens keeps things for this user: FEDLENS_HOME, or ~/.fedlens."""
+    return Path(os.environ.get("FEDLENS_HOME", Path.home() / ".fedlens"))

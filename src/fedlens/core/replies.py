@@ -35,6 +35,22 @@ CHUNK = 1 << 17
 
 
 @dataclass(frozen=True)
+class Scalar:
+    """A number that a reply carries, and how the server may read it.
+
+    read: "mean" and "sum" are read over all clients together (`Replies.average`, `Replies.total`);
+    "each" one by one (`Replies.values`), which an algorithm may do only if it needs "scalars";
+    "local" never leaves the client: layers further out read it there. weight: for a mean, the
+    scalar that says how much a client counts. record: a column per client in `metrics.jsonl`, where
+    single values are known.
+    """
+
+    read: Literal["mean", "sum", "each", "local"] = "each"
+    weight: str | None = None
+    record: bool = False
+
+
+@dataclass(frozen=True)
 class Lost:
     """A reply that did not count: who, and why in a few words. `refused` if it came but was
     malformed.
@@ -223,11 +239,11 @@ class Fold:
 
 @dataclass
 class Replies:
-    """A round's harvest, as `server_step` sees it: scalars one by one, trees as weighted means.
+    """What a round brought, as `server_step` sees it: scalars one by one, trees as weighted means.
 
     `singles` holds the replies themselves; it is empty where an engine summed on the way, which it
-    may do only for an algorithm that needs "sums". A layer hands its inner algorithm a changed mean
-    with `put`.
+    may do only for an algorithm that does not need "replies". A layer hands its inner algorithm a
+    changed mean with `put`.
     """
 
     heard: Mapping[int, Heard] = field(default_factory=dict)  # by sender, sorted
@@ -235,6 +251,7 @@ class Replies:
     singles: Mapping[int, Message] = field(default_factory=dict)  # by position in the sorted cohort
     means: Mapping[str, Tree] = field(default_factory=dict)  # put there by layers
     allowed: Needs = "replies"  # what the algorithm said it looks at; more is refused
+    declared: Mapping[str, Scalar] = field(default_factory=dict)  # of the stack
 
     def __len__(self) -> int:
         return len(self.heard)
@@ -267,10 +284,11 @@ class Replies:
         """The sum of one scalar over the replies that have it."""
         return sum(self._each(scalar))
 
-    def average(self, scalar: str, weight: str | None = None) -> float | None:
-        """The mean of one scalar over the replies that have it, weighted by another one (1 where a
-        reply lacks that); None where nobody has it.
+    def average(self, scalar: str) -> float | None:
+        """The mean of one scalar over the replies that have it; None where nobody has it. What it
+        is weighted by is declared with it: another scalar, 1 where a reply lacks that.
         """
+        weight = self.declared[scalar].weight if scalar in self.declared else None
         if weight is None:
             return self.total(scalar) / n if (n := len(self._each(scalar))) else None
         pairs = [
@@ -284,9 +302,9 @@ class Replies:
     def _each(self, scalar: str) -> list[float]:
         return [h.scalars[scalar] for h in self.heard.values() if scalar in h.scalars]
 
-    def limited_to(self, needs: Needs) -> Replies:
-        """The same, for an algorithm that said what it looks at."""
-        return replace(self, allowed=needs)
+    def limited_to(self, needs: Needs, declared: Mapping[str, Scalar]) -> Replies:
+        """The same, for a stack that said what it looks at and what its scalars are."""
+        return replace(self, allowed=needs, declared=declared)
 
     def _permit(self, wanted: Needs) -> None:
         if NEEDS.index(self.allowed) < NEEDS.index(wanted):
@@ -340,18 +358,12 @@ class Replies:
                 n: torch.lerp(left, right[n], share) for n, left in self.mean(tree, first).items()
             }
         a, b = self._weights(tree, first), self._weights(tree, second)
-        if needs == "sums":
+        if needs != "replies":
             return self._folded(tree, [a, b], share)
         whole = self.weight(tree, first), self.weight(tree, second)
-        return self._folded(
-            tree,
-            [
-                [
-                    (1 - share) * x / whole[0] + share * y / whole[1]
-                    for x, y in zip(a, b, strict=True)
-                ]
-            ],
-        )
+        pairs = zip(a, b, strict=True)
+        blended = [(1 - share) * x / whole[0] + share * y / whole[1] for x, y in pairs]
+        return self._folded(tree, [blended])
 
     def _positions(self, tree: str) -> list[int]:
         return [p for p in sorted(self.singles) if tree in self.singles[p].trees]

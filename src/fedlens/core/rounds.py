@@ -11,10 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fedlens.core.algorithm import Algorithm, Scalar
+from fedlens.core.algorithm import Algorithm
 from fedlens.core.client import generator
+from fedlens.core.direction import smaller_is_better
 from fedlens.core.message import Header, Message
-from fedlens.core.replies import Arrival, Heard, Lost, Replies, Weightless, gather
+from fedlens.core.replies import Arrival, Heard, Lost, Replies, Scalar, Weightless, gather
 
 
 class Engine(Protocol):
@@ -125,9 +126,9 @@ def run(
         message = algorithm.broadcast(state).with_header(header, cohort=len(asked))
         arrived = engine.exchange(message, asked, here.heard)
         replies, lost = gather((_in_time(item, number, late) for item in arrived), asked)
+        replies = replies.limited_to(algorithm.needs, {"loss": _LOSS, **algorithm.declared()})
         try:
-            mine = replies.limited_to(algorithm.needs)
-            new = algorithm.server_step(state, mine) if len(mine) else state
+            new = algorithm.server_step(state, replies) if len(replies) else state
             state = new.with_header(header, stop=new.header.stop)
         except Weightless as e:  # nobody is left: the round is skipped, and nobody was heard
             lost += [Lost(i, str(e), refused=True) for i in replies.senders]
@@ -148,7 +149,7 @@ def run(
             lost=lost,
             bytes_down=message.count_bytes() * len(asked),
             bytes_up=sum(h.bytes for h in replies.heard.values()),
-            loss=replies.average("loss", algorithm.declared().get("loss", _LOSS).weight),
+            loss=replies.average("loss"),
             metrics=scored[0],
             state=state,
             unevaluated=scored[1],
@@ -180,7 +181,7 @@ def evaluate(
     names = dict.fromkeys(n for h in replies.heard.values() for n in h.scalars if n != "examples")
     for name in names:
         values = replies.values(name)
-        worst = max(values) if name.endswith("loss") else min(values)
+        worst = max(values) if smaller_is_better(name) else min(values)
         metrics |= {
             f"client_{name}": float(np.mean(values)),
             f"client_{name}_spread": float(np.std(values)),

@@ -1,4 +1,4 @@
-"""Loaded on first use, so that `import fedlens` stays quick."""
+"""Where data comes from, by the name a recipe gives it; loaded on first use."""
 
 from __future__ import annotations
 

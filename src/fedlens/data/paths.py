@@ -1,6 +1,6 @@
 """Paths: what the user named becomes a place on disk, and files are found below it.
 
-The only module that knows FEDLENS_DATA, which files are images or videos, and in which order files
+The only module that knows which files are images or videos, and in which order files
 come. Nothing is looked for elsewhere than where the user said, or in FEDLENS_DATA.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.files import find_named
+from fedlens.core.files import data_folder, find_named
 from fedlens.data.source import DataError
 
 # still images that PIL opens
@@ -41,13 +41,12 @@ def locate(name: str, what: str, key: str) -> Path:
     expanded = os.path.expandvars(name)
     if "$" in expanded:
         raise DataError(f"{key} is {name}: the environment variable in it is not set")
-    given, folder = Path(expanded).expanduser(), os.environ.get("FEDLENS_DATA")
+    given, folder = Path(expanded).expanduser(), data_folder()
     if given.is_absolute():
         raise DataError(f"there is no {what} at {given}: set {key}")
     if folder:
         raise DataError(
-            f"there is no {what} at {given}, nor at {Path(folder) / given} (FEDLENS_DATA): set"
-            f" {key}"
+            f"there is no {what} at {given}, nor at {folder / given} (FEDLENS_DATA): set {key}"
         )
     raise DataError(
         f"there is no {what} at {given}: set {key}, or the environment variable FEDLENS_DATA to the"

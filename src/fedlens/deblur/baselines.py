@@ -25,7 +25,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlens.core.algorithm import Needs
 from fedlens.core.client import Client
 from fedlens.core.limits import Positive
 from fedlens.core.message import Message
@@ -46,7 +45,7 @@ def as_complex(s: Tensor) -> Tensor:
 class CenDeblur(FedDeblur):
     """Everything in one place: no privacy at all. Keys as FedDeblur's."""
 
-    needs: Needs = "replies"
+    needs = "replies"
 
     def suggested(self, facts: SceneFacts, n: int) -> tuple[float, float]:
         """The same problem has the same eta. Without a splitting z = W x, n clients with penalty

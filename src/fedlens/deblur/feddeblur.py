@@ -58,12 +58,12 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from fedlens.core.algorithm import Algorithm, Scalar, StackError
+from fedlens.core.algorithm import Algorithm, StackError
 from fedlens.core.client import Client, generator
 from fedlens.core.facts import Facts
 from fedlens.core.limits import Natural, NotNegative, Positive, PositiveShare
 from fedlens.core.message import Message
-from fedlens.core.replies import Replies
+from fedlens.core.replies import Replies, Scalar
 from fedlens.core.task import LearningTask, Task
 from fedlens.core.tree import Tree
 from fedlens.deblur import consensus, spectrum

@@ -10,7 +10,6 @@ none.
 from __future__ import annotations
 
 import hashlib
-import os
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -21,7 +20,7 @@ from torch import Generator, Tensor
 
 from fedlens.core.client import generator as stream
 from fedlens.core.client import seeded
-from fedlens.core.files import write_atomically
+from fedlens.core.files import home_folder, write_atomically
 from fedlens.core.limits import Limited
 from fedlens.core.message import BadMessage, Message
 from fedlens.data.source import DataError
@@ -171,7 +170,7 @@ def open_store(cache: str) -> ImageStore:
     folder that is named."""
     if not cache:
         return ImageStore(None)
-    home = Path(os.environ.get("FEDLENS_HOME", Path.home() / ".fedlens"))
+    home = home_folder()
     return ImageStore(home / "generated" if cache == "auto" else Path(cache).expanduser())
 
 

@@ -45,13 +45,14 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.algorithms.fedavg import TrainingLayer
-from fedlens.core.algorithm import Algorithm, Scalar, StackError
+from fedlens.core.algorithm import Algorithm, StackError
 from fedlens.core.client import Batch, Client, Data, generator
 from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Natural, Positive, Share
 from fedlens.core.message import Message
 from fedlens.core.picture import Picture
+from fedlens.core.replies import Scalar
 from fedlens.core.tree import Tree
 from fedlens.generators.generator import ImageGenerator, open_store
 

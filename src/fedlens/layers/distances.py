@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedlens.core import tree
-from fedlens.core.algorithm import Algorithm, Layer, Scalar, StackError
+from fedlens.core.algorithm import Algorithm, Layer, StackError
 from fedlens.core.client import Client
 from fedlens.core.message import Message
-from fedlens.core.replies import Replies
+from fedlens.core.replies import Replies, Scalar
 
 
 @dataclass

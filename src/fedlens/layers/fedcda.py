@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithms.fedavg import TrainingLayer
-from fedlens.core.algorithm import Algorithm, Needs, StackError, Stage
+from fedlens.core.algorithm import Algorithm, StackError, Stage
 from fedlens.core.limits import Count, Natural
 from fedlens.core.message import MEAN, Message
-from fedlens.core.replies import Replies
+from fedlens.core.replies import Needs, Replies
 from fedlens.core.tree import Tree
 from fedlens.layers.robust.merge import flatten, weighted_mean
 

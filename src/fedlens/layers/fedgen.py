@@ -30,11 +30,11 @@ from torch.nn import functional as F
 
 from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.core import tree
-from fedlens.core.algorithm import Algorithm, Needs, StackError, server_rng
+from fedlens.core.algorithm import Algorithm, StackError, server_rng
 from fedlens.core.client import Batch, Client, Data, Output, Term, generator, seeded
 from fedlens.core.limits import Count, NotNegative, Positive
 from fedlens.core.message import Message
-from fedlens.core.replies import Replies
+from fedlens.core.replies import Needs, Replies
 from fedlens.core.training import train
 from fedlens.core.tree import Tree
 

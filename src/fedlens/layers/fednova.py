@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedlens.algorithms.fedavg import TrainingLayer
-from fedlens.core.algorithm import Algorithm, Layer, Scalar, StackError
+from fedlens.core.algorithm import Algorithm, Layer, StackError
 from fedlens.core.client import Client
 from fedlens.core.message import Message
-from fedlens.core.replies import Replies
+from fedlens.core.replies import Replies, Scalar
 from fedlens.layers.fedprox import FedProx
 
 
@@ -67,7 +67,7 @@ class FedNova(TrainingLayer):
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         base = self.fedavg
-        effective = replies.average("local_size", self.reports["local_size"].weight)
+        effective = replies.average("local_size")
         assert effective is not None  # every reply has one
         delta = {
             n: t * effective if n in base.parameter_names else t

@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.algorithms.fedavg import TrainingLayer
-from fedlens.core.algorithm import Algorithm, Needs, StackError, Stage
+from fedlens.core.algorithm import Algorithm, StackError, Stage
 from fedlens.core.client import Batch, Client, Output
 from fedlens.core.limits import NotNegative, Positive
 from fedlens.core.message import Message
-from fedlens.core.replies import Replies
+from fedlens.core.replies import Needs, Replies
 from fedlens.core.tree import Tree
 
 

@@ -21,10 +21,11 @@ import torch
 
 from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.core import tree
-from fedlens.core.algorithm import Algorithm, Layer, Scalar, StackError, Stage
+from fedlens.core.algorithm import Algorithm, Layer, StackError, Stage
 from fedlens.core.client import Client
 from fedlens.core.limits import NotNegative
 from fedlens.core.message import Message
+from fedlens.core.replies import Scalar
 from fedlens.core.tree import Tree
 
 

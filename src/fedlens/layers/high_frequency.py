@@ -37,7 +37,7 @@ PIECE = 1 << 20
 HALF = 2**-1.5  # three orthonormal steps of 1 / sqrt 2
 
 
-def high_frequency_loss(prediction: Tensor, target: Tensor, eps: Positive = 1e-9) -> Tensor:
+def high_frequency_loss(prediction: Tensor, target: Tensor, eps: float = 1e-9) -> Tensor:
     """L_HiFr of two clips (..., T, C, H, W). For use in anyone's training loop; differentiable
     once.
     """
@@ -181,7 +181,7 @@ class HighFrequency(Layer):
     """
 
     weight: NotNegative = 1.0
-    eps: float = 1e-9
+    eps: Positive = 1e-9
 
     def client_step(self, message: Message, client: Client) -> Message:
         return self.inner.client_step(message, client.plus(self.term))

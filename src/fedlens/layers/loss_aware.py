@@ -28,11 +28,11 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedlens.core.algorithm import Layer, Needs, Stage, mixed_shares
+from fedlens.core.algorithm import Layer, Stage, mixed_shares
 from fedlens.core.client import Client
 from fedlens.core.limits import Fraction
 from fedlens.core.message import Message
-from fedlens.core.replies import Heard, Replies
+from fedlens.core.replies import Heard, Needs, Replies
 from fedlens.core.tree import Tree
 
 
@@ -44,7 +44,7 @@ class LossAware(Layer):
     tau: Fraction = 0.05
     decay: Literal["linear", "paper"] = "linear"
     greedy: bool = False
-    by: Needs = "sums"
+    by: Literal["sums", "replies"] = "sums"
     stage: ClassVar[Stage] = "merge"
     merges: ClassVar[bool] = True
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"tau": (0.0, 0.1, 0.2)}

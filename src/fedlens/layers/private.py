@@ -32,6 +32,9 @@ class Private(TrainingLayer):
     @abstractmethod
     def is_private(self, name: str) -> bool: ...
 
+    def private_weights(self, memory: Mapping[str, Tree]) -> Tree:
+        return memory.get("private", {})
+
     def check(self, inner: Algorithm) -> None:
         self.under(inner)
         if other := next(

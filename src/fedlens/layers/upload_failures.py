@@ -8,15 +8,15 @@ replies must be lost on the way: that is `engines.flaky.Flaky`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-from fedlens.core.algorithm import Layer, Needs, Stage, server_rng
+from fedlens.core.algorithm import Layer, Stage, server_rng
 from fedlens.core.limits import Fraction
 from fedlens.core.message import Message
-from fedlens.core.replies import Replies
+from fedlens.core.replies import Needs, Replies
 
 
 @dataclass
@@ -34,5 +34,6 @@ class UploadFailures(Layer):
         kept = {sorted(replies.singles)[k] for k in order[lost:]}
         singles = {p: m for p, m in replies.singles.items() if p in kept}
         senders = {m.sender for m in singles.values()}
-        arrived = Replies({s: h for s, h in replies.heard.items() if s in senders}, {}, singles)
+        heard = {s: h for s, h in replies.heard.items() if s in senders}
+        arrived = replace(replies, heard=heard, sums={}, singles=singles)
         return self.inner.server_step(state, arrived)

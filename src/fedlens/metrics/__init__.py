@@ -1,4 +1,4 @@
-"""Loaded on first use, so that `import fedlens` stays quick."""
+"""How good a result is: plain functions; loaded on first use."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A run folder as a page, a figure, a board or a computed table."""
+"""A run folder as a page, a figure, or a board."""

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedlens.core.direction import smaller_is_better
 from fedlens.report.page_data import json_safe, run_view
 from fedlens.report.reading import (
     RunFolder,
@@ -46,11 +47,6 @@ STYLE = {
     "figure.constrained_layout.use": True,
 }
 WIDTH = 3.4  # inches: one column of a two-column paper
-# page/draw.js has the same list.
-WORSE = (
-    "loss", "error", "lpips", "niqe", "fid", "kid", "mse", "mae", "rmse", "nll", "distance",
-    "seconds", "bytes", "memory", "spread", "epe",
-)  # fmt: skip
 
 
 def write_figures(
@@ -141,7 +137,7 @@ def result_rows(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[list[s
 
 
 def higher_is_better(name: str) -> bool:
-    return not any(part in WORSE for part in name.lower().replace("-", "_").split("_"))
+    return not smaller_is_better(name)
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:

@@ -96,21 +96,20 @@ def time_client(setup: Setup, message: Message) -> tuple[float, Message]:
         return _timed(algorithm, message, everyone, 0)
     mean = sum(len(h) for h in holdings) / len(holdings)
     typical = min(range(len(holdings)), key=lambda i: abs(len(holdings[i]) - mean))
-    short, times = algorithm.shortened(FEW)
-    batch = int(getattr(algorithm.base, "batch", 32))
+    short = algorithm.shortened(FEW)
 
     def timed(examples: int) -> tuple[float, Message]:
         part: Any = {typical: Beginning(holdings[typical], examples)}
-        return _timed(short, message, Federation(part, everyone.held_out), typical)
+        return _timed(short.algorithm, message, Federation(part, everyone.held_out), typical)
 
-    few = min(len(holdings[typical]), batch)
+    few = min(len(holdings[typical]), short.batch)
     warm, _ = timed(few)
     if warm < SLOW:
-        few = min(len(holdings[typical]), FEW * batch)
+        few = min(len(holdings[typical]), FEW * short.batch)
     seconds, reply = timed(few)
     # A fixed number of local steps takes as long on little data as on much.
-    of_data = 1 if getattr(algorithm.base, "steps", None) else mean / max(1, few)
-    return seconds * times * of_data, reply
+    of_data = mean / max(1, few) if short.by_data else 1
+    return seconds * short.times * of_data, reply
 
 
 def _timed(

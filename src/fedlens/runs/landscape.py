@@ -21,6 +21,7 @@ import torch
 from torch import Generator, Tensor
 
 from fedlens.config import recipe as recipes
+from fedlens.core.algorithm import Algorithm
 from fedlens.core.client import Batch, Data
 from fedlens.core.memory import NEVER, read_record
 from fedlens.core.training import Learner
@@ -96,7 +97,10 @@ class FinishedRun:
         if not (folder / "model.safetensors").is_file():
             raise ValueError(f"{folder} is not finished: it has no model.safetensors")
         return FinishedRun(
-            folder, setup, read_weights(folder / "model.safetensors"), private_heads(folder)
+            folder,
+            setup,
+            read_weights(folder / "model.safetensors"),
+            private_heads(folder, setup.algorithm),
         )
 
     @property
@@ -156,7 +160,7 @@ class FinishedRun:
             return self.base.task.evaluate(model, self.setup.federation.test)
 
 
-def private_heads(folder: Path) -> dict[int, Tree]:
+def private_heads(folder: Path, algorithm: Algorithm) -> dict[int, Tree]:
     """What clients keep to themselves, from the run's checkpoint. In a simulation it lies here; at
     real sites it does not.
     """
@@ -167,4 +171,5 @@ def private_heads(folder: Path) -> dict[int, Tree]:
         return {}
     progress, files = found
     kept = {i: read_record(path).settle(progress.heard.get(i, NEVER)) for i, path in files.items()}
-    return {i: k["private"] for i, k in kept.items() if "private" in k}
+    own = {i: algorithm.private_weights(memory) for i, memory in kept.items()}
+    return {i: weights for i, weights in own.items() if weights}

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedlens.core.direction import smaller_is_better
 from fedlens.runs.folder import read_records, read_summary
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ def spent_until(
         spent["examples"] += epochs * sum(c.get("examples", 0.0) for c in r["clients"].values())
         spent["seconds"] += r["seconds"]
         value = r["metrics"].get(metric)
-        if value is not None and (value <= target if metric.endswith("loss") else value >= target):
+        if value is not None and (
+            value <= target if smaller_is_better(metric) else value >= target
+        ):
             return spent
     return None
 
@@ -120,7 +123,7 @@ def table_columns(table: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
         ("bytes_up", "MB up", False),
     ]
     return (
-        [(k, k, not k.endswith("loss")) for k in metrics]
+        [(k, k, not smaller_is_better(k)) for k in metrics]
         + (reach if table.get("target") is not None else [])
         + fixed
     )

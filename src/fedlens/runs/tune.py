@@ -17,6 +17,7 @@ from typing import Any
 from fedlens.config.overrides import parse_overrides
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.algorithm import Layer
+from fedlens.core.direction import smaller_is_better
 from fedlens.runs.compare import Cell, make_cells
 from fedlens.runs.folder import read_summary
 
@@ -103,7 +104,7 @@ def headline_value(folder: Path) -> float | None:
     if found is None:
         raise ConfigError("tuning needs a metric to go by: set federation.evaluate_every")
     name, value = found
-    return None if value is None else -float(value) if name.endswith("loss") else float(value)
+    return None if value is None else -float(value) if smaller_is_better(name) else float(value)
 
 
 def best_trial(done: Sequence[Trial]) -> Trial:

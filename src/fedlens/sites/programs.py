@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.config.convert import ConfigError
+from fedlens.core.files import home_folder
 
 Log = Callable[[str], None]
 Process = subprocess.Popen[bytes]
@@ -157,7 +158,7 @@ def flower_home() -> Path:
     """Flower's own if the user set one; else a folder of ours, so that nobody's Flower
     configuration is touched.
     """
-    ours = Path(os.environ.get("FEDLENS_HOME", Path.home() / ".fedlens")) / "flwr"
+    ours = home_folder() / "flwr"
     home = Path(os.environ.get("FLWR_HOME") or ours).absolute()
     home.mkdir(parents=True, exist_ok=True)
     return home

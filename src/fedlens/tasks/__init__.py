@@ -1,4 +1,4 @@
-"""Loaded on first use, so that `import fedlens` stays quick."""
+"""What is learned, one task a file; loaded on first use."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ order of arrival, and so are its last bits.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -27,6 +26,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from fedlens.algorithms.fedavg import FedAvg
 from fedlens.core.algorithm import Layer, stack
+from fedlens.core.answer import as_sent
 from fedlens.core.client import Client, generator
 from fedlens.core.federation import Federation
 from fedlens.core.memory import Memory
@@ -89,12 +89,14 @@ class StackStrategy(FlowerFedAvg):  # type: ignore[misc]
         for position, envelope in enumerate(sorted(valid, key=self._order)):
             rng = generator(self.seed, server_round, position)
             client = Client(position, self._content(envelope), rng, {})
-            reply = replace(self.algorithm.client_step(message, client), sender=position)
+            reply = self.algorithm.client_step(message, client)
+            reply = as_sent(self.algorithm, reply, position, header.round)
             outcomes.append(worker.admit(position, reply))
         merged, lost = gather([*outcomes, worker.finish()], range(len(valid)))
         for item in lost:
             _log_refused(item)
         if len(merged):
+            merged = merged.limited_to(self.algorithm.needs, self.algorithm.declared())
             self.state = self.algorithm.server_step(state, merged)
         metrics = self.train_metrics_aggr_fn([e.content for e in valid], self.weighted_by_key)
         return ArrayRecord(self.state.trees["model"]), metrics

@@ -13,9 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlens.core.algorithm import Layer, Needs, Stage
+from fedlens.core.algorithm import Layer, Stage
 from fedlens.core.message import MEAN, Message
-from fedlens.core.replies import Replies, Weightless
+from fedlens.core.replies import Needs, Replies, Weightless
 from fedlens.core.tree import Tree
 
 

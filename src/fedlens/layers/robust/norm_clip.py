@@ -9,15 +9,15 @@ inside it: they then see the clipped updates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from fedlens.algorithms.fedavg import FedAvg
 from fedlens.core import tree
-from fedlens.core.algorithm import Layer, Needs, StackError, Stage
+from fedlens.core.algorithm import Layer, StackError, Stage
 from fedlens.core.client import Client
 from fedlens.core.message import Message
-from fedlens.core.replies import Replies
+from fedlens.core.replies import Needs, Replies
 from fedlens.core.tree import Tree
 
 
@@ -50,12 +50,8 @@ class NormClip(Layer):
         lengths = sorted(tree.norm(self._counted(r.trees["delta"])) for r in replies)
         middle = (lengths[(len(lengths) - 1) // 2] + lengths[len(lengths) // 2]) / 2
         singles = {p: self._clipped(r, self.bound or middle) for p, r in replies.singles.items()}
-        clipped = Replies(
-            replies.heard,
-            {k: s for k, s in replies.sums.items() if k[0] != "delta"},
-            singles,
-            replies.means,
-        )
+        sums = {key: total for key, total in replies.sums.items() if key[0] != "delta"}
+        clipped = replace(replies, sums=sums, singles=singles)
         return self.inner.server_step(state, clipped)
 
     def _clipped(self, reply: Message, bound: float) -> Message:
