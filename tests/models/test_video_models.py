@@ -60,7 +60,9 @@ def test_a_torchvision_checkpoint_fits() -> None:
 
     whole = r3d_18().state_dict()
     body = backbone("r3d18")
-    body.load_state_dict({n: t for n, t in whole.items() if not n.startswith("fc.")})
+    theirs = {n: t for n, t in whole.items() if not n.startswith("fc.")}
+    body.load_state_dict(theirs)
+    assert all(torch.equal(t, theirs[n]) for n, t in body.state_dict().items())
 
 
 def test_the_map_is_what_the_network_makes_of_a_clip() -> None:

@@ -62,7 +62,8 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_recipes_build(name: str) -> None:
     recipe = config.read(name)
     recipe.build_source()
-    recipe.build_algorithm(recipe.build_task())
+    algorithm = recipe.build_algorithm(recipe.build_task())
+    assert type(algorithm.base).__name__ == "FedAvg"
 
 
 def test_the_rows_of_table_four() -> None:

@@ -128,7 +128,8 @@ def test_amnesia_is_noticed(tmp_path: Path, how: str) -> None:
 
 
 def test_who_keeps_nothing_can_forget_nothing(tmp_path: Path) -> None:
-    answer_from_disk(site(tmp_path, "fedavg"), message("fedavg", 5), "j", 4)
+    reply = answer_from_disk(site(tmp_path, "fedavg"), message("fedavg", 5), "j", 4)
+    assert (reply.sender, reply.round) == (0, 5)
 
 
 def test_versions_and_recipes_must_agree(tmp_path: Path) -> None:
