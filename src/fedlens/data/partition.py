@@ -77,8 +77,8 @@ def shards(labels: NDArray[Any], clients: int, per_client: int, rng: Generator) 
     shuffled = rng.permutation(len(labels))
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]
     runs = np.array_split(order, clients * per_client)
-    hands = rng.permutation(len(runs)).reshape(clients, per_client)
-    return [np.sort(np.concatenate([runs[k] for k in hand])) for hand in hands]
+    shares = rng.permutation(len(runs)).reshape(clients, per_client)
+    return [np.sort(np.concatenate([runs[k] for k in share])) for share in shares]
 
 
 def classes_per_client(

@@ -43,7 +43,7 @@ the clients takes part, the others count with the w they last sent (why: `consen
 recall=False is Algorithm 6); x^0 is flat grey unless start="random"; n stays the population when
 only part of it takes part (Algorithm 6 says "same as Algorithm 1"). The public code relaxes the
 duals by 1.05, updates clients first and averages with masks when a denoiser meets partial views; of
-that only the masks can be had (masks=True). The relative change that stops a run is the largest
+that only the masks are offered (masks=True). The relative change that stops a run is the largest
 over the scenes. eta, rho and sigma left at None are the published settings nearest to (views,
 channels, n, noise), except for a denoiser with partial views: `settings.py`.
 """

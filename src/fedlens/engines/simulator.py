@@ -340,11 +340,11 @@ def _worker_loop(pipe: Connection, setup: _Setup) -> None:
             jobs = [Job(*job) for job in command["jobs"]]
             answered = worker.report(jobs, worker.work(jobs))
         else:
-            answered = _hand_in(worker, setup.outbox)
+            answered = _write_payload(worker, setup.outbox)
         pipe.send_bytes(json.dumps(answered).encode())
 
 
-def _hand_in(worker: Worker, outbox: SharedFile) -> dict[str, Any]:
+def _write_payload(worker: Worker, outbox: SharedFile) -> dict[str, Any]:
     """For a moment the sums lie here and in the outbox: what training has freed makes room for
     them.
     """

@@ -311,8 +311,7 @@ class _Job:
             "asked": sum(r["asked"] for r in records),
             "heard": sum(r["heard"] for r in records),
             "refused": sum(r["refused"] for r in records),
-            # older lines do not have it
-            "unevaluated": sum(len(r.get("unevaluated", ())) for r in records),
+            "unevaluated": sum(len(r["unevaluated"]) for r in records),
             "seed": setup.settings.seed,
             "clients": len(setup.federation),
             "engine": type(self.engine).__name__.lower(),

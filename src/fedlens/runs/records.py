@@ -146,7 +146,7 @@ class Peak:
         self.done = threading.Event()
 
     def __enter__(self) -> Peak:
-        threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._measure, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -156,7 +156,7 @@ class Peak:
         self.bytes = max(self.bytes, memory_in_use())
         return self.bytes
 
-    def _watch(self) -> None:
+    def _measure(self) -> None:
         while not self.done.wait(0.5):
             self.look()
 

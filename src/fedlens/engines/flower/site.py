@@ -189,7 +189,7 @@ class _LastSite:
             self.site, self.key = _load(str(run["site"]))(node, run), key
             if not node.get("recipe"):  # with a recipe, `join` read the data before and said it
                 for remark in self.site.remarks:
-                    _say(remark)
+                    _log_line(remark)
         return self.site
 
 
@@ -213,11 +213,11 @@ def serve_socket(path: Path) -> None:
                     continue
                 fields, pieces = answer_request(*frame, make_site)
                 if "lost" in fields:  # the server hears it too, but here is who can put it right
-                    _say(f"this site could not answer: {fields['lost']}")
+                    _log_line(f"this site could not answer: {fields['lost']}")
                 send_frame(connection, fields, pieces)
 
 
-def _say(text: str) -> None:
+def _log_line(text: str) -> None:
     print(f"fedlens: {text}", file=sys.stderr, flush=True)
 
 

@@ -175,7 +175,7 @@ def make_app(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) ->
 
     async def events(request: Request) -> Response:
         names = request.query_params.getlist("run")[:MOST]
-        look = _watch_runs(board, names) if names else _watch_list(board)
+        look = _poll_runs(board, names) if names else _poll_list(board)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(
             _stream(request, look), media_type="text/event-stream", headers=headers
@@ -228,7 +228,7 @@ async def _stream(request: Request, look: Callable[[], Any]) -> AsyncIterator[st
         await asyncio.sleep(LOOK)
 
 
-def _watch_runs(board: Board, names: list[str]) -> Callable[[], Any]:
+def _poll_runs(board: Board, names: list[str]) -> Callable[[], Any]:
     paths = board.there(names)
 
     def mark(path: Path) -> Any:
@@ -250,7 +250,7 @@ def _watch_runs(board: Board, names: list[str]) -> Callable[[], Any]:
     return look
 
 
-def _watch_list(board: Board) -> Callable[[], Any]:
+def _poll_list(board: Board) -> Callable[[], Any]:
     before = board.cards()
 
     def look() -> Any:
