@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import struct
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +98,54 @@ def test_damaged_bytes_are_refused_or_read_but_never_anything_else(where: int, j
     except BadMessage:
         return
     assert isinstance(m, Message)
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("sender", float("inf")), ("sender", 1.5), ("sender", True), ("sender", 10**30),
+        ("sender", -2), ("sender", None), ("sender", "3"), ("scalars", {"loss": "1"}),
+        ("scalars", {"loss": [1]}), ("scalars", {"loss": True}), ("scalars", [1]),
+        ("weights", {"t": {"mean": None}}), ("weights", {"t": 3}), ("weights", 5),
+        ("header", {"round": 1.0}), ("header", {"round": True}), ("header", {"evaluate": 1}),
+        ("header", {"turn": 1}), ("header", 3), ("trees", {"t": ["x", "x"]}), ("trees", {"t": []}),
+        ("trees", {"t": ["y"]}), ("trees", {"t": {"x": 1}, "u": ["x"]}), ("more", 1),
+    ],
+)  # fmt: skip
+def test_a_message_with_a_wrong_part_is_refused(part: str, value: Any) -> None:
+    """Each is valid JSON in valid safetensors, and would fail later or mean something else."""
+    meta = {"scalars": {}, "weights": {}, "sender": 0, "trees": {"t": ["x"]}, "header": {}}
+    text = {"message": json.dumps({**meta, part: value})}
+    with pytest.raises(BadMessage):
+        Message.from_bytes(save({"t/x": torch.arange(5)}, metadata=text))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [10**30], "data_offsets": [0, 40]},
+        {"dtype": "F32", "shape": [0, 10**30], "data_offsets": [0, 0]},
+        {"dtype": "F32", "shape": [-1, -10], "data_offsets": [0, 40]},
+        {"dtype": "F32", "shape": [10.0], "data_offsets": [0, 40]},
+        {"dtype": "F32", "shape": [10], "data_offsets": [-40, 0]},
+        {"dtype": "F32", "shape": [10], "data_offsets": [4, 44]},
+        {"dtype": "F32", "shape": [10], "data_offsets": [0, 40, 80]},
+        {"dtype": "F99", "shape": [10], "data_offsets": [0, 40]},
+        {"dtype": ["F32"], "shape": 10, "data_offsets": 0},
+        DEEP,
+    ],
+    ids=range(10),
+)
+def test_an_array_that_cannot_be_is_refused(entry: Any) -> None:
+    meta = {"scalars": {}, "weights": {}, "sender": 0, "trees": {"t": ["x"]}, "header": {}}
+    table = {"__metadata__": {"message": json.dumps(meta)}, "t/x": "HERE"}
+    body = entry if isinstance(entry, str) else json.dumps(entry)
+    text = json.dumps(table).replace('"HERE"', body).encode()
+    with pytest.raises(BadMessage):
+        Message.from_bytes(len(text).to_bytes(8, "little") + text + bytes(40))
 
 
 @pytest.mark.parametrize("cut", [0, 4, 8, 30, -1])

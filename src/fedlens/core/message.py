@@ -21,6 +21,7 @@ from fedlens.core.tree import Tree, count_bytes
 
 T = TypeVar("T")
 SERVER = -1  # the sender of what comes down
+MOST_CLIENTS = 1 << 40  # numbers of clients beyond it are nobody's
 MEAN = "mean"  # the name of a tree's only weight, where it has just one
 
 _NAMES = {
@@ -210,23 +211,44 @@ class Message:
         """
         view = memoryview(bytearray(data) if isinstance(data, bytes) and not copy else data)
         try:
-            length = int.from_bytes(view[:8], "little")
-            if len(view) < 8 or length > len(view) - 8:
-                raise BadMessage("truncated")
-            header = json.loads(bytes(view[8 : 8 + length]))
-            meta = json.loads(header.pop("__metadata__")["message"])
-            start = 8 + length
-            found = {key: _read(view, start, entry, copy) for key, entry in header.items()}
-            trees = {
-                tree: {n: found[f"{tree}/{n}"] for n in names}
-                for tree, names in meta["trees"].items()
-            }
-            header = Header.read(meta["header"])
-            return Message(trees, meta["scalars"], meta["weights"], int(meta["sender"]), header)
+            return _parse(view, copy)
         except BadMessage:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as e:
-            raise BadMessage(f"not a message: {e}") from e
+        except (
+            Exception
+        ) as e:  # bytes from elsewhere: whatever they stumble over, it is their fault
+            raise BadMessage(f"not a message: {type(e).__name__}") from e
+
+
+def _parse(view: memoryview, copy: bool) -> Message:
+    length = int.from_bytes(view[:8], "little")
+    if len(view) < 8 or length > len(view) - 8:
+        raise BadMessage("truncated")
+    index = json.loads(bytes(view[8 : 8 + length]))
+    meta = json.loads(index.pop("__metadata__")["message"])
+    if meta.keys() != {"scalars", "weights", "sender", "trees", "header"}:
+        raise BadMessage("its parts are not those of a message")
+    found = {key: _read(view, 8 + length, entry, copy) for key, entry in index.items()}
+    trees = {tree: {n: found.pop(f"{tree}/{n}") for n in ns} for tree, ns in meta["trees"].items()}
+    if found:
+        raise BadMessage("it holds arrays of no tree")
+    weights = {tree: _numbers(named) for tree, named in meta["weights"].items()}
+    sender = _whole(meta["sender"], SERVER, MOST_CLIENTS)
+    return Message(trees, _numbers(meta["scalars"]), weights, sender, Header.read(meta["header"]))
+
+
+def _numbers(table: Mapping[str, Any]) -> dict[str, float]:
+    """Named numbers. Whether they are finite is asked where they are used: a state may hold NaN."""
+    for name, value in table.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise BadMessage(f"{name!r} is not a number")
+    return dict(table)
+
+
+def _whole(value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise BadMessage("a whole number is out of range")
+    return value
 
 
 def _bytes_of(t: Tensor) -> memoryview:
@@ -235,17 +257,16 @@ def _bytes_of(t: Tensor) -> memoryview:
 
 
 def _read(view: memoryview, start: int, entry: Mapping[str, Any], copy: bool) -> Tensor:
-    dtype, shape = _TYPES[entry["dtype"]], [int(n) for n in entry["shape"]]
-    low, high = entry["data_offsets"]
-    size = math.prod(shape) * dtype.itemsize
-    if high - low != size or low < 0 or start + high > len(view):
+    dtype = _TYPES[entry["dtype"]]
+    shape = [_whole(n, 0, len(view)) for n in entry["shape"]]
+    low, high = (_whole(n, 0, len(view)) for n in entry["data_offsets"])
+    count = math.prod(shape)
+    size = count * dtype.itemsize
+    if high - low != size or start + high > len(view):
         raise BadMessage("array out of bounds")
     if not size:
         return torch.empty(shape, dtype=dtype)
     if copy:
-        return torch.frombuffer(bytearray(view[start + low : start + high]), dtype=dtype).reshape(
-            shape
-        )
-    return torch.frombuffer(view, dtype=dtype, count=math.prod(shape), offset=start + low).reshape(
-        shape
-    )
+        own = bytearray(view[start + low : start + high])
+        return torch.frombuffer(own, dtype=dtype).reshape(shape)
+    return torch.frombuffer(view, dtype=dtype, count=count, offset=start + low).reshape(shape)
