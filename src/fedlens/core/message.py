@@ -214,9 +214,8 @@ class Message:
             return _parse(view, copy)
         except BadMessage:
             raise
-        except (
-            Exception
-        ) as e:  # bytes from elsewhere: whatever they stumble over, it is their fault
+        except Exception as e:
+            # Of bytes that somebody else made, anything may come.
             raise BadMessage(f"not a message: {type(e).__name__}") from e
 
 
