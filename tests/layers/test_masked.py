@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 from toy import Toy, toy_federation
 
-from fedlens import Message, Replies, StackError, Tree, run, stack
+from fedlens import Message, Replies, Round, StackError, Tree, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.core.algorithm import Algorithm, Layer, Stage
 from fedlens.core.client import Client, generator
 from fedlens.core.replies import Heard, Sum
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import FedProx, LossAware, Median, Scaffold
+from fedlens.runs.records import describe
 
 RING, ONE = 1 << 44, 1 << 24  # numbers are multiples of 1 / ONE, up to RING / (2 ONE) = 2^19
 SECRET = 0xA11CE
@@ -188,3 +189,25 @@ def test_a_reply_alone_says_nothing() -> None:
 def test_a_layer_that_needs_single_replies_is_refused_behind_it() -> None:
     with pytest.raises(StackError, match="Masked hides single replies, but Median needs them"):
         stack(FedAvg(Toy()), Median(), Masked({"delta": ("mean",)}))
+
+
+def test_what_reads_single_clients_is_absent() -> None:
+    """No worst client, no spread, no table per client behind a layer that hides single replies."""
+    layers, weights = CASES["FedProx"]
+    rounds: list[Round] = []
+    for algorithm in (
+        stack(FedAvg(Toy(), batch=8), *layers),
+        stack(FedAvg(Toy(), batch=8), *layers, Masked(weights)),
+    ):
+        with Simulator(algorithm, toy_federation(3), workers=0) as engine:
+            run(
+                algorithm,
+                engine,
+                1,
+                evaluate_every=1,
+                personal=True,
+                after_round=lambda _, done: rounds.append(done),
+            )
+        assert bool(describe(rounds[-1], algorithm)["clients"]) is not algorithm.hides_singles
+    seen, hidden = (set(r.metrics) for r in rounds)
+    assert seen - hidden == {"client_accuracy_spread", "client_accuracy_worst"}

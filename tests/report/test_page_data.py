@@ -25,6 +25,17 @@ def test_every_round_and_every_client_is_shown(tmp_path: Path) -> None:
     assert sum(x["times"] for x in seen["lost"]) == sum(r["asked"] - r["heard"] for r in run.rounds)
 
 
+def test_what_a_layer_wants_recorded_is_a_column(tmp_path: Path) -> None:
+    """FBL's `made` beside weight, loss and examples; a client without it has a gap."""
+    run = write_run(tmp_path / "run", rounds=1, clients=2, cohort=2)
+    (line,) = folders.read_run(run).rounds
+    clients = {"0": {"weight": 0.5, "loss": 1.0, "examples": 9.0, "made": 3.0}, "1": {"loss": 2.0}}
+    (run / "metrics.jsonl").write_text(json.dumps({**line, "clients": clients}) + "\n")
+    seen = views.run_view(folders.read_run(run), str)["clients"]
+    assert seen["columns"] == ["weight", "loss", "examples", "made"]
+    assert seen["heard"] == [[[0, 0.5, 1.0, 9.0, 3.0], [1, None, 2.0, None, None]]]
+
+
 @pytest.mark.parametrize(
     "name",
     ["config.toml", "summary.json", "federation.json", "metrics.jsonl", "pictures/index.json"],

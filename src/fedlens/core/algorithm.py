@@ -151,6 +151,13 @@ class Algorithm(metaclass=Limited):
         """The scalars of a reply of the whole stack."""
         return {name: s for part in self.parts() for name, s in part.reports.items()}
 
+    @property
+    def hides_singles(self) -> bool:
+        """Does a layer hide what single clients sent? Then there is no worst client, no spread and
+        no table per client.
+        """
+        return any(isinstance(part, Layer) and part.hides_replies for part in self.parts())
+
     def private_weights(self, memory: Mapping[str, Tree]) -> Tree:
         """What of the model a client keeps to itself, from its memory."""
         return {}

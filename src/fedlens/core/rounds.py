@@ -181,12 +181,11 @@ def evaluate(
     names = dict.fromkeys(n for h in replies.heard.values() for n in h.scalars if n != "examples")
     for name in names:
         values = replies.values(name)
-        worst = max(values) if smaller_is_better(name) else min(values)
-        metrics |= {
-            f"client_{name}": float(np.mean(values)),
-            f"client_{name}_spread": float(np.std(values)),
-            f"client_{name}_worst": worst,
-        }
+        metrics[f"client_{name}"] = float(np.mean(values))
+        if not algorithm.hides_singles:
+            worst = max(values) if smaller_is_better(name) else min(values)
+            metrics[f"client_{name}_spread"] = float(np.std(values))
+            metrics[f"client_{name}_worst"] = worst
     return metrics, lost
 
 

@@ -117,26 +117,26 @@ def _by_name(rounds: Sequence[Mapping[str, Any]], column: str) -> dict[str, list
 
 
 def _clients(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Who took part, sparse: for each round shown, [client, weight, loss, examples] of those heard
-    and the ids of those lost.
+    """Who took part, sparse: for each round shown, the client and the values of `columns` of those
+    heard, and the ids of those lost. columns: weight, loss, examples, and whatever else the layers
+    of the run wanted recorded.
     """
     cells = sum(len(as_table(r.get("clients"))) + len(as_list(r.get("lost"))) for r in rounds)
     step = max(1, math.ceil(cells / CELLS))
     shown = rounds[::step]
+    clients = [as_table(r.get("clients")) for r in shown]
+    recorded = (str(name) for table in clients for row in table.values() for name in as_table(row))
+    columns = list(dict.fromkeys(["weight", "loss", "examples", *recorded]))
     heard = []
-    for r in shown:
-        rows = []
-        for id, facts in as_table(r.get("clients")).items():
-            f = as_table(facts)
-            rows.append(
-                [_id(id), *(as_number(f.get(name)) for name in ("weight", "loss", "examples"))]
-            )
-        heard.append(rows)
+    for table in clients:
+        rows = [(_id(id), as_table(row)) for id, row in table.items()]
+        heard.append([[id, *(as_number(row.get(name)) for name in columns)] for id, row in rows])
     lost = [[_id(as_table(x).get("client")) for x in as_list(r.get("lost"))] for r in shown]
     ids = {row[0] for rows in heard for row in rows} | {i for row in lost for i in row}
     return {
         "ids": sorted(ids, key=_order),
         "rounds": [r["round"] for r in shown],
+        "columns": columns,
         "heard": heard,
         "lost": lost,
         "step": step,

@@ -45,7 +45,11 @@ def _missing(x: Lost) -> dict[str, Any]:
 
 
 def _by_client(done: Round, algorithm: Algorithm) -> dict[str, dict[str, float]]:
-    """The scalars that the stack wants recorded, and `weight`, the share in the mean."""
+    """The scalars that the stack wants recorded, and `weight`, the share in the mean; nothing where
+    a layer hides what single clients sent.
+    """
+    if algorithm.hides_singles:
+        return {}
     wanted = [name for name, scalar in algorithm.declared().items() if scalar.record]
     weights = algorithm.shares(done.heard, done.state)
     rows = {}

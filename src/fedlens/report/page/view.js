@@ -173,9 +173,9 @@ const View = (() => {
     let measure = null, view = null;
     const grid = matrix({ label: "Clients by rounds", rows: [], columns: [], cell: () => null, say: () => "" });
     const tools = h("div", { class: "tools" }), legend = h("div", { class: "legend" }), node = h("div", {}, tools, grid.node, legend);
-    const MEASURES = [["weight", 1, "Weight"], ["loss", 2, "Loss"], ["examples", 3, "Examples"]];
     function draw() {
-      const { ids, rounds, heard, lost } = view.clients, has = MEASURES.filter(([, k]) => heard.some((rows) => rows.some((row) => row[k] !== null)));
+      const { ids, rounds, columns, heard, lost } = view.clients;
+      const has = columns.map((name, k) => [name, k + 1, name[0].toUpperCase() + name.slice(1)]).filter(([, k]) => heard.some((rows) => rows.some((row) => row[k] !== null)));
       if (!measure || !has.some(([m]) => m === measure)) measure = has[0]?.[0] || "heard";
       tools.replaceChildren(has.length > 1 ? choice(has.map(([m, , text]) => [m, text]), measure, (m) => { measure = m; draw(); }, "Colour shows") : "");
       const column = has.find(([m]) => m === measure)?.[1], place = new Map(ids.map((id, r) => [id, r])), cells = new Map(), values = [];
@@ -200,7 +200,7 @@ const View = (() => {
           return who + [cell.v !== null && measure === "weight" ? `${share(cell.v)} of the mean` : null, cell.raw[2] !== null ? `loss ${number(cell.raw[2])}` : null, cell.raw[3] !== null ? `${number(cell.raw[3])} examples` : null].filter(Boolean).join(", ");
         } });
       const bar = () => (values.length ? colourBar(Draw.isDark() ? "dark" : "light", share(low), `${share(high)}`) : "");
-      const paintLegend = () => legend.replaceChildren(bar(), measure === "weight" ? "share of the round's weighted mean" : measure === "loss" ? "loss reported by the client" : measure === "examples" ? "examples used" : "reply heard",
+      const paintLegend = () => legend.replaceChildren(bar(), measure === "weight" ? "share of the round's weighted mean" : measure === "loss" ? "loss reported by the client" : measure === "examples" ? "examples used" : measure === "heard" ? "reply heard" : `${measure}, as the client reported it`,
         total(lost.map((l) => l.length)) ? h("span", { class: "swatch" }, h("i", { text: "×" }), "asked, reply lost") : "", h("span", { class: "swatch" }, h("i", {}), "not asked"), view.clients.step > 1 ? `every ${view.clients.step}th round shown` : "");
       paintLegend();
       Draw.onTheme(paintLegend);
