@@ -1,0 +1,1 @@
+"""What leaves a client: written down, limited by its owner, provable."""
