@@ -124,7 +124,12 @@ def test_a_bare_seed_is_the_federations_and_the_model_follows_it(read: Read) -> 
         ("rounds=0", "federation.rounds must be a whole number of at least 1, not 0"),
         ("cohort=0", "federation.cohort must be a whole number of at least 1 or none, not 0"),
         ("cohort=7", "federation.cohort is 7, but there are only 6 clients"),
-        ("workers=-1", "federation.workers must be a whole number of at least 0 or none, not -1"),
+        (
+            "workers=-1",
+            "federation.workers must be a whole number of at least 0 and at most 1024 or none, not"
+            " -1",
+        ),
+        ("threads=100000", "federation.threads must be a whole number of at least 1 and at most"),
         ("timeout=0", "federation.timeout must be a number above 0 or none, not 0"),
         ("rounds", "is not an override: write key=value"),
         ("=3", "is not an override"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from typing import Any
@@ -69,7 +70,7 @@ def test_the_byte_form_is_safetensors_both_ways() -> None:
             }
         )
     }
-    back = Message.from_bytes(save({"t/x": torch.arange(5)}, metadata=meta))
+    back = Message.from_bytes(save({"t/x": torch.arange(5)}, metadata=meta), sealed=False)
     assert torch.equal(back.trees["t"]["x"], torch.arange(5)) and back.sender == 2
     assert back.header == Header(round=4)
 
@@ -90,14 +91,38 @@ def test_a_view_shares_memory_and_a_copy_does_not() -> None:
 
 
 @given(st.integers(0, 400), st.binary(min_size=1, max_size=8))
-def test_damaged_bytes_are_refused_or_read_but_never_anything_else(where: int, junk: bytes) -> None:
-    data = Message({"t": {"x": torch.arange(10.0)}}, {"loss": 1.0}).to_bytes()
+def test_damaged_bytes_without_a_digest_are_refused_or_read_but_never_anything_else(
+    where: int, junk: bytes
+) -> None:
+    data = Message({"t": {"x": torch.arange(10.0)}}, {"loss": 1.0}).to_bytes(sealed=False)
     data[where : where + len(junk)] = junk
     try:
-        m = Message.from_bytes(bytes(data))
+        m = Message.from_bytes(bytes(data), sealed=False)
     except BadMessage:
         return
     assert isinstance(m, Message)
+
+
+def test_every_single_flipped_bit_is_refused() -> None:
+    """Of the length, the digest itself, names, weights, sender and arrays alike."""
+    data = bytes(example().to_bytes())
+    assert Message.from_bytes(data).sender == 4
+    for place in range(len(data)):
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << place % 8
+        with pytest.raises(BadMessage):
+            Message.from_bytes(flipped)
+
+
+def test_the_digest_is_the_sha256_of_all_other_bytes() -> None:
+    """It stands in 64 digits after the length (8 bytes) and '{"__metadata__":{"digest":"' (27)."""
+    for data in (bytes(example().to_bytes()), b"".join(example().pieces(100))):
+        whole = hashlib.sha256(data[:35] + data[99:]).hexdigest()
+        assert data[8:35] == b'{"__metadata__":{"digest":"' and data[35:99].decode() == whole
+    blank = example().to_bytes(sealed=False)
+    assert blank[35:99] == b"0" * 64
+    with pytest.raises(BadMessage, match="digest"):
+        Message.from_bytes(blank)
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -112,6 +137,8 @@ DEEP = "[" * 100_000 + "]" * 100_000
         ("weights", {"t": {"mean": None}}), ("weights", {"t": 3}), ("weights", 5),
         ("header", {"round": 1.0}), ("header", {"round": True}), ("header", {"evaluate": 1}),
         ("header", {"turn": 1}), ("header", 3), ("trees", {"t": ["x", "x"]}), ("trees", {"t": []}),
+        ("scalars", {"loss": 10**400}), ("header", {"round": 10**30}),
+        ("header", {"max_weight": float("nan")}), ("header", {"max_weight": 3}),
         ("trees", {"t": ["y"]}), ("trees", {"t": {"x": 1}, "u": ["x"]}), ("more", 1),
     ],
 )  # fmt: skip
@@ -120,7 +147,7 @@ def test_a_message_with_a_wrong_part_is_refused(part: str, value: Any) -> None:
     meta = {"scalars": {}, "weights": {}, "sender": 0, "trees": {"t": ["x"]}, "header": {}}
     text = {"message": json.dumps({**meta, part: value})}
     with pytest.raises(BadMessage):
-        Message.from_bytes(save({"t/x": torch.arange(5)}, metadata=text))
+        Message.from_bytes(save({"t/x": torch.arange(5)}, metadata=text), sealed=False)
 
 
 @pytest.mark.parametrize(
@@ -134,10 +161,13 @@ def test_a_message_with_a_wrong_part_is_refused(part: str, value: Any) -> None:
         {"dtype": "F32", "shape": [10], "data_offsets": [4, 44]},
         {"dtype": "F32", "shape": [10], "data_offsets": [0, 40, 80]},
         {"dtype": "F99", "shape": [10], "data_offsets": [0, 40]},
+        {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]},
+        {"dtype": "F32", "shape": [10, *[1] * 99], "data_offsets": [0, 40]},
+        {"dtype": "F32", "shape": [2] * 10**6, "data_offsets": [0, 40]},
         {"dtype": ["F32"], "shape": 10, "data_offsets": 0},
         DEEP,
     ],
-    ids=range(10),
+    ids=range(13),
 )
 def test_an_array_that_cannot_be_is_refused(entry: Any) -> None:
     meta = {"scalars": {}, "weights": {}, "sender": 0, "trees": {"t": ["x"]}, "header": {}}
@@ -145,14 +175,24 @@ def test_an_array_that_cannot_be_is_refused(entry: Any) -> None:
     body = entry if isinstance(entry, str) else json.dumps(entry)
     text = json.dumps(table).replace('"HERE"', body).encode()
     with pytest.raises(BadMessage):
-        Message.from_bytes(len(text).to_bytes(8, "little") + text + bytes(40))
+        Message.from_bytes(len(text).to_bytes(8, "little") + text + bytes(40), sealed=False)
 
 
 @pytest.mark.parametrize("cut", [0, 4, 8, 30, -1])
 def test_truncated_bytes_are_refused(cut: int) -> None:
     data = bytes(Message({"t": {"x": torch.arange(10.0)}}).to_bytes())
     with pytest.raises(BadMessage):
-        Message.from_bytes(data[:cut])
+        Message.from_bytes(data[:cut], sealed=False)
+
+
+def test_arrays_that_share_their_bytes_are_refused() -> None:
+    """Small on the wire, large once it is copied."""
+    meta = {"scalars": {}, "weights": {}, "sender": 0, "trees": {"t": ["x", "y"]}, "header": {}}
+    entry = {"dtype": "F32", "shape": [10], "data_offsets": [0, 40]}
+    table = {"__metadata__": {"message": json.dumps(meta)}, "t/x": entry, "t/y": entry}
+    text = json.dumps(table).encode()
+    with pytest.raises(BadMessage, match="overlap"):
+        Message.from_bytes(len(text).to_bytes(8, "little") + text + bytes(40), sealed=False)
 
 
 def test_a_message_does_not_change() -> None:

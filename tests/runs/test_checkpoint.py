@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -144,14 +145,47 @@ def test_a_folder_without_any_has_none(tmp_path: Path) -> None:
 
 
 def test_a_manifest_cannot_point_outside(two: Path) -> None:
-    path = two / "manifest-000002.json"
-    body = json.loads(path.read_bytes())
-    body.pop("seal")
+    body = newest_manifest(two)
     body["sha256"]["../secret"] = "0"
-    path.write_text(json.dumps({**body, "seal": _seal(body)}))
+    assert "outside the folder" in refused(two, body)
+
+
+def newest_manifest(two: Path) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads((two / "manifest-000002.json").read_bytes())
+    body.pop("seal")
+    return body
+
+
+def refused(two: Path, body: dict[str, Any]) -> str:
+    """Seals a manifest that somebody changed, and says why the one before it is used."""
+    (two / "manifest-000002.json").write_text(json.dumps({**body, "seal": _seal(body)}))
     told: list[str] = []
     found = Checkpoint(two, told.append).load()
-    assert found and found[0].done == 1 and "outside the folder" in told[0]
+    assert found and found[0].done == 1
+    return told[0]
+
+
+@pytest.mark.parametrize("part", ["state", "clients"])
+def test_what_a_manifest_names_and_does_not_list_is_never_read(two: Path, part: str) -> None:
+    """The seal is no secret: whoever can write the folder can make it. A file of somebody else's,
+    named in place of ours, is not opened."""
+    outside = two.parent / "secret.safetensors"
+    outside.write_bytes((two / "state-000001.safetensors").read_bytes())
+    body = newest_manifest(two)
+    body[part] = f"../{outside.name}" if part == "state" else {"0": f"../{outside.name}"}
+    assert "it names ../secret.safetensors, which it does not list" in refused(two, body)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("done", float("inf")), ("done", None), ("clients", [1]), ("clients", {"x": 1}),
+        ("heard", "[[0, Infinity]]"), ("heard", "[" * 100_000), ("sha256", 3), ("state", ["a"]),
+    ],
+    ids=range(8),
+)  # fmt: skip
+def test_a_sealed_manifest_that_makes_no_sense_is_damaged(two: Path, part: str, value: Any) -> None:
+    assert "manifest-000002.json is damaged" in refused(two, newest_manifest(two) | {part: value})
 
 
 def relabel(manifest: Path, format: int) -> None:
@@ -166,7 +200,7 @@ def test_what_another_version_wrote_is_refused_and_left_as_it_is(two: Path) -> N
     for manifest in two.glob("manifest-*"):
         relabel(manifest, 1)
     before = {p: p.read_bytes() for p in two.iterdir()}
-    said = r"another version of FedLens \(format 1, this one reads 2\): start over with --fresh"
+    said = r"another version of FedLens \(format 1, this one reads 3\): start over with --fresh"
     with pytest.raises(CheckpointError, match=said):
         Checkpoint(two).load()
     assert {p: p.read_bytes() for p in two.iterdir()} == before

@@ -223,7 +223,7 @@ def test_a_checkpoint_of_an_older_format_is_refused_in_one_message(
     capsys.readouterr()
     assert cli.invoke(["run", str(out), "--resume"]) == 2
     said = capsys.readouterr().err.split()
-    words = "was written by another version of FedLens (format 1, this one reads 2):"
+    words = "was written by another version of FedLens (format 1, this one reads 3):"
     assert " ".join(said).count(words) == 1 and " ".join(said).endswith("start over with --fresh.")
     assert (checkpoint / "state-000002.safetensors").read_bytes() == b"old"
     assert cli.invoke(["run", str(out), "--fresh", "rounds=2"]) == 0

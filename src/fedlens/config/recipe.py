@@ -20,7 +20,7 @@ from fedlens.config.files import find_recipe, load_tables
 from fedlens.config.inherit import carry_over, renamed_part
 from fedlens.config.overrides import apply_overrides, parse_overrides
 from fedlens.config.parts import Part, exported_names, find_class, make_part
-from fedlens.core.limits import Count, Natural, Positive
+from fedlens.core.limits import Count, Natural, Positive, Processes, Threads
 
 if TYPE_CHECKING:
     from fedlens.core.algorithm import Algorithm
@@ -39,8 +39,8 @@ class Settings:
     cohort: Count | None = None
     rounds: Count = 10
     seed: Natural = 0
-    workers: Natural | None = None
-    threads: Count = 1
+    workers: Processes | None = None
+    threads: Threads = 1
     evaluate_every: Natural = 1
     personal: bool = False
     timeout: Positive | None = None

@@ -16,6 +16,9 @@ from annotated_types import Ge, Gt, Le, Lt
 
 Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
+# more of them do not start, or take the machine with them
+Processes = Annotated[int, Ge(0), Le(1024)]
+Threads = Annotated[int, Ge(1), Le(256)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]

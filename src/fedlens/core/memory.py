@@ -100,13 +100,18 @@ class Memory:
 
     With `durable`, every record is also written out at once (one file, renamed into place): another
     process can then take over from a worker that died. Files go through the page cache, so this
-    costs about one memory copy.
+    costs about one memory copy. With `sealed`, files carry a digest, for a place where they stay for
+    long and no checkpoint has one of them.
     """
 
     def __init__(
-        self, folder: Path | None = None, budget: int = 1 << 30, durable: bool = False
+        self,
+        folder: Path | None = None,
+        budget: int = 1 << 30,
+        durable: bool = False,
+        sealed: bool = False,
     ) -> None:
-        self.folder, self.budget, self.durable = folder, budget, durable
+        self.folder, self.budget, self.durable, self.sealed = folder, budget, durable, sealed
         self.resident: OrderedDict[int, Record] = OrderedDict()
         self.changed: set[int] = set()
         self.bytes = 0
@@ -123,7 +128,7 @@ class Memory:
             return self.resident[client]
         if self.folder is None or not self.path(client).exists():
             return Record()
-        record = read_record(self.path(client))
+        record = read_record(self.path(client), self.sealed)
         self._keep(client, record)
         return record
 
@@ -178,11 +183,12 @@ class Memory:
             self.bytes -= gone.count_bytes()
 
     def _write(self, client: int, record: Record) -> None:
-        write_atomically(self.path(client), record.to_message().to_bytes(), sync=False)
+        write_atomically(self.path(client), record.to_message().to_bytes(self.sealed), sync=False)
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path, sealed: bool = False) -> Record:
     try:
-        return Record.from_message(Message.from_bytes(bytearray(path.read_bytes())))
+        data = bytearray(path.read_bytes())
+        return Record.from_message(Message.from_bytes(data, sealed=sealed))
     except (BadMessage, KeyError) as e:
         raise BadMessage(f"{path.name} is not a client's memory: {e}") from e

@@ -3,13 +3,19 @@
 The byte form is the safetensors format (8 bytes of header length, a JSON header, raw arrays),
 written here in a few lines so that arrays can be read from shared memory without a copy;
 `safetensors` itself reads and writes the same files. No pickle anywhere.
+
+The header begins with a digest: the sha256 of all bytes but its own. What was damaged or altered on
+its way is refused before anything of it is read. It keeps nobody from sending what they like under
+a digest of their own; what a reply must look like is the business of `replies.refuse`. Between
+processes of one machine, through shared memory, messages go without (0.15 s for 142 MB).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, TypeVar
@@ -23,6 +29,12 @@ T = TypeVar("T")
 SERVER = -1  # the sender of what comes down
 MOST_CLIENTS = 1 << 40  # numbers of clients beyond it are nobody's
 MEAN = "mean"  # the name of a tree's only weight, where it has just one
+MOST_WEIGHT = 1e9  # that one reply may claim, unless the run says otherwise
+
+_LARGEST = 1 << 62  # whole numbers beyond it fit no 64 bits elsewhere
+_DIMENSIONS = 64  # torch has no arrays with more
+_DIGEST = b'{"__metadata__":{"digest":"'  # how every header begins; 64 hexadecimal digits follow
+_DIGITS = slice(8 + len(_DIGEST), 8 + len(_DIGEST) + 64)  # their place in a message
 
 _NAMES = {
     torch.float64: "F64",
@@ -51,7 +63,8 @@ class Header:
     round: counted from 0; in a reply the round it answers. rounds: how many are planned. seed: of
     everything. population: clients that can be asked. cohort: clients asked in this round, 0 where
     nobody was asked. evaluate: score what is sent, do not learn from it. rehearsal: a dry run that
-    leaves no trace. stop: in a state, the algorithm has ended the run.
+    leaves no trace. stop: in a state, the algorithm has ended the run. max_weight: the largest
+    weight that a reply may claim.
     """
 
     round: int = 0
@@ -62,18 +75,19 @@ class Header:
     evaluate: bool = False
     rehearsal: bool = False
     stop: bool = False
+    max_weight: float = MOST_WEIGHT
 
     @staticmethod
     def read(table: Mapping[str, Any]) -> Header:
         """From JSON: every field known, and of its own type."""
         for name, value in table.items():
             kind = _HEADER.get(name)
-            if kind is None or type(value) is not kind:
-                raise BadMessage(f"header: {name!r} is not a known field or not of its type")
+            if kind is None or type(value) is not kind or not abs(value) <= _LARGEST:
+                raise BadMessage("its header has an unknown field, or one of a wrong type or size")
         return Header(**table)
 
 
-_HEADER = {f.name: bool if isinstance(f.default, bool) else int for f in fields(Header)}
+_HEADER = {f.name: type(f.default) for f in fields(Header)}
 
 
 @dataclass(frozen=True)
@@ -110,7 +124,7 @@ class Message:
         new = named if weight is None else {MEAN: weight, **named}
         return replace(self, weights={**self.weights, tree: new}, _derived={})
 
-    def with_header(self, header: Header | None = None, /, **changes: int | bool) -> Message:
+    def with_header(self, header: Header | None = None, /, **changes: float) -> Message:
         """The same under another header, or with some of its fields changed."""
         changed: Header = replace(header or self.header, **changes)  # type: ignore[arg-type]
         return replace(self, header=changed, _derived={})
@@ -132,15 +146,18 @@ class Message:
         """Array bytes; the header is not counted, so that engines agree."""
         return sum(count_bytes(t) for t in self.trees.values())
 
-    def to_bytes(self) -> bytearray:
+    def to_bytes(self, sealed: bool = True) -> bytearray:
+        """sealed: with a digest, for whatever leaves this machine or this hour."""
         header, arrays, size = self._layout()
         out = bytearray(8 + len(header) + size)
         self._fill(memoryview(out), header, arrays)
+        if sealed:
+            out[_DIGITS] = _digest([memoryview(out)])
         return out
 
     def write_into(self, buffer: memoryview) -> int:
-        """Write into a shared buffer; returns the number of bytes, nothing is written when the
-        buffer is too small.
+        """Write into a shared buffer, without a digest; returns the number of bytes, nothing is
+        written when the buffer is too small.
         """
         header, arrays, size = self._layout()
         total = 8 + len(header) + size
@@ -149,11 +166,14 @@ class Message:
         return total
 
     def pieces(self, size: int) -> Iterator[bytes]:
-        """The same bytes, `size` at a time: the whole never lies in memory a second time."""
+        """The bytes of `to_bytes`, `size` at a time: the whole never lies in memory a second
+        time.
+        """
         header, arrays, _ = self._layout()
+        start = bytearray(len(header).to_bytes(8, "little") + header)
+        start[_DIGITS] = _digest(chain([memoryview(bytes(start))], map(_bytes_of, arrays)))
         piece = bytearray()
-        start = memoryview(len(header).to_bytes(8, "little") + header)
-        for part in chain([start], map(_bytes_of, arrays)):
+        for part in chain([memoryview(start)], map(_bytes_of, arrays)):
             for low in range(0, len(part), size):
                 piece += part[low : low + size]
                 if len(piece) >= size:
@@ -178,7 +198,8 @@ class Message:
             "header": asdict(self.header),
             "trees": {tree: list(arrays) for tree, arrays in self.trees.items()},
         }
-        header: dict[str, Any] = {"__metadata__": {"message": json.dumps(meta)}}
+        blank = "0" * 64
+        header: dict[str, Any] = {"__metadata__": {"digest": blank, "message": json.dumps(meta)}}
         offset = 0
         for key, t in named:
             size = t.numel() * t.element_size()
@@ -205,18 +226,31 @@ class Message:
             offset += size
 
     @staticmethod
-    def from_bytes(data: bytes | bytearray | memoryview, copy: bool = False) -> Message:
+    def from_bytes(
+        data: bytes | bytearray | memoryview, copy: bool = False, sealed: bool = True
+    ) -> Message:
         """Read a message. Arrays are views of `data` unless `copy`: the caller keeps `data`
-        unchanged as long as they live.
+        unchanged as long as they live. sealed: refuse what does not have the digest it names.
         """
         view = memoryview(bytearray(data) if isinstance(data, bytes) and not copy else data)
         try:
+            if sealed and bytes(view[_DIGITS]) != _digest([view]):
+                raise BadMessage("its digest is not that of its bytes: damaged or altered")
             return _parse(view, copy)
         except BadMessage:
             raise
         except Exception as e:
             # Of bytes that somebody else made, anything may come.
             raise BadMessage(f"not a message: {type(e).__name__}") from e
+
+
+def _digest(parts: Iterable[memoryview]) -> bytes:
+    """Of all bytes but those where the digest itself stands, which the first part holds."""
+    digest = hashlib.sha256()
+    for k, part in enumerate(parts):
+        for stretch in [part] if k else [part[: _DIGITS.start], part[_DIGITS.stop :]]:
+            digest.update(stretch)
+    return digest.hexdigest().encode()
 
 
 def _parse(view: memoryview, copy: bool) -> Message:
@@ -227,6 +261,7 @@ def _parse(view: memoryview, copy: bool) -> Message:
     meta = json.loads(index.pop("__metadata__")["message"])
     if meta.keys() != {"scalars", "weights", "sender", "trees", "header"}:
         raise BadMessage("its parts are not those of a message")
+    _check_places(index, len(view) - 8 - length)
     found = {key: _read(view, 8 + length, entry, copy) for key, entry in index.items()}
     trees = {tree: {n: found.pop(f"{tree}/{n}") for n in ns} for tree, ns in meta["trees"].items()}
     if found:
@@ -236,11 +271,24 @@ def _parse(view: memoryview, copy: bool) -> Message:
     return Message(trees, _numbers(meta["scalars"]), weights, sender, Header.read(meta["header"]))
 
 
+def _check_places(index: Mapping[str, Any], size: int) -> None:
+    """Arrays follow each other and fill the rest, as safetensors has it: no byte counts twice."""
+    at = 0
+    for low, high in sorted(entry["data_offsets"] for entry in index.values()):
+        if low != at:
+            raise BadMessage("its arrays overlap or leave gaps")
+        at = high
+    if at != size:
+        raise BadMessage("its arrays are not what follows its header")
+
+
 def _numbers(table: Mapping[str, Any]) -> dict[str, float]:
     """Named numbers. Whether they are finite is asked where they are used: a state may hold NaN."""
-    for name, value in table.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise BadMessage(f"{name!r} is not a number")
+    for value in table.values():
+        if type(value) is int:
+            _whole(value, -_LARGEST, _LARGEST)
+        elif type(value) is not float:
+            raise BadMessage("something in it is not a number")
     return dict(table)
 
 
@@ -257,6 +305,8 @@ def _bytes_of(t: Tensor) -> memoryview:
 
 def _read(view: memoryview, start: int, entry: Mapping[str, Any], copy: bool) -> Tensor:
     dtype = _TYPES[entry["dtype"]]
+    if len(entry["shape"]) > _DIMENSIONS:
+        raise BadMessage("an array has too many dimensions")
     shape = [_whole(n, 0, len(view)) for n in entry["shape"]]
     low, high = (_whole(n, 0, len(view)) for n in entry["data_offsets"])
     count = math.prod(shape)

@@ -105,7 +105,7 @@ class Ray(WorkerPool["_ActorHandle"]):
         return _ActorHandle(_Actor.options(**self.options).remote(self.setup))  # type: ignore[attr-defined]
 
     def publish(self, message: Message) -> Any:
-        return ray.put(np.frombuffer(message.to_bytes(), np.uint8))
+        return ray.put(np.frombuffer(message.to_bytes(sealed=False), np.uint8))
 
     def ready(self, busy: Sequence[int], seconds: float) -> Sequence[int]:
         futures = {self.workers[k].future: k for k in busy}
@@ -171,7 +171,7 @@ class _ActorHandle(WorkerHandle):
     def collect(self, sums: bool) -> tuple[Message, dict[str, Any]]:
         data, index = self.report()
         # a copy: the object store is read-only
-        return Message.from_bytes(memoryview(data), copy=True), index
+        return Message.from_bytes(memoryview(data), copy=True, sealed=False), index
 
     def suspect(self, piece: Sequence[int]) -> int | None:
         return piece[0] if len(piece) == 1 else None
@@ -247,11 +247,11 @@ class _Actor:
         return found
 
     def begin(self, data: Any, sums: bool) -> None:
-        self.worker.begin(Message.from_bytes(memoryview(data), copy=True), sums)
+        self.worker.begin(Message.from_bytes(memoryview(data), copy=True, sealed=False), sums)
 
     def work(self, jobs: list[Job]) -> dict[str, Any]:
         return self.worker.report(jobs, self.worker.work(jobs))
 
     def finish(self) -> tuple[Any, dict[str, Any]]:
         payload, index = self.worker.payload()
-        return np.frombuffer(payload.to_bytes(), np.uint8), index
+        return np.frombuffer(payload.to_bytes(sealed=False), np.uint8), index

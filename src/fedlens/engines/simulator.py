@@ -168,7 +168,7 @@ class SharedFile:
         if self.view is None or len(self.view) < size or self.path.stat().st_ino != self.inode:
             self._map(None)
         assert self.view
-        return Message.from_bytes(memoryview(self.view)[:size], copy=copy)
+        return Message.from_bytes(memoryview(self.view)[:size], copy=copy, sealed=False)
 
     def _map(self, size: int | None) -> None:
         # The old mapping lives on as long as arrays point into it.

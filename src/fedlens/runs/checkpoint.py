@@ -28,7 +28,7 @@ from fedlens.core.files import write_atomically
 from fedlens.core.message import BadMessage, Message
 from fedlens.core.rounds import Progress
 
-FORMAT = 2  # of manifests and of the messages they name
+FORMAT = 3  # of manifests and of the messages they name
 KEPT = 2  # the newest, and the one before in case the newest turns out damaged
 
 
@@ -95,7 +95,7 @@ class Checkpoint:
         for k, path in enumerate(found):
             try:
                 whole = self._read(path)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            except Exception as e:  # of bytes that somebody else made, anything may come
                 self.log(
                     f"checkpoint {path.name} is damaged ({_why(e)})"
                     + ("; the one before is used" if path != found[-1] else "")
@@ -141,6 +141,11 @@ class Checkpoint:
         body: dict[str, Any] = json.loads(path.read_bytes())
         if body.pop("seal") != _seal(body):
             raise ValueError("the manifest was changed")
+        # The seal keeps out accidents; somebody who can write here can also seal. What is read is
+        # what is listed, and lies in the folder.
+        unlisted = {body["state"], *body["clients"].values()} - body["sha256"].keys()
+        if unlisted:
+            raise ValueError(f"it names {min(unlisted)}, which it does not list")
         for name, sha in body["sha256"].items():
             if Path(name).name != name:
                 raise ValueError(f"{name} is outside the folder")
@@ -182,14 +187,14 @@ def _format(manifest: Path) -> Any:
     try:
         body = json.loads(manifest.read_bytes())
         return body["format"] if body.pop("seal") == _seal(body) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except Exception:
         return None
 
 
 def _named(manifest: Path) -> Iterator[str]:
     try:
         yield from json.loads(manifest.read_bytes())["sha256"]
-    except (ValueError, KeyError, TypeError):
+    except Exception:
         return
 
 
@@ -202,8 +207,4 @@ def _why(error: Exception) -> str:
         return f"{Path(str(error.filename)).name}: {error.strerror}"
     if isinstance(error, BadMessage):
         return f"the state is {error}"
-    return (
-        str(error)
-        if not isinstance(error, (KeyError, AttributeError, TypeError))
-        else "the manifest is not complete"
-    )
+    return str(error) if type(error) is ValueError else "the manifest is not complete"
