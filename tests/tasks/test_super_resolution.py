@@ -325,7 +325,7 @@ def test_bad_input() -> None:
         from_table("task", "SuperResolution", scale=5)
     with pytest.raises(ValueError, match=r"task\.tile must be .* at least 8, not 4"):
         from_table("task", "SuperResolution", tile=4)
-    with pytest.raises(ValueError, match="no network at"):
+    with pytest.raises(ValueError, match=r"there is no module no\.such\.module"):
         SuperResolution("no.such.module:Net")
     x = torch.zeros(1, 2, 3, 4, 4)
     with pytest.raises(ValueError, match=r"Own made .* at scale 4 it must be"):

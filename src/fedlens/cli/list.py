@@ -114,7 +114,9 @@ def page_of(kind: str, name: str, line: str) -> str:
         return recipe_page(name)
     if kind in ("algorithms", "engines"):
         return line
-    thing = getattr(importlib.import_module(f"fedlens.{exported(kind)[name]}"), name)
+    from fedlens.config.parts import load_part
+
+    thing = load_part(exported(kind)[name], name)
     texts = [
         inspect.getdoc(inspect.getmodule(thing)),
         inspect.getdoc(thing) if thing.__doc__ else None,
@@ -165,20 +167,20 @@ def rows_of(kind: str) -> dict[str, str]:
 
 def exported(kind: str) -> dict[str, str]:
     """Names of a kind, and the room each is in."""
-    from fedlens.config.parts import exported_names
+    from fedlens.config.parts import exported_names, load_part
+    from fedlens.core.imports import plugins
 
     if kind in RECIPE_TABLES:
         found = exported_names(RECIPE_TABLES[kind])
     else:
-        found = dict.fromkeys(importlib.import_module(f"fedlens.{kind}").__all__, kind)
+        found = dict.fromkeys(plugins(kind), f"entry points {kind}")
+        found |= dict.fromkeys(importlib.import_module(f"fedlens.{kind}").__all__, kind)
     found.pop("ImageGenerator", None)  # the interface of the others
     if kind != "datasets":
         return found
     from fedlens.data.source import Source
 
-    classes = {
-        n: getattr(importlib.import_module(f"fedlens.{room}"), n) for n, room in found.items()
-    }
+    classes = {n: load_part(room, n) for n, room in found.items()}
     return {
         n: found[n] for n, c in classes.items() if isinstance(c, type) and issubclass(c, Source)
     }
@@ -186,10 +188,15 @@ def exported(kind: str) -> dict[str, str]:
 
 def about_export(kind: str, room: str, name: str) -> str:
     """The first sentence about it, and its keys."""
+    from fedlens.config.parts import load_part
+    from fedlens.core.imports import OwnCodeError
+
     try:
-        thing = getattr(importlib.import_module(f"fedlens.{room}"), name)
+        thing = load_part(room, name)
     except ImportError as e:
         return f"needs a package that is not installed: {e}"
+    except OwnCodeError as e:
+        return str(e)
     # a class without a docstring would show its parent's
     own = inspect.getdoc(thing) if thing.__doc__ else ""
     module = inspect.getdoc(inspect.getmodule(thing)) or ""

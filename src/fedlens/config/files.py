@@ -10,6 +10,7 @@ from typing import Any
 
 from fedlens.config.convert import ConfigError, suggestion, toml_value
 from fedlens.config.inherit import check_types, extend
+from fedlens.core.imports import search_in
 
 SHIPPED = Path(__file__).parents[1] / "recipes"
 
@@ -32,8 +33,11 @@ def find_recipe(recipe: str | Path) -> Path:
 
 
 def load_tables(path: Path) -> dict[str, Any]:
-    """What a recipe file says, with everything that it extends filled in."""
-    *variants, (base, tables) = chain(path)
+    """What a recipe file says, with everything that it extends filled in; `folders` are those in
+    which its own modules are looked for from now on."""
+    found = chain(path)
+    folders = _search_folders(found)
+    *variants, (base, tables) = found
     if variants:
         with _naming(base):
             check_types(tables)
@@ -41,7 +45,23 @@ def load_tables(path: Path) -> dict[str, Any]:
         with _naming(file):
             check_types(own)
             tables = extend(tables, {key: v for key, v in own.items() if key != "extends"})
-    return tables
+    return {**tables, "folders": folders}
+
+
+def _search_folders(files: list[tuple[Path, dict[str, Any]]]) -> list[str]:
+    """Beside each of these files, or where a run folder says that its recipe was. Only for recipes
+    on this machine: what a server sends a site never passes here."""
+    folders: list[str] = []
+    for file, tables in files:
+        said = tables.get("folders", [])
+        if not isinstance(said, list) or not all(isinstance(f, str) for f in said):
+            raise ConfigError(f"{file}: folders must be a list of paths")
+        shipped = file.resolve().is_relative_to(SHIPPED.resolve())
+        folders += said or ([] if shipped else [str(file.parent.resolve())])
+    folders = list(dict.fromkeys(folders))
+    for folder in reversed(folders):
+        search_in(Path(folder))
+    return folders
 
 
 def chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:

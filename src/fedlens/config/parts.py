@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Union
 
 from fedlens.config.convert import NONE, ConfigError, convert, suggestion
-from fedlens.core.imports import load_reference
+from fedlens.core.imports import OwnCodeError, load_plugin, load_reference, plugins
 
 # where each kind of part is looked for, what messages call it, and an example of one
 PACKAGES = {
@@ -26,6 +26,13 @@ PACKAGES = {
     "data": ("data", "deblur"),
     "algorithm": ("algorithms", "layers", "deblur"),
     "any": ("models", "generators", "layers", "algorithms", "data", "tasks", "deblur", "metrics"),
+}
+# groups of entry points under which installed packages offer parts of each kind
+GROUPS = {
+    "task": ("tasks",),
+    "data": ("datasets",),
+    "algorithm": ("layers",),
+    "any": ("models", "generators", "metrics", "layers", "tasks", "datasets"),
 }
 NOUNS = {"task": "task", "data": "data source", "algorithm": "algorithm or layer", "any": "part"}
 EXAMPLES = {"task": "Classification", "data": "Synthetic", "algorithm": "FedAvg", "any": "..."}
@@ -146,13 +153,24 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
 
 
 def exported_names(kind: str) -> dict[str, str]:
-    """Names of a kind ("task", "data", "algorithm", "any") and the package each is found in."""
+    """Names of a kind ("task", "data", "algorithm", "any") and the place each is in, for
+    `load_part`: one of our packages, or a group of entry points. A name of ours goes first.
+    """
     found: dict[str, str] = {}
     for package in PACKAGES[kind]:
         module = importlib.import_module(f"fedlens.{package}")
         offered = getattr(module, "KINDS", {}).get(kind, module.__all__)
         found |= {n: package for n in offered if n not in found}
+    for group in GROUPS[kind]:
+        found |= {n: f"entry points {group}" for n in plugins(group) if n not in found}
     return found
+
+
+def load_part(place: str, name: str) -> Any:
+    """What `exported_names` found."""
+    if place.startswith("entry points "):
+        return load_plugin(plugins(place.removeprefix("entry points "))[name])
+    return getattr(importlib.import_module(f"fedlens.{place}"), name)
 
 
 def find_class(kind: str, name: str, where: str, wanted: type | None = None) -> type:
@@ -165,8 +183,8 @@ def find_class(kind: str, name: str, where: str, wanted: type | None = None) -> 
     if match is None:
         raise ConfigError(f"there is no {NOUNS[kind]} {name!r}{suggestion(name, exported)}")
     try:
-        cls = getattr(importlib.import_module(f"fedlens.{exported[match]}"), match)
-    except ImportError as e:
+        cls = load_part(exported[match], match)
+    except (ImportError, OwnCodeError) as e:
         raise ConfigError(f"{match} cannot be loaded: {e}") from e
     return _require_subclass(cls, wanted, match, where)
 
@@ -174,8 +192,8 @@ def find_class(kind: str, name: str, where: str, wanted: type | None = None) -> 
 def _own_class(name: str, where: str, wanted: type) -> type:
     try:
         cls = load_reference(name)
-    except (ImportError, AttributeError, ValueError) as e:
-        raise ConfigError(f"{where}: {name} cannot be loaded ({e})") from e
+    except OwnCodeError as e:
+        raise ConfigError(f"{where}: {e}") from e
     return _require_subclass(cls, wanted, name, where)
 
 

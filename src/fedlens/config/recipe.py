@@ -9,6 +9,7 @@ follows the federation's.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,6 +66,7 @@ class Config:
     data: Part
     federation: Part
     algorithm: tuple[Part, ...]
+    folders: tuple[str, ...] = ()  # where own modules were looked for besides the usual places
 
     @property
     def settings(self) -> Settings:
@@ -97,9 +99,12 @@ class Config:
         out["algorithm"] = [part.table() for part in self.algorithm]
         return out
 
-    def to_toml(self) -> str:
+    def to_toml(self, with_folders: bool = False) -> str:
+        """with_folders: for this machine, where own modules will be looked for again."""
         tables = self.tables()
         pieces = [f"about = {toml_value(tables['about'])}\n"] if "about" in tables else []
+        if with_folders and self.folders and any(_names_code(v) for _, v in _flatten(tables)):
+            pieces.insert(0, f"folders = {toml_value(self.folders)}\n")
         for key in ("task", "data", "federation"):
             pieces.append(toml_section(f"[{key}]", tables[key]))
         pieces += [toml_section("[[algorithm]]", part) for part in tables["algorithm"]]
@@ -132,8 +137,9 @@ def read(
     """
     path = find_recipe(recipe)
     tables = load_tables(path)
+    folders = tuple(tables.pop("folders"))
     name = path.parent.name if path.name == "config.toml" else path.stem
-    return from_tables(tables, name, overrides, algorithm)
+    return replace(from_tables(tables, name, overrides, algorithm), folders=folders)
 
 
 def from_tables(
@@ -214,6 +220,11 @@ def _swap(key: str, table: Mapping[str, Any], pairs: list[tuple[str, Any]]) -> M
         pairs.remove(pair)
         table = renamed_part(key, str(pair[1]).strip("\"'"), table)
     return table
+
+
+def _names_code(value: str) -> bool:
+    """Is a module:Class somewhere in this TOML value?"""
+    return re.search(r'"[\w.]+:[\w.]+"', value) is not None
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

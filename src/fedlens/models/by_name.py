@@ -49,10 +49,7 @@ class Call:
 
 def find_network(name: str) -> Callable[..., nn.Module]:
     if ":" in name:
-        try:
-            own: Callable[..., nn.Module] = load_reference(name)
-        except (ImportError, AttributeError) as e:
-            raise ValueError(f"no network at {name}: {e}") from e
+        own: Callable[..., nn.Module] = load_reference(name)
         return own
     models = importlib.import_module("fedlens.models")
     wanted = SHORT_NAMES.get(name.lower(), name).lower()

@@ -118,10 +118,7 @@ def backbone(name: str, last_stride: int = 2) -> nn.Module:
 
 
 def own_backbone(name: str) -> nn.Module:
-    try:
-        net = load_reference(name)()
-    except (ImportError, AttributeError) as e:
-        raise ValueError(f"no backbone at {name}: {e}") from e
+    net = load_reference(name)()
     if not isinstance(net, nn.Module) or not callable(getattr(net, "forward_features", None)):
         raise ValueError(f"{name} is no backbone: it has no forward_features")
     return net

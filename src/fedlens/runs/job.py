@@ -134,7 +134,7 @@ def run_job(
         found = resume_point(checkpoint, folder, listener) if resume else None
         if found:
             check_rounds(setup.algorithm, folder, found[0].done, planned, setup.settings.rounds)
-        write_atomically(folder / "config.toml", config.to_toml())
+        write_atomically(folder / "config.toml", config.to_toml(with_folders=True))
         write_atomically(
             folder / "federation.json",
             json.dumps(describe_federation(setup.federation), indent=1),
