@@ -25,7 +25,7 @@ from fedlens.cli.options import (
     examples,
     loading,
 )
-from fedlens.cli.text import ACCENT, console
+from fedlens.runs.text import ACCENT, console
 
 if TYPE_CHECKING:
     from fedlens.runs.compare import Cell
@@ -143,9 +143,9 @@ def search_parameters(
     recipe: str, names: Sequence[str], given: Sequence[str], folder: Path, engine: str, trials: int
 ) -> dict[str, dict[str, float]]:
     """What every algorithm's own search found, as overrides."""
-    from fedlens.cli.progress import CellBar
     from fedlens.runs import compare as comparison
     from fedlens.runs import tune as tuning
+    from fedlens.runs.progress import CellBar
 
     width = max(map(len, names))
     shown: set[str] = set()
@@ -164,8 +164,8 @@ def run_and_print(
     todo: Sequence[Cell], folder: Path, engine: str, fresh: bool, target: float | None
 ) -> None:
     """Run what is not finished, then print the table."""
-    from fedlens.cli.progress import CellBar
     from fedlens.runs import compare as comparison
+    from fedlens.runs.progress import CellBar
 
     width = max(len(cell.algorithm) for cell in todo)
     shown: set[str] = set()

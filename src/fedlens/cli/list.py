@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedlens.cli.options import examples
-from fedlens.cli.text import ACCENT, console, duration, few
+from fedlens.runs.text import ACCENT, console, duration, few
 
 app = typer.Typer()
 

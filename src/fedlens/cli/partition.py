@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedlens.cli.options import OverridesArgument, RecipeArgument, examples, read_config
-from fedlens.cli.text import ACCENT, bars, console
+from fedlens.runs.text import ACCENT, bars, console
 
 if TYPE_CHECKING:
     from fedlens.core.federation import Federation

@@ -12,7 +12,7 @@ import click
 import typer
 
 from fedlens.cli.options import examples
-from fedlens.cli.text import console
+from fedlens.runs.text import console
 
 if TYPE_CHECKING:
     from fedlens.core.task import Task

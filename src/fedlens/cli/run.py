@@ -20,7 +20,7 @@ from fedlens.cli.options import (
     loading,
     read_config,
 )
-from fedlens.cli.text import console, duration, short, size
+from fedlens.runs.text import console, duration, short, size
 
 if TYPE_CHECKING:
     from fedlens.config.parts import Part
@@ -115,7 +115,7 @@ def run_recipe(
     if resume and fresh:
         raise click.UsageError("--resume goes on, --fresh starts over: choose one")
     with loading() as spinner:
-        from fedlens.cli import progress
+        from fedlens.runs import progress
         from fedlens.runs.job import run_job
 
         config = read_config(recipe, overrides, algorithm, workers)

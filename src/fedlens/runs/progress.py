@@ -10,10 +10,10 @@ from typing import Any
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from fedlens.cli.text import ACCENT, console, duration, few, rounded, size, spark
 from fedlens.report.page_data import UNEVALUATED
 from fedlens.runs.listener import Listener
 from fedlens.runs.setup import Setup
+from fedlens.runs.text import ACCENT, console, duration, few, rounded, size, spark
 
 
 def live(spinner: Any = None) -> Listener:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedlens.cli.progress import Live
-from fedlens.cli.text import spark
+from fedlens.runs.progress import Live
+from fedlens.runs.text import spark
 
 
 def a_round(loss: float | None, **metrics: float | None) -> dict[str, Any]:
