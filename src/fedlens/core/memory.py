@@ -100,8 +100,8 @@ class Memory:
 
     With `durable`, every record is also written out at once (one file, renamed into place): another
     process can then take over from a worker that died. Files go through the page cache, so this
-    costs about one memory copy. With `sealed`, files carry a digest, for a place where they stay for
-    long and no checkpoint has one of them.
+    costs about one memory copy. With `sealed`, files carry a digest, for a place where they stay
+    for long and no checkpoint has one of them.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ class Header:
         return Header(**table)
 
 
-_HEADER = {f.name: type(f.default) for f in fields(Header)}
+_HEADER: Mapping[str, Any] = {f.name: type(f.default) for f in fields(Header)}
 
 
 @dataclass(frozen=True)
