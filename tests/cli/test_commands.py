@@ -420,12 +420,13 @@ def test_personal_metrics_without_anything_held_out_are_remarked_on(
 ) -> None:
     few = ["images=60", "test_images=12", "clients=2", "cohort=2", "rounds=1", "workers=0"]
     note = (
-        "federation.personal has no effect, because no client of Synthetic keeps anything for its"
-        " own evaluation: data.holdout=0.1"
+        "clients are not evaluated, because none of Synthetic keeps anything for that:"
+        " data.holdout=0.1"
     )
     assert note in fedlens_command("run", "demo", "personal=true", *few)[1]
+    assert note in fedlens_command("run", "demo", "--algorithm", "ditto", *few)[1]
     for quiet in (["personal=true", "holdout=0.2"], ["personal=false"]):
-        assert "personal" not in fedlens_command("run", "demo", *quiet, *few)[1]
+        assert "not evaluated" not in fedlens_command("run", "demo", *quiet, *few)[1]
 
 
 def test_compare_runs_what_is_missing_and_tabulates(fedlens_command: Callable[..., Said]) -> None:

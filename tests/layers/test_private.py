@@ -6,11 +6,11 @@ from by_hand import Rounds, federation
 from torch import Tensor, nn
 from toy import Toy, toy_federation
 
-from fedlens import Batch, Message, Output, StackError, run, stack
+from fedlens import Batch, Layer, Message, Output, StackError, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.core.task import LearningTask
 from fedlens.engines.loopback import Loopback
-from fedlens.layers import BackboneOnly, FedBN
+from fedlens.layers import BackboneOnly, FedBN, FedPer, FedRep, LGFedAvg
 
 
 class Sum(nn.Module):
@@ -55,6 +55,59 @@ def test_two_rounds_by_hand() -> None:
     assert [memory.load(i).settle(1)["private"]["head.b"].item() for i in (0, 1)] == pytest.approx(
         [0.17, 0.55]
     )
+
+
+@pytest.mark.parametrize(
+    ("layer", "travels", "stays"),
+    [(FedPer(), "body.w", "head.b"), (LGFedAvg(), "head.b", "body.w")],
+)
+def test_fedper_and_lg_fedavg_by_hand(layer: Layer, travels: str, stays: str) -> None:
+    """The numbers above; in this problem w and b play the same part, so LG-FedAvg has them with w
+    and b exchanged.
+    """
+    game = Rounds(stack(FedAvg(Halves(), lr=0.1, device="cpu"), layer), federation(1.0, 3.0))
+    game.play()
+    game.play()
+    assert game.state.trees["model"].keys() == {travels}
+    assert game.state.trees["model"][travels].tolist() == pytest.approx([0.36])
+    memory = game.engine.worker.memory
+    assert [memory.load(i).settle(1)["private"][stays].item() for i in (0, 1)] == pytest.approx(
+        [0.17, 0.55]
+    )
+
+
+def test_fedrep_by_hand() -> None:
+    """Targets 1 and 3, lr 0.1. Round 1: heads first, 0.1 and 0.3; then, at predictions 0.1 and 0.3,
+    w moves by 0.09 and 0.27: mean 0.18. Round 2: predictions 0.28 and 0.48, heads 0.172 and 0.552;
+    predictions 0.352 and 0.732, w moves by 0.0648 and 0.2268: mean 0.3258."""
+    game = Rounds(stack(FedAvg(Halves(), lr=0.1, device="cpu"), FedRep()), federation(1.0, 3.0))
+    game.play()
+    assert game.state.trees["model"]["body.w"].tolist() == pytest.approx([0.18])
+    game.play()
+    assert game.state.trees["model"]["body.w"].tolist() == pytest.approx([0.3258])
+    memory = game.engine.worker.memory
+    assert [memory.load(i).settle(1)["private"]["head.b"].item() for i in (0, 1)] == pytest.approx(
+        [0.172, 0.552]
+    )
+
+
+def test_fedrep_gives_the_head_more_time() -> None:
+    """Twice: 0.1, then at a gap of 0.9 another 0.09: 0.19. The body moves by 0.081."""
+    game = Rounds(stack(FedAvg(Halves(), lr=0.1, device="cpu"), FedRep(times=2)), federation(1.0))
+    game.play()
+    assert game.state.trees["model"]["body.w"].tolist() == pytest.approx([0.081])
+    own = game.engine.worker.memory.load(0).settle(0)["private"]["head.b"]
+    assert own.item() == pytest.approx(0.19)
+
+
+def test_the_result_has_the_head_that_everybody_began_with() -> None:
+    """Not what the last client happened to leave in the network of this process."""
+    algorithm = stack(FedAvg(Toy(), batch=8, device="cpu"), FedPer())
+    start = FedAvg(Toy(), batch=8, device="cpu").init().trees["model"]
+    state = run(algorithm, Loopback(algorithm, toy_federation(3)), 1)
+    found = algorithm.result(state).state_dict()
+    assert torch.equal(found["head.weight"], start["head.weight"])
+    assert torch.equal(found["backbone.0.weight"], state.trees["model"]["backbone.0.weight"])
 
 
 def test_a_client_is_evaluated_with_its_own_head() -> None:

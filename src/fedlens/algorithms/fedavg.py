@@ -139,7 +139,7 @@ class FedAvg(Learner):
         batches = shuffled(
             client.data, self.batch, client.rng, epochs=self.epochs, steps=self.steps
         )
-        with self.thawed(model, message):
+        with self.thawed(model, message, client):
             groups = self._groups(model, adapters, message)
             parameters = [p for group in groups for p in group["params"]]
             optimizer = self.make_optimizer(groups, self.lr_at(message))
@@ -234,7 +234,7 @@ class FedAvg(Learner):
         model = self.load(message.trees["model"]).train()
         total = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
         adapt = _chain(self._adapters(client)) if client.adapters else None
-        with self.thawed(model, message):
+        with self.thawed(model, message, client):
             named = {n: p for n, p in model.named_parameters() if p.requires_grad}
             self._add_gradients(model, named, client, adapt, total)
         return tree.map_tree(lambda t: t.to("cpu"), total)
@@ -323,14 +323,15 @@ class FedAvg(Learner):
         )
 
     @contextmanager
-    def thawed(self, model: nn.Module, message: Message) -> Iterator[None]:
-        """Inside, only what learns in this round asks for gradients: what is frozen costs no
-        backward pass, and no pull reaches it.
+    def thawed(self, model: nn.Module, message: Message, client: Client) -> Iterator[None]:
+        """Inside, only what learns in this stretch asks for gradients: what is frozen or held
+        costs no backward pass, and no pull reaches it.
         """
         held = [
             p
             for n, p in model.named_parameters()
-            if p.requires_grad and not self.factor(n, message)
+            if p.requires_grad
+            and (not self.factor(n, message) or any(still(n) for still in client.holds))
         ]
         for p in held:
             p.requires_grad_(False)

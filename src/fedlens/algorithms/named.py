@@ -48,6 +48,26 @@ NAMED: dict[str, Named] = {
     "fedbn": named(
         "Li et al. 2021: every client keeps its own normalisation layers", "FedAvg", "FedBN"
     ),
+    "fedper": named("Arivazhagan et al. 2019: every client keeps its own head", "FedAvg", "FedPer"),
+    "fedrep": named(
+        "Collins et al. 2021: own heads, fitted before the common body learns", "FedAvg", "FedRep"
+    ),
+    "lg-fedavg": named(
+        "Liang et al. 2020: every client keeps its own body, the head is common",
+        "FedAvg",
+        "LGFedAvg",
+    ),
+    "ditto": named(
+        "Li et al. 2021: an own model beside the common one, held near it", "FedAvg", "Ditto"
+    ),
+    "pfedme": named(
+        "Dinh et al. 2020: own models around Moreau envelopes, their centres are averaged",
+        "FedAvg",
+        "PFedMe",
+    ),
+    "finetune": named(
+        "FedAvg, and in the last round every client goes on alone", "FedAvg", "FineTune"
+    ),
     "median": named(
         "Yin et al. 2018: coordinate-wise median, half of the clients may lie", "FedAvg", "Median"
     ),

@@ -158,6 +158,11 @@ class Algorithm(metaclass=Limited):
         """
         return any(isinstance(part, Layer) and part.hides_replies for part in self.parts())
 
+    @property
+    def personalises(self) -> bool:
+        """Is a model for each client what this stack is after?"""
+        return any(isinstance(part, Layer) and part.personal for part in self.parts())
+
     def private_weights(self, memory: Mapping[str, Tree]) -> Tree:
         """What of the model a client keeps to itself, from its memory."""
         return {}
@@ -178,7 +183,9 @@ class Layer(Algorithm):
     further in (secure aggregation). merges: decides how single deltas become one, which a stack can
     do only once. of_mean: changes the merged update, so whatever looks at single ones must come
     before it, further out. steers: adds a pull, so that local steps are no longer plain gradients
-    of the loss. tuned: its one own parameter, and what `compare --tune` tries for it.
+    of the loss. personal: what it is after is a model for each client, so that a run evaluates
+    those, whether `federation.personal` is set or not. tuned: its one own parameter, and what
+    `compare --tune` tries for it.
     """
 
     stage: ClassVar[Stage] = "learn"
@@ -187,6 +194,7 @@ class Layer(Algorithm):
     merges: ClassVar[bool] = False
     of_mean: ClassVar[bool] = False
     steers: ClassVar[bool] = False
+    personal: ClassVar[bool] = False
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {}
     inner: Algorithm
 

@@ -51,6 +51,7 @@ class Client:
     terms: Sequence[Term] = ()
     pulls: Sequence[Pull] = ()
     adapters: Mapping[str, nn.Module] = field(default_factory=dict)
+    holds: Sequence[Callable[[str], bool]] = ()
 
     def plus(self, term: Term) -> Client:
         """Add (model, batch, output) -> loss to the objective; it counts in the reported loss."""
@@ -66,6 +67,10 @@ class Client:
         """Put (features, batch) -> features between feature extractor and head. Its parameters
         train with the model's optimiser, live in `memory[name]` and never enter a reply."""
         return replace(self, adapters={**self.adapters, name: module})
+
+    def hold(self, still: Callable[[str], bool]) -> Client:
+        """Parameters whose name `still` is true of do not learn in this stretch of training."""
+        return replace(self, holds=(*self.holds, still))
 
     def holding(self, data: Any) -> Client:
         """The same client with other data: a layer that samples, fills or degrades."""

@@ -2,21 +2,25 @@
 
 from fedlens.layers.balance import Balance
 from fedlens.layers.distances import Distances
+from fedlens.layers.ditto import Ditto
 from fedlens.layers.fedcda import FedCDA
 from fedlens.layers.feddyn import FedDyn
 from fedlens.layers.fedgen import FedGen
 from fedlens.layers.fednova import FedNova
 from fedlens.layers.fedntd import FedNTD
 from fedlens.layers.fedprox import FedProx
+from fedlens.layers.fedrep import FedRep
 from fedlens.layers.fedsr import FedSR
 from fedlens.layers.fedu import FedU
+from fedlens.layers.fine_tune import FineTune
 from fedlens.layers.high_frequency import HighFrequency
 from fedlens.layers.loss_aware import LossAware
 from fedlens.layers.mixed_weights import MixedWeights
 from fedlens.layers.moon import Moon
 from fedlens.layers.moving_mean import MovingMean
 from fedlens.layers.multi_resolution import MultiResolution
-from fedlens.layers.private import BackboneOnly, FedBN
+from fedlens.layers.pfedme import PFedMe
+from fedlens.layers.private import BackboneOnly, FedBN, FedPer, LGFedAvg
 from fedlens.layers.robust.bulyan import Bulyan
 from fedlens.layers.robust.geometric_median import GeometricMedian
 from fedlens.layers.robust.krum import Krum, MultiKrum
@@ -32,6 +36,7 @@ __all__ = [
     "Balance",
     "Bulyan",
     "Distances",
+    "Ditto",
     "FedAdagrad",
     "FedAdam",
     "FedAvgM",
@@ -41,13 +46,17 @@ __all__ = [
     "FedGen",
     "FedNTD",
     "FedNova",
+    "FedPer",
     "FedProx",
+    "FedRep",
     "FedSR",
     "FedU",
     "FedYogi",
+    "FineTune",
     "GeometricMedian",
     "HighFrequency",
     "Krum",
+    "LGFedAvg",
     "LossAware",
     "Median",
     "MixedWeights",
@@ -56,6 +65,7 @@ __all__ = [
     "MultiKrum",
     "MultiResolution",
     "NormClip",
+    "PFedMe",
     "Scaffold",
     "TrimmedMean",
     "UploadFailures",

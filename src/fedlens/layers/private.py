@@ -1,5 +1,5 @@
-"""Parts of the model that stay on the client: BackboneOnly (FedVSSL, FedPer) and FedBN (Li et al.,
-2021).
+"""Parts of the model that stay on the client: BackboneOnly (FedVSSL), FedPer (Arivazhagan et al.,
+2019), LGFedAvg (Liang et al., 2020) and FedBN (Li et al., 2021).
 
 The layer owns `init`, so that nothing outside it ever sees a private array and private arrays
 really do not travel. A client keeps its own in memory from round to round; one that is asked for
@@ -9,8 +9,9 @@ the first time starts from the common initialisation, which it builds itself fro
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 from torch import nn
@@ -65,10 +66,18 @@ class Private(TrainingLayer):
 
     def client_step(self, message: Message, client: Client) -> Message:
         own = client.memory.get("private") or self._first()
-        reply = self.inner.client_step(message.put(model={**message.trees["model"], **own}), client)
+        reply = self.train(message.put(model={**message.trees["model"], **own}), client)
         delta = reply.trees["delta"]
         client.memory["private"] = {n: t + delta[n] for n, t in own.items()}
         return reply.put(delta={n: t for n, t in delta.items() if n not in own})
+
+    def train(self, message: Message, client: Client) -> Message:
+        """The local work on the whole model."""
+        return self.inner.client_step(message, client)
+
+    def result(self, state: Message) -> Any:
+        """With the private part as everybody began with it."""
+        return self.inner.result(state.put(model={**self._first(), **state.trees["model"]}))
 
     def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
         """With a client's own part. The server has none, so it can evaluate only what needs no
@@ -96,6 +105,41 @@ class BackboneOnly(Private):
 
     def is_private(self, name: str) -> bool:
         return name.split(".")[0] != self.backbone
+
+
+@dataclass
+class FedPer(Private):
+    """The last layers are personal, the base below them is common; both train together.
+
+    own: patterns of the names that stay with each client.
+    """
+
+    key: ClassVar[str] = "FedPer.own"
+    personal: ClassVar[bool] = True
+    own: tuple[str, ...] = ("head.*",)
+
+    def is_private(self, name: str) -> bool:
+        return fits_any(name, self.own)
+
+
+@dataclass
+class LGFedAvg(Private):
+    """The other way round: every client has a representation of its own, and the head on top of it
+    is common.
+
+    common: patterns of the names that travel.
+    """
+
+    key: ClassVar[str] = "LGFedAvg.common"
+    personal: ClassVar[bool] = True
+    common: tuple[str, ...] = ("head.*",)
+
+    def is_private(self, name: str) -> bool:
+        return not fits_any(name, self.common)
+
+
+def fits_any(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass

@@ -67,7 +67,7 @@ def estimate(setup: Setup) -> Estimate:
         growth = max(0, memory_in_use() - before)
         evaluation = time_evaluation(setup, message)
     evaluations = (s.rounds + s.evaluate_every - 1) // s.evaluate_every if s.evaluate_every else 0
-    held_out = sum(len(d) for d in federation.held_out if d is not None) if s.personal else 0
+    held_out = sum(len(d) for d in federation.held_out if d is not None) if setup.personal else 0
     share = (
         held_out / len(federation.test)
         if held_out and federation.test is not None and len(federation.test)

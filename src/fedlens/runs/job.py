@@ -220,7 +220,7 @@ class _Job:
             progress=progress,
             test=self.setup.federation.test,
             evaluate_every=s.evaluate_every,
-            personal=s.personal,
+            personal=self.setup.personal,
             after_round=self._after_round,
         )
 

@@ -26,6 +26,11 @@ class Setup:
         return " + ".join(type(p).__name__ for p in self.algorithm.parts())
 
     @property
+    def personal(self) -> bool:
+        """Are clients evaluated too, each on what it held out?"""
+        return self.settings.personal or self.algorithm.personalises
+
+    @property
     def device(self) -> str:
         return str(self.algorithm.place)
 
@@ -47,7 +52,8 @@ def make_setup(config: Config, federation: Federation | None = None) -> Setup:
             f"federation.cohort is {settings.cohort}, but {config.data.name} has only"
             f" {len(federation)} clients"
         )
-    federation = _with_note(config, federation) if settings.personal else federation
+    if settings.personal or algorithm.personalises:
+        federation = _with_note(config, federation)
     return Setup(config, settings, task, federation, algorithm.given(federation.facts))
 
 
@@ -59,8 +65,8 @@ def _with_note(config: Config, federation: Federation) -> Federation:
         return federation
     advice = ": data.holdout=0.1 keeps a tenth" if "holdout" in parameters(config.data.cls) else ""
     note = (
-        f"federation.personal has no effect, because no client of {config.data.name} keeps anything"
-        f" for its own evaluation{advice}"
+        f"clients are not evaluated, because none of {config.data.name} keeps anything for that"
+        f"{advice}"
     )
     return replace(federation, facts=federation.facts.noting(note))
 

@@ -109,9 +109,10 @@ def table_columns(table: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
     time and traffic.
     """
     known = list(dict.fromkeys(k for row in table["algorithms"].values() for k in row["metrics"]))
-    # Beside the mean, who does worst: the class and the client.
-    worst = {f"{known[0]}_worst_class", f"client_{known[0]}_worst"} if known else set()
-    metrics = known[:2] + [k for k in known[2:] if k in worst]
+    # Beside the mean: clients with their own models, and who does worst, the class and the client.
+    head = known[0].removeprefix("client_") if known else ""
+    beside = {f"{head}_worst_class", f"client_{head}", f"client_{head}_worst"}
+    metrics = known[:2] + [k for k in known[2:] if k in beside]
     metrics += [k for k in known[2:3] if len(metrics) < 3]
     reach = [
         ("rounds_to_target", f"rounds to {table.get('target') or 0:g}", False),
