@@ -89,10 +89,11 @@ def test_who_does_worst_stands_beside_the_mean() -> None:
         "seeds": [0],
         "recipe": "r",
     }
-    assert [k for k, _, _ in table_columns(table)][:4] == [
+    assert [k for k, _, _ in table_columns(table)][:5] == [
         "accuracy",
         "loss",
         "accuracy_worst_class",
+        "client_accuracy",
         "client_accuracy_worst",
     ]
 
