@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -15,9 +16,9 @@ from fedlens.core.client import Client, generator
 from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Limited
-from fedlens.core.message import Message
+from fedlens.core.message import Header, Message
 from fedlens.core.picture import Picture
-from fedlens.core.replies import NEEDS, Heard, Needs, Replies, Scalar
+from fedlens.core.replies import NEEDS, Heard, Lost, Needs, Replies, Scalar
 from fedlens.core.tree import Tree
 
 Stage = Literal["learn", "share", "merge", "wire"]
@@ -25,6 +26,43 @@ Stage = Literal["learn", "share", "merge", "wire"]
 
 class StackError(ValueError):
     """A stack that cannot work, refused when it is built."""
+
+
+class Trip(NamedTuple):
+    """A message, and who gets it. number: `Header.trip`; 0 is the one that clients work on."""
+
+    message: Message
+    ids: Sequence[int]
+    number: int = 0
+
+
+@dataclass
+class Trips:
+    """A round or an evaluation under way, as the server's half sees it.
+
+    asked: whom it is about. upcoming: who will be asked in the next round, where that is decided.
+    made: the trips so far; replies and lost: what each of them brought.
+    """
+
+    asked: Sequence[int]
+    upcoming: Sequence[int] = ()
+    evaluate: bool = False
+    made: list[Trip] = field(default_factory=list)
+    replies: list[Replies] = field(default_factory=list)
+    lost: list[list[Lost]] = field(default_factory=list)
+
+    def last(self, number: int) -> int | None:
+        """Where in `made` the trip of that number stands, if it was made."""
+        places = [k for k, trip in enumerate(self.made) if trip.number == number]
+        return places[-1] if places else None
+
+
+class Brought(NamedTuple):
+    """What the trips of a round come to. state: with what a wire layer has to remember of them."""
+
+    state: Message
+    replies: Replies
+    lost: list[Lost]
 
 
 class Shortened(NamedTuple):
@@ -45,7 +83,8 @@ class Algorithm(metaclass=Limited):
     client. `state` lives on the server, `client.memory` on the clients.
 
     needs: what `server_step` looks at. reports: the scalars of its replies; one that is not
-    declared counts as "each". site_options: what a real site decides for itself when it joins, not
+    declared counts as "each". weighs: the names of a tree's weights, where it is not just one.
+    site_options: what a real site decides for itself when it joins, not
     the recipe, each with a line of help. draws: does `client_step` use random numbers, `client.rng`
     or hidden ones? Making them takes 100 us a client. trains: does it run the training loop, so
     that terms can be added to its objective?
@@ -53,6 +92,7 @@ class Algorithm(metaclass=Limited):
 
     needs: Needs = "sums"
     reports: ClassVar[Mapping[str, Scalar]] = {}
+    weighs: ClassVar[Mapping[str, Sequence[str]]] = {}
     site_options: ClassVar[Mapping[str, str]] = {}
     draws: ClassVar[bool] = True
     trains: ClassVar[bool] = False
@@ -73,6 +113,30 @@ class Algorithm(metaclass=Limited):
     def server_step(self, state: Message, replies: Replies) -> Message:
         """The next state."""
 
+    def next_trip(self, state: Message, trips: Trips) -> Trip | None:
+        """A round is one message and its replies. A wire layer may need more than one, before it
+        (to agree on keys) or after it (to open a sum); None: no more.
+        """
+        return None if trips.made else Trip(self.broadcast(state), trips.asked)
+
+    def read(self, state: Message, trips: Trips) -> Brought:
+        """What a round brought, once all its trips are made."""
+        return Brought(state, trips.replies[0], trips.lost[0])
+
+    def one_time(self, message: Message, id: int) -> str | None:
+        """What of this message may be used in one answer only, by name. A real site that gets the
+        same message again sends the stored answer; another one that would use it is refused."""
+        return None
+
+    def score(self, message: Message, client: Client) -> Message:
+        """A client's metrics on its held-out part, as a reply."""
+        held_out = client.held_out
+        size = len(held_out) if held_out is not None else 0
+        metrics = self.evaluate(message, held_out, client.memory) if size else {}
+        scalars = {**metrics, "examples": float(size)}
+        header = Header(round=message.round)
+        return Message(scalars=scalars, sender=client.id, header=header)
+
     def given(self, facts: Facts) -> Algorithm:
         """This algorithm, told before the first round what is public about the federation
         (`Federation.facts`: the size of a scene, its noise). For the server's half: what a client
@@ -90,6 +154,12 @@ class Algorithm(metaclass=Limited):
         not fit is refused before the sum.
         """
         return {}
+
+    def answers(self, message: Message) -> Mapping[str, Tree]:
+        """The same for any message: what a reply must look like where clients only evaluate, or in
+        a wire layer's own trip.
+        """
+        return {} if message.header.evaluate or message.header.trip else self.expects(message)
 
     def evaluate(self, message: Message, data: Any, memory: Mapping[str, Tree]) -> dict[str, float]:
         """Metrics of what was broadcast, on a client's held-out part (with its memory) or on the
@@ -151,6 +221,12 @@ class Algorithm(metaclass=Limited):
         """The scalars of a reply of the whole stack."""
         return {name: s for part in self.parts() for name, s in part.reports.items()}
 
+    def weighing(self) -> dict[str, Sequence[str]]:
+        """The names of each tree's weights in a reply of the whole stack, where that is not "mean"
+        alone. What stands further out decides.
+        """
+        return {tree: names for part in self.parts() for tree, names in part.weighs.items()}
+
     @property
     def hides_singles(self) -> bool:
         """Does a layer hide what single clients sent? Then there is no worst client, no spread and
@@ -211,7 +287,9 @@ class Layer(Algorithm):
                 f"{name} changes how clients train, but {type(inner.base).__name__} does not train"
             )
         for part in inner.parts():
-            if isinstance(part, Layer) and part.stage == "wire" and self.stage != "wire":
+            if not isinstance(part, Layer):
+                continue
+            if part.hides_replies or (part.stage == "wire" and self.stage != "wire"):
                 raise StackError(
                     f"{name} stands outside {type(part).__name__}, which decides what goes on the"
                     f" wire: put {name} before it in the stack"

@@ -27,20 +27,23 @@ def answer(
     """Settle the memory, work with seeded random numbers, leave a draft, reply.
 
     heard: the round in which the server last heard this client. A message with `evaluate` in its
-    header is answered with metrics and leaves no draft.
+    header is answered with metrics, one with a `trip` belongs to a wire layer: neither leaves a
+    draft, and the draft of the round at hand stays.
     """
     header = message.header
     record = memory.load(id)
     kept = record.settle(heard)
     draws = header.evaluate or algorithm.draws
     rng = generator(header.seed, header.round, id) if draws else _UNUSED
-    draft = Draft(kept, read_only=header.evaluate)
+    works = not (header.evaluate or header.trip)
+    draft = Draft(kept, read_only=not works)
     client = Client(id, federation.holdings[id], rng, draft, federation.held_out_of(id))
     with seeded(rng) if draws else nullcontext():
-        if header.evaluate:
-            return _evaluated(algorithm, message, client)
+        if header.evaluate and not header.trip:
+            return algorithm.score(message, client)
         reply = algorithm.client_step(message, client)
-    memory.save(id, Record(kept, draft.written, header.round))
+    if works:
+        memory.save(id, Record(kept, draft.written, header.round))
     return as_sent(algorithm, reply, id, header.round)
 
 
@@ -49,11 +52,3 @@ def as_sent(algorithm: Algorithm, reply: Message, id: int, round: int) -> Messag
     local = {n for n, scalar in algorithm.declared().items() if scalar.read == "local"}
     scalars = {n: v for n, v in reply.scalars.items() if n not in local}
     return replace(reply, scalars=scalars, sender=id, header=Header(round=round))
-
-
-def _evaluated(algorithm: Algorithm, message: Message, client: Client) -> Message:
-    held_out = client.held_out
-    size = len(held_out) if held_out is not None else 0
-    metrics = algorithm.evaluate(message, held_out, client.memory) if size else {}
-    scalars = {**metrics, "examples": float(size)}
-    return Message(scalars=scalars, sender=client.id, header=Header(round=message.round))

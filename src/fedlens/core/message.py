@@ -29,6 +29,8 @@ T = TypeVar("T")
 SERVER = -1  # the sender of what comes down
 MOST_CLIENTS = 1 << 40  # numbers of clients beyond it are nobody's
 MEAN = "mean"  # the name of a tree's only weight, where it has just one
+# the name of a weight under which whole numbers are added, modulo 2^bits, and not averaged
+RING = "ring"
 MOST_WEIGHT = 1e9  # that one reply may claim, unless the run says otherwise
 
 _LARGEST = 1 << 62  # whole numbers beyond it fit no 64 bits elsewhere
@@ -62,9 +64,10 @@ class Header:
 
     round: counted from 0; in a reply the round it answers. rounds: how many are planned. seed: of
     everything. population: clients that can be asked. cohort: clients asked in this round, 0 where
-    nobody was asked. evaluate: score what is sent, do not learn from it. rehearsal: a dry run that
-    leaves no trace. stop: in a state, the algorithm has ended the run. max_weight: the largest
-    weight that a reply may claim.
+    nobody was asked. trip: 0 for the message that clients work on; others (keys, what follows) are
+    a wire layer's own and leave client memory as it is. evaluate: score what is sent, do not learn
+    from it. rehearsal: a dry run that leaves no trace. stop: in a state, the algorithm has ended
+    the run. max_weight: the largest weight that a reply may claim.
     """
 
     round: int = 0
@@ -72,6 +75,7 @@ class Header:
     seed: int = 0
     population: int = 1
     cohort: int = 0
+    trip: int = 0
     evaluate: bool = False
     rehearsal: bool = False
     stop: bool = False
@@ -93,7 +97,8 @@ _HEADER: Mapping[str, Any] = {f.name: type(f.default) for f in fields(Header)}
 @dataclass(frozen=True)
 class Message:
     """Named trees and scalars. A reply's trees may carry named weights: how much the tree counts in
-    each sum (default 1).
+    each sum (default 1). texts: a little of what is neither, such as public keys; like scalars,
+    they arrive singly.
     """
 
     trees: Mapping[str, Tree] = field(default_factory=dict)
@@ -101,6 +106,7 @@ class Message:
     weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     sender: int = SERVER
     header: Header = Header()
+    texts: Mapping[str, str] = field(default_factory=dict)
     _derived: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def put(self, **trees: Tree) -> Message:
@@ -143,8 +149,9 @@ class Message:
         return self.header.round
 
     def count_bytes(self) -> int:
-        """Array bytes; the header is not counted, so that engines agree."""
-        return sum(count_bytes(t) for t in self.trees.values())
+        """Bytes of arrays and texts; the header is not counted, so that engines agree."""
+        arrays = sum(count_bytes(t) for t in self.trees.values())
+        return arrays + sum(len(text) for text in self.texts.values())
 
     def to_bytes(self, sealed: bool = True) -> bytearray:
         """sealed: with a digest, for whatever leaves this machine or this hour."""
@@ -198,6 +205,8 @@ class Message:
             "header": asdict(self.header),
             "trees": {tree: list(arrays) for tree, arrays in self.trees.items()},
         }
+        if self.texts:
+            meta["texts"] = dict(self.texts)
         blank = "0" * 64
         header: dict[str, Any] = {"__metadata__": {"digest": blank, "message": json.dumps(meta)}}
         offset = 0
@@ -259,7 +268,7 @@ def _parse(view: memoryview, copy: bool) -> Message:
         raise BadMessage("truncated")
     index = json.loads(bytes(view[8 : 8 + length]))
     meta = json.loads(index.pop("__metadata__")["message"])
-    if meta.keys() != {"scalars", "weights", "sender", "trees", "header"}:
+    if meta.keys() - {"texts"} != {"scalars", "weights", "sender", "trees", "header"}:
         raise BadMessage("its parts are not those of a message")
     _check_places(index, len(view) - 8 - length)
     found = {key: _read(view, 8 + length, entry, copy) for key, entry in index.items()}
@@ -268,7 +277,8 @@ def _parse(view: memoryview, copy: bool) -> Message:
         raise BadMessage("it holds arrays of no tree")
     weights = {tree: _numbers(named) for tree, named in meta["weights"].items()}
     sender = _whole(meta["sender"], SERVER, MOST_CLIENTS)
-    return Message(trees, _numbers(meta["scalars"]), weights, sender, Header.read(meta["header"]))
+    header, texts = Header.read(meta["header"]), _strings(meta.get("texts", {}))
+    return Message(trees, _numbers(meta["scalars"]), weights, sender, header, texts)
 
 
 def _check_places(index: Mapping[str, Any], size: int) -> None:
@@ -289,6 +299,13 @@ def _numbers(table: Mapping[str, Any]) -> dict[str, float]:
             _whole(value, -_LARGEST, _LARGEST)
         elif type(value) is not float:
             raise BadMessage("something in it is not a number")
+    return dict(table)
+
+
+def _strings(table: Mapping[str, Any]) -> dict[str, str]:
+    for name, value in table.items():
+        if not isinstance(value, str):
+            raise BadMessage(f"{name!r} is not a text")
     return dict(table)
 
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedlens.core.message import MEAN, Message
+from fedlens.core.message import MEAN, RING, Message
 from fedlens.core.tree import Tree, is_finite, mismatch
 
 # What a server's half looks at: weighted sums only; trees as sums and scalars one by one; or single
@@ -66,18 +66,20 @@ class Heard:
     """A reply that counted, without its trees: what the server's end of an engine saw of it.
 
     round: the round it answers. scalars: what it reported. bytes: of its arrays. weights: how much
-    it counts, by the names that its first tree gives."""
+    it counts, by the names that its first tree gives. texts: as they came."""
 
     sender: int
     round: int
     scalars: Mapping[str, float]
     bytes: int
     weights: Mapping[str, float]
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(reply: Message) -> Heard:
         weights = {n: float(w) for n, w in next(iter(reply.weights.values()), {}).items()}
-        return Heard(reply.sender, reply.round, reply.scalars, reply.count_bytes(), weights)
+        size = reply.count_bytes()
+        return Heard(reply.sender, reply.round, reply.scalars, size, weights, reply.texts)
 
 
 class Weightless(ValueError):
@@ -103,6 +105,20 @@ def refuse(reply: Message, expected: Mapping[str, Tree]) -> str | None:
                 return f"weight {name!r} of {tree!r} is {w}, not a number of at least 0"
     if missing := expected.keys() - reply.trees.keys():
         return f"tree {min(missing)!r} is missing"
+    return None
+
+
+def leaves_ring(
+    reply: Message, expected: Mapping[str, Tree], weighing: Mapping[str, Sequence[str]]
+) -> str | None:
+    """Why a tree that is to be added in a ring could not be, or None. Its type is the ring: here
+    other integers will not do. Its weight's name says that it is added and not averaged."""
+    for tree in (t for t, names in weighing.items() if RING in names and t in reply.trees):
+        if dict(reply.weights.get(tree, {})) != {RING: 1}:
+            return f"tree {tree!r} must have one weight, {RING!r}, of 1"
+        for name, t in reply.trees[tree].items():
+            if t.dtype != expected[tree][name].dtype:
+                return f"tree {tree!r}: {name} is {t.dtype}, expected {expected[tree][name].dtype}"
     return None
 
 
@@ -133,14 +149,18 @@ class Sum:
     weight: float
     borrowed: bool = False
 
-    def absorb(self, right: Sum, spare: list[Tree]) -> Sum:
+    def absorb(self, right: Sum, spare: list[Tree], ring: bool = False) -> Sum:
         """self + right, written where nobody else looks: over self, or over what an earlier join
-        has left in `spare`.
+        has left in `spare`. ring: whole numbers, added exactly and modulo 2^bits.
         """
         share = _share(self.weight, right.weight)
         space = self.tree if not self.borrowed else spare.pop() if spare else {}
         for name, t in self.tree.items():
-            self.tree[name] = _toward(t, right.tree[name], share, space.get(name))
+            if ring:
+                place = space[name] if name in space else _apart(t)
+                self.tree[name] = torch.add(t, right.tree[name], out=place)
+            else:
+                self.tree[name] = _toward(t, right.tree[name], share, space.get(name))
         if not right.borrowed:
             spare.append(right.tree)
         self.weight, self.borrowed = self.weight + right.weight, False
@@ -223,9 +243,11 @@ class Fold:
 
     def join(self, left: dict[Key, Sum], right: dict[Key, Sum]) -> dict[Key, Sum]:
         for key, value in right.items():
-            left[key] = (
-                left[key].absorb(value, self.spare.setdefault(key, [])) if key in left else value
-            )
+            if key in left:
+                spare = self.spare.setdefault(key, [])
+                left[key] = left[key].absorb(value, spare, ring=key[1] == RING)
+            else:
+                left[key] = value
         return left
 
     def total(self) -> dict[Key, Sum]:
@@ -252,6 +274,8 @@ class Replies:
     means: Mapping[str, Tree] = field(default_factory=dict)  # put there by layers
     allowed: Needs = "replies"  # what the algorithm said it looks at; more is refused
     declared: Mapping[str, Scalar] = field(default_factory=dict)  # of the stack
+    # of scalars whose single values nobody knows: the sum of value x weight, and of the weight
+    totals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.heard)
@@ -282,12 +306,17 @@ class Replies:
 
     def total(self, scalar: str) -> float:
         """The sum of one scalar over the replies that have it."""
+        if scalar in self.totals:
+            return self.totals[scalar][0]
         return sum(self._each(scalar))
 
     def average(self, scalar: str) -> float | None:
         """The mean of one scalar over the replies that have it; None where nobody has it. What it
         is weighted by is declared with it: another scalar, 1 where a reply lacks that.
         """
+        if scalar in self.totals:
+            value, whole = self.totals[scalar]
+            return value / whole if whole else None
         weight = self.declared[scalar].weight if scalar in self.declared else None
         if weight is None:
             return self.total(scalar) / n if (n := len(self._each(scalar))) else None
@@ -340,6 +369,17 @@ class Replies:
             # Of its own: a worker's sums lie in a mapped file that the next round writes to.
             return {n: counted(t).clone() for n, t in self.sums[tree, name].tree.items()}
         return self._folded(tree, [self._weights(tree, name)])
+
+    def ring_sum(self, tree: str) -> Tree:
+        """Whole numbers, added exactly and modulo 2^bits, of an array of one's own."""
+        if (tree, RING) in self.sums:
+            return {n: t.clone() for n, t in self.sums[tree, RING].tree.items()}
+        found = [self.singles[p].trees[tree] for p in self._positions(tree)]
+        total = {n: t.clone() for n, t in found[0].items()} if found else {}
+        for other in found[1:]:
+            for n, t in total.items():
+                t.add_(other[n])
+        return total
 
     def blend(
         self, tree: str, first: str, second: str, share: float, needs: Needs = "sums"

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fedlens.core.algorithm import Algorithm
+from fedlens.core.algorithm import Algorithm, Trip, Trips
 from fedlens.core.client import generator
 from fedlens.core.direction import smaller_is_better
 from fedlens.core.message import Header, Message
@@ -114,6 +114,8 @@ def run(
     Replies up to `late` rounds behind are used. Every `evaluate_every` rounds, and at the end, the
     state is evaluated on `test` and, if `personal`, on the clients' held-out parts. `after_round`
     hears of every round: logging, checkpoints, pictures."""
+    if late and algorithm.hides_singles:
+        raise ValueError("late replies have no place in a sum that is opened in its own round")
     here = progress or Progress(algorithm.init())
     while here.done < rounds:
         began, number = time.perf_counter(), here.done
@@ -123,9 +125,9 @@ def run(
         state = here.state.with_header(header)
         # What every client may know about the run travels in the message, because nothing else
         # reaches it.
-        message = algorithm.broadcast(state).with_header(header, cohort=len(asked))
-        arrived = engine.exchange(message, asked, here.heard)
-        replies, lost = gather((_in_time(item, number, late) for item in arrived), asked)
+        upcoming = sample(ids, cohort, seed, here.done + 1) if here.done + 1 < rounds else ()
+        trips = make_trips(algorithm, engine, state, Trips(asked, upcoming), here.heard, late)
+        state, replies, lost = algorithm.read(state, trips)
         replies = replies.limited_to(algorithm.needs, {"loss": _LOSS, **algorithm.declared()})
         try:
             new = algorithm.server_step(state, replies) if len(replies) else state
@@ -147,19 +149,43 @@ def run(
             heard=replies.heard,
             asked=len(asked),
             lost=lost,
-            bytes_down=message.count_bytes() * len(asked),
-            bytes_up=sum(h.bytes for h in replies.heard.values()),
+            bytes_down=sum(trip.message.count_bytes() * len(trip.ids) for trip in trips.made),
+            bytes_up=sum(h.bytes for r in trips.replies for h in r.heard.values()),
             loss=replies.average("loss"),
             metrics=scored[0],
             state=state,
             unevaluated=scored[1],
         )
-        del replies  # its sums are as large as a model, and the next round needs the room
+        # its sums are as large as a model, and the next round needs the room
+        del replies, trips
         if after_round:
             after_round(here, finished)
         if stop:
             break
     return here.state
+
+
+def make_trips(
+    algorithm: Algorithm,
+    engine: Engine,
+    state: Message,
+    trips: Trips,
+    heard: Mapping[int, int],
+    late: int = 0,
+) -> Trips:
+    """Every message of a round or an evaluation, in turn: mostly one."""
+    header = state.header
+    cohort = 0 if trips.evaluate else len(trips.asked)
+    while (trip := algorithm.next_trip(state, trips)) is not None:
+        message = trip.message.with_header(
+            header, cohort=cohort, evaluate=trips.evaluate, trip=trip.number
+        )
+        arrived = engine.exchange(message, trip.ids, heard)
+        replies, lost = gather((_in_time(item, header.round, late) for item in arrived), trip.ids)
+        trips.made.append(Trip(message, trip.ids, trip.number))
+        trips.replies.append(replies)
+        trips.lost.append(lost)
+    return trips
 
 
 _LOSS = Scalar("mean", weight="examples")  # of an algorithm that does not declare its loss
@@ -176,16 +202,20 @@ def evaluate(
     metrics = algorithm.evaluate(message, test, {}) if test is not None else {}
     if not personal:
         return metrics, []
-    asked = engine.ids()
-    replies, lost = gather(engine.exchange(message, asked, here.heard), asked)
-    names = dict.fromkeys(n for h in replies.heard.values() for n in h.scalars if n != "examples")
-    for name in names:
+    trips = Trips(list(engine.ids()), evaluate=True)
+    make_trips(algorithm, engine, state, trips, here.heard)
+    here.state, replies, lost = algorithm.read(state, trips)
+    known = [*replies.totals, *(n for h in replies.heard.values() for n in h.scalars)]
+    for name in dict.fromkeys(n for n in known if n != "examples"):
+        if algorithm.hides_singles:
+            if (mean := replies.average(name)) is not None:
+                metrics[f"client_{name}"] = mean
+            continue
         values = replies.values(name)
         metrics[f"client_{name}"] = float(np.mean(values))
-        if not algorithm.hides_singles:
-            worst = max(values) if smaller_is_better(name) else min(values)
-            metrics[f"client_{name}_spread"] = float(np.std(values))
-            metrics[f"client_{name}_worst"] = worst
+        worst = max(values) if smaller_is_better(name) else min(values)
+        metrics[f"client_{name}_spread"] = float(np.std(values))
+        metrics[f"client_{name}_worst"] = worst
     return metrics, lost
 
 

@@ -52,7 +52,7 @@ class Flaky:
         arriving = sorted(s for s, (when, _) in self.delayed.items() if when <= message.round)
         busy = set(self.delayed)
         late = [self.delayed.pop(s)[1] for s in arriving]
-        chance = {i: self._draw(message.round, i) for i in ids}
+        chance = {i: self._draw(message.round, i, message.header.trip) for i in ids}
         asked = []
         for i in ids:
             if chance[i][0] < self.before:
@@ -71,9 +71,12 @@ class Flaky:
                 yield item
         yield from late
 
-    def _draw(self, number: int, id: int) -> torch.Tensor:
-        """Three numbers in [0, 1): against `before`, `after` and `delay`."""
-        return torch.rand(3, generator=generator(self.seed, number, id, 0xF1))
+    def _draw(self, number: int, id: int, trip: int) -> torch.Tensor:
+        """Three numbers in [0, 1): against `before`, `after` and `delay`. Every trip of a round has
+        its own.
+        """
+        words = (self.seed, number, id, 0xF1) + ((trip,) if trip else ())
+        return torch.rand(3, generator=generator(*words))
 
     def snapshot(self) -> Mapping[int, Path]:
         if self.delay:

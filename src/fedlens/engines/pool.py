@@ -125,7 +125,7 @@ class WorkerPool(ABC, Generic[H]):
         yield from current.results.values()
 
     def touch(self, message: Message, ids: Sequence[int]) -> None:
-        if not message.header.evaluate:
+        if not (message.header.evaluate or message.header.trip):
             self.touched.update(ids)
 
     def snapshot(self) -> Mapping[int, Path]:

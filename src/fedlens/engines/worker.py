@@ -22,7 +22,7 @@ from fedlens.core.answer import answer
 from fedlens.core.federation import Federation
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import Header, Message
-from fedlens.core.replies import Fold, Heard, Lost, Nodes, Sum, refuse
+from fedlens.core.replies import Fold, Heard, Lost, Nodes, Sum, leaves_ring, refuse
 from fedlens.core.tree import Tree
 
 Log = Callable[[str], None]
@@ -81,13 +81,10 @@ class Worker:
 
     def admit(self, position: int, reply: Message, own: bool = False) -> Outcome:
         """Check a reply and fold it. own: it came over a wire, so its arrays are nobody else's."""
-        expected = (
-            {}
-            if self.message.header.evaluate
-            else self.message.derived("expects", lambda: self.algorithm.expects(self.message))
-        )
+        expected = self.message.derived("expects", lambda: self.algorithm.answers(self.message))
         try:
             why = refuse(reply, expected)
+            why = why or leaves_ring(reply, expected, self.algorithm.weighing())
         except Exception as e:  # not even what a reply is made of
             why = _first_line(f"malformed ({type(e).__name__}: {e})")
         if why:

@@ -127,6 +127,8 @@ class Flower:
                 outcome: Arrival = arrived
                 if isinstance(outcome, Message) and message_id in mine:
                     outcome = worker.admit(place[outcome.sender], outcome, own=True)
+                elif isinstance(outcome, Message) and self.algorithm.hides_singles:
+                    continue  # of a trip that is over: its sum was opened without it
                 elif isinstance(outcome, Message):
                     outcome = self._check_late(outcome, message)
                 yield outcome
