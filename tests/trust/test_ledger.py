@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -266,18 +266,21 @@ def test_numbers_that_json_cannot_hold_are_not_left_out(tmp_path: Path) -> None:
     assert verify(path).intact
 
 
+def write_thirty(path: Path, key: Path) -> None:
+    ledger = Ledger(path, key, sync=False)
+    for k in range(30):
+        ledger.append(Leaving("reply", 0, round=k))
+
+
 def test_two_processes_write_one_ledger(tmp_path: Path) -> None:
-    key = tmp_path / "key"
+    path, key = tmp_path / "ledger.jsonl", tmp_path / "key"
     make_signing_key(key)
-    code = (
-        "import sys; from pathlib import Path; from fedlens.trust.ledger import *\n"
-        "ledger = Ledger(Path(sys.argv[1]), Path(sys.argv[2]), sync=False)\n"
-        "for k in range(30): ledger.append(Leaving('reply', 0, round=k))"
-    )
-    path = tmp_path / "ledger.jsonl"
-    command = [sys.executable, "-c", code, str(path), str(key)]
-    for process in [subprocess.Popen(command) for _ in range(2)]:
-        assert process.wait(60) == 0
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=write_thirty, args=(path, key)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
     assert verify(path).intact and verify(path).lines == 61
 
 

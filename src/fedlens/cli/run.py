@@ -70,6 +70,12 @@ def run_recipe(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over in a folder that already holds a run.")
     ] = False,
+    ledger: Annotated[
+        bool,
+        typer.Option(
+            "--ledger", help="Write down what leaves each client; `fedlens ledger RUN` shows it."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", "-n", help="Say what would be done, and what it would take."),
@@ -118,6 +124,7 @@ def run_recipe(
         from fedlens.runs import progress
         from fedlens.runs.job import run_job
 
+        overrides = [*(overrides or []), "federation.ledger=true"] if ledger else overrides
         config = read_config(recipe, overrides, algorithm, workers)
         if dry_run:
             print_dry_run(config, engine, spinner)

@@ -9,6 +9,8 @@ follows the federation's.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +36,8 @@ class Settings:
     """clients: how many hold data. cohort: how many are asked in a round (default: all). seed: of
     everything. workers: processes (default: cores), 0 for none. threads: of torch in each.
     evaluate_every, checkpoint_every: rounds, 0 for never. personal: evaluate on the clients'
-    held-out parts too. timeout: seconds a client may take. late: rounds a reply may be late."""
+    held-out parts too. timeout: seconds a client may take. late: rounds a reply may be late.
+    ledger: in a simulation, write down what leaves each client, as real sites do."""
 
     clients: Count = 10
     cohort: Count | None = None
@@ -47,6 +50,7 @@ class Settings:
     timeout: Positive | None = None
     checkpoint_every: Natural = 1
     late: Natural = 0
+    ledger: bool = False
 
     def __post_init__(self) -> None:
         if self.cohort is not None and self.cohort > self.clients:
@@ -98,6 +102,13 @@ class Config:
         out["federation"] = {k: v for k, v in self.federation.table().items() if k != "name"}
         out["algorithm"] = [part.table() for part in self.algorithm]
         return out
+
+    def digest(self) -> str:
+        """Of what server and clients have to agree on: everything but [data], what the recipe says
+        about itself, and what is only written down."""
+        tables = {k: v for k, v in self.tables().items() if k not in ("data", "about")}
+        tables["federation"] = {k: v for k, v in tables["federation"].items() if k != "ledger"}
+        return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()
 
     def to_toml(self, with_folders: bool = False) -> str:
         """with_folders: for this machine, where own modules will be looked for again."""

@@ -32,6 +32,7 @@ from fedlens.core.memory import Memory
 from fedlens.core.message import Message
 from fedlens.engines.pool import WorkerDied, WorkerHandle, WorkerPool
 from fedlens.engines.worker import Job, Log, Worker
+from fedlens.trust.ledger import Ledgers
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray's workers would give way to everything else on the machine
@@ -64,6 +65,7 @@ class Ray(WorkerPool["_ActorHandle"]):
         budget: int = 1 << 30,
         folder: Path | None = None,
         log: Log | None = None,
+        ledgers: Ledgers | None = None,
     ) -> None:
         if workers is not None and workers < 1:
             raise ValueError("Ray needs at least one worker")
@@ -85,7 +87,15 @@ class Ray(WorkerPool["_ActorHandle"]):
         holdings = [ray.put(h) for h in federation.holdings]
         held_out = [ray.put(h) for h in federation.held_out]
         self.setup = ray.put(
-            (algorithm, _Holdings(holdings), _Holdings(held_out), self.folder, budget, threads)
+            (
+                algorithm,
+                _Holdings(holdings),
+                _Holdings(held_out),
+                self.folder,
+                budget,
+                threads,
+                ledgers,
+            )
         )
         resources = ray.cluster_resources()
         wanted = workers or max(1, int(resources.get("CPU", 1) // threads))
@@ -230,14 +240,15 @@ class _Actor:
     """Carries out what its `_ActorHandle` asks for, as the simulator's worker loop does."""
 
     def __init__(self, setup: Any) -> None:
-        algorithm, holdings, held_out, folder, budget, threads = setup
+        algorithm, holdings, held_out, folder, budget, threads, ledgers = setup
         torch.set_num_threads(threads)
         heap.keep()
         if algorithm.trains:
             # the first optimiser would load it, at the cost of a client's time
             importlib.import_module("torch._dynamo")
         memory = Memory(folder, budget, durable=True)
-        self.worker = Worker(algorithm, Federation(holdings, held_out), memory)
+        federation = Federation(holdings, held_out)
+        self.worker = Worker(algorithm, federation, memory, ledgers=ledgers)
 
     def ready(self) -> bool:
         return True

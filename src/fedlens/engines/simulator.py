@@ -39,6 +39,7 @@ from fedlens.core.message import Message
 from fedlens.core.replies import Arrival, Lost
 from fedlens.engines.pool import WorkerDied, WorkerHandle, WorkerPool
 from fedlens.engines.worker import IDLE, Job, Log, Worker, threads
+from fedlens.trust.ledger import Ledgers
 
 MEMORY = Path("/dev/shm")
 # nothing else may be called so: what lies there without an owner is deleted
@@ -49,7 +50,7 @@ class Simulator(WorkerPool["_ProcessHandle"]):
     """workers: processes (default: cores); 0 works in this process: quickest for rounds of a few
     milliseconds, easiest to debug. threads: of torch, per worker. timeout: seconds a client may
     take. budget: bytes of client memory a worker keeps resident. folder: where client memory goes;
-    a temporary one if not given."""
+    a temporary one if not given. ledgers: where what leaves each client is written down."""
 
     def __init__(
         self,
@@ -62,9 +63,10 @@ class Simulator(WorkerPool["_ProcessHandle"]):
         budget: int = 1 << 30,
         folder: Path | None = None,
         log: Log | None = None,
+        ledgers: Ledgers | None = None,
     ) -> None:
         super().__init__(algorithm, federation, timeout, log)
-        self.threads, self.budget = threads, budget
+        self.threads, self.budget, self.ledgers = threads, budget, ledgers
         wanted = os.cpu_count() or 1 if workers is None else workers
         if timeout and not wanted:
             self.log("nobody watches the timeout without a worker process (workers=0)")
@@ -75,7 +77,8 @@ class Simulator(WorkerPool["_ProcessHandle"]):
         self.folder.mkdir(parents=True, exist_ok=True)
         self.inline: Worker | None = None
         if wanted == 0:
-            self.inline = Worker(algorithm, federation, Memory(self.folder, budget))
+            memory = Memory(self.folder, budget)
+            self.inline = Worker(algorithm, federation, memory, ledgers=ledgers)
         self.inbox = SharedFile(self.scratch / "inbox", self.overflow)
         if algorithm.trains and wanted:
             # The first optimiser loads another thousand modules. Before the fork that happens once,
@@ -225,6 +228,7 @@ class _ProcessHandle(WorkerHandle):
             pool.inbox,
             self.outbox,
             clock,
+            pool.ledgers,
         )
         # the kernel counts the end of this thread as the parent's death
         lasting = threading.current_thread() is threading.main_thread()
@@ -306,6 +310,7 @@ class _Setup(NamedTuple):
     inbox: SharedFile
     outbox: SharedFile
     clock: Path
+    ledgers: Ledgers | None
 
 
 def _run_process(pipe: Connection, parent: int, lasting: bool, setup: _Setup) -> None:
@@ -328,7 +333,8 @@ def _worker_loop(pipe: Connection, setup: _Setup) -> None:
     # a fork finds the parent's mapping here; its own may grow at another time
     setup.inbox.close()
     memory = Memory(setup.folder, setup.budget, durable=True)
-    worker = Worker(setup.algorithm, setup.federation, memory, map_clock(setup.clock))
+    clock = map_clock(setup.clock)
+    worker = Worker(setup.algorithm, setup.federation, memory, clock, setup.ledgers)
     while True:
         command = json.loads(pipe.recv_bytes())
         if command["do"] == "stop":

@@ -24,6 +24,7 @@ from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import Header, Message
 from fedlens.core.replies import Fold, Heard, Lost, Nodes, Sum, leaves_ring, refuse
 from fedlens.core.tree import Tree
+from fedlens.trust.ledger import Ledgers
 
 Log = Callable[[str], None]
 Outcome = Message | Heard | Lost  # of asking one client; Heard where its trees were folded
@@ -43,13 +44,20 @@ class Job(NamedTuple):
 
 class Worker:
     """Holds one resident model (inside the algorithm) and the partial sums of the round at hand.
-    clock: the position of the client being asked, and since when.
+    clock: the position of the client being asked, and since when. ledgers: where what leaves a
+    client is written down.
     """
 
     def __init__(
-        self, algorithm: Algorithm, federation: Federation, memory: Memory, clock: Any = None
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        memory: Memory,
+        clock: Any = None,
+        ledgers: Ledgers | None = None,
     ) -> None:
         self.algorithm, self.federation, self.memory = algorithm, federation, memory
+        self.ledgers = ledgers
         self.clock = [IDLE, 0.0] if clock is None else clock
         self.begin(Message(), True)
 
@@ -71,8 +79,14 @@ class Worker:
                 reply = answer(
                     self.algorithm, self.message, id, self.federation, self.memory, heard
                 )
+                if self.ledgers:
+                    self.ledgers.record_reply(reply, self.message.header.evaluate)
             except Exception as e:  # somebody else's code and data: anything may come out of it
-                outcomes.append(Lost(id, _first_line(f"{type(e).__name__}: {e}")))
+                reason = _first_line(f"{type(e).__name__}: {e}")
+                outcomes.append(Lost(id, reason))
+                if self.ledgers:
+                    with contextlib.suppress(OSError):  # a full disk is the reason by itself
+                        self.ledgers.record_failure(id, self.message.round, reason)
             else:
                 outcomes.append(self.admit(position, reply))
                 del reply  # as large as a model, and the next client needs the room

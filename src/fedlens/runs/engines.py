@@ -12,9 +12,16 @@ from fedlens.config.recipe import ConfigError
 from fedlens.core.rounds import Engine
 from fedlens.engines.worker import Log
 from fedlens.runs.setup import Setup
+from fedlens.trust.ledger import Ledgers, protection
 
 ENGINES = ("simulator", "ray", "flower")
 MakeEngine = Callable[[Setup, Path, Log], Engine]
+
+
+def make_ledgers(setup: Setup, folder: Path) -> Ledgers:
+    """The ledgers of a simulation's clients, in its run folder."""
+    digest, hiding = setup.config.digest(), protection(setup.algorithm)
+    return Ledgers(folder.absolute() / "ledger", setup.config.name, digest, hiding)
 
 
 def make_engine(name: str | MakeEngine, setup: Setup, folder: Path, log: Log) -> Engine:
@@ -36,6 +43,7 @@ def make_engine(name: str | MakeEngine, setup: Setup, folder: Path, log: Log) ->
         "timeout": settings.timeout,
         "folder": folder / "memory",
         "log": log,
+        "ledgers": make_ledgers(setup, folder) if settings.ledger else None,
     }
     if name == "simulator":
         from fedlens.engines.simulator import Simulator

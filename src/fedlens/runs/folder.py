@@ -9,6 +9,7 @@ The run folder is the contract between all tools:
     model.safetensors    or whatever the task saves
     pictures/            what the task has to show
     checkpoint/          see checkpoint.py
+    ledger/              with federation.ledger: what left each client, see trust/ledger.py
     tensorboard/         the same curves as metrics.jsonl
     report.html
 """
@@ -44,13 +45,22 @@ RUN_FILES = (
     "memory",
     "analysis",
     "flower.json",
+    "ledger",
     ".part",
 )
 # What may change when a run goes on: none of these alters what a round computes (the number of
 # rounds: unless `check_rounds` objects).
 CHANGEABLE = tuple(
     f"federation.{k}"
-    for k in ("rounds", "workers", "timeout", "checkpoint_every", "evaluate_every", "personal")
+    for k in (
+        "rounds",
+        "workers",
+        "timeout",
+        "checkpoint_every",
+        "evaluate_every",
+        "personal",
+        "ledger",
+    )
 )
 
 

@@ -7,8 +7,6 @@ business.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -19,8 +17,7 @@ from fedlens.config.recipe import Config
 
 def recipe_hash(config: Config) -> str:
     """Of everything but [data], and what the recipe says about itself."""
-    tables = {k: v for k, v in config.tables().items() if k not in ("data", "about")}
-    return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()
+    return config.digest()
 
 
 def recipe_of_run(run: Mapping[str, Any]) -> Config:

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from fedlens.core.algorithm import Algorithm, Layer
 from fedlens.core.files import name_in_errors
 from fedlens.core.message import Message
 from fedlens.core.tree import count_bytes
@@ -44,6 +45,7 @@ from fedlens.trust.signing import (
     PublicKey,
     SigningKey,
     canonical,
+    make_signing_key,
     public_text,
     read_public_key,
     read_signing_key,
@@ -54,6 +56,7 @@ from fedlens.trust.signing import (
 FILE = "ledger.jsonl"  # in a site's folder
 NOTHING = "0" * 64  # what the first line follows
 _TAIL = 1 << 16  # bytes read at a time to find the last line
+_PIECE = 4 << 20  # bytes of a simulated reply, hashed at a time
 _MOST_FAULTS = 20
 
 
@@ -109,6 +112,12 @@ class Leaving:
             "sha256": digest.hexdigest(),
         }
         return table | ({"receipt": dict(self.receipt)} if self.receipt else {})
+
+
+def protection(algorithm: Algorithm) -> tuple[str, ...]:
+    """The layers of a stack that hide what a single client sent."""
+    layers = [part for part in algorithm.parts() if isinstance(part, Layer)]
+    return tuple(type(layer).__name__ for layer in layers if layer.hides_replies)
 
 
 def _describe_tree(tree: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -181,6 +190,41 @@ class Ledger:
             if self.sync:
                 os.fsync(file)
         return line
+
+
+@dataclass(frozen=True)
+class Ledgers:
+    """The ledgers of a simulation's clients: in `folder` one file each, and beside it a key of its
+    own, made when it is first needed.
+    """
+
+    folder: Path
+    job: str
+    recipe: str
+    protection: Sequence[str] = ()
+
+    def record_reply(self, reply: Message, evaluation: bool = False) -> None:
+        kind = "evaluation" if evaluation else "reply"
+        self._record(kind, reply.sender, reply.round, reply.pieces(_PIECE), reply, {})
+
+    def record_failure(self, client: int, round: int, reason: str) -> None:
+        self._record("failure", client, round, (reason.encode(),), None, {"reason": reason})
+
+    def _record(
+        self,
+        kind: str,
+        client: int,
+        round: int,
+        payload: Iterable[bytes],
+        message: Message | None,
+        said: Mapping[str, str],
+    ) -> None:
+        key = self.folder / "keys" / f"{client}"
+        if not key.exists():
+            make_signing_key(key)
+        ledger = Ledger(self.folder / f"{client}.jsonl", key, sync=False)
+        about = self.job, self.recipe, round
+        ledger.append(Leaving(kind, client, payload, *about, message, said, self.protection))
 
 
 def _head(line: bytes) -> Head:
@@ -375,3 +419,18 @@ def make_receipt(key: SigningKey, client: int, job: str, head: Head) -> dict[str
 def receipt_fits(server: PublicKey, receipt: Mapping[str, Any]) -> bool:
     table = {k: v for k, v in receipt.items() if k != "signature"}
     return signature_fits(server, canonical(table), receipt.get("signature"))
+
+
+HEADS = "heads.json"  # in a run folder at the server
+
+
+def read_heads(run: Path) -> dict[int, Head]:
+    """By client, the last head that the server of this run has seen."""
+    path = run / HEADS
+    if not path.is_file():
+        raise LedgerError(f"there is no {HEADS} in {run}: a server over real sites keeps one")
+    try:
+        found = json.loads(path.read_bytes())
+        return {int(k): Head(int(v["line"]), str(v["head"])) for k, v in found.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as e:
+        raise LedgerError(f"{path} is damaged: {e}") from e

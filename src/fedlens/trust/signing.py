@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -66,6 +67,17 @@ def read_public_key(text: str, where: str = "this") -> PublicKey:
         raise KeyFileError(f"{where} is not a site's public key: {e}") from e
     if not isinstance(key, PublicKey):
         raise KeyFileError(f"{where} is not an elliptic-curve key")
+    return key
+
+
+def read_certificate_key(path: Path) -> PublicKey:
+    """The public key that a certificate in PEM form is about."""
+    try:
+        key = x509.load_pem_x509_certificate(path.read_bytes()).public_key()
+    except (ValueError, UnsupportedAlgorithm) as e:
+        raise KeyFileError(f"{path} is not a certificate: {e}") from e
+    if not isinstance(key, PublicKey):
+        raise KeyFileError(f"{path} is not a certificate of an elliptic-curve key")
     return key
 
 

@@ -1,0 +1,107 @@
+"""What left, for people: ledgers read and added up. Whether they are true is `ledger.verify`'s
+question.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedlens.trust.ledger import FILE
+
+
+@dataclass
+class Item:
+    """One tree, number or remark by its name. bytes: of a tree, all times together. arrays: in one
+    tree. first, last: rounds. began, ended: times.
+    """
+
+    times: int = 0
+    bytes: int = 0
+    arrays: int = 0
+    first: int | None = None
+    last: int | None = None
+    began: str = ""
+    ended: str = ""
+
+    def seen(self, line: Mapping[str, Any], bytes: int = 0, arrays: int = 0) -> None:
+        self.times += 1
+        self.bytes += bytes
+        self.arrays = max(self.arrays, arrays)
+        when, round = str(line["time"]), line["round"]
+        self.began = min(self.began or when, when)
+        self.ended = max(self.ended, when)
+        if round is not None:
+            self.first = round if self.first is None else min(self.first, round)
+            self.last = round if self.last is None else max(self.last, round)
+
+
+@dataclass
+class Departures:
+    """Everything a ledger tells: how often what left, in which rounds, between which times."""
+
+    whole: Item = field(default_factory=Item)
+    kinds: dict[str, Item] = field(default_factory=dict)
+    trees: dict[str, Item] = field(default_factory=dict)
+    scalars: dict[str, Item] = field(default_factory=dict)
+    said: dict[str, Item] = field(default_factory=dict)
+    jobs: dict[str, str] = field(default_factory=dict)  # job -> hash of its recipe
+    rounds: dict[int, int] = field(default_factory=dict)  # round -> bytes
+    readable: int = 0  # replies that left without a layer that hides single ones
+    protection: set[str] = field(default_factory=set)
+    countersigned: int = 0  # the last line that the server has countersigned
+    clients: set[int] = field(default_factory=set)
+    odd: int = 0  # lines that are not a ledger's; `ledger.verify` says more
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        kind = str(line["kind"])
+        if kind == "key":
+            return
+        size, round = int(line["bytes"]), line["round"]
+        self.clients.add(int(line["client"]))
+        self.whole.seen(line, size)
+        self.kinds.setdefault(kind, Item()).seen(line, size)
+        if line["job"]:
+            self.jobs[str(line["job"])] = str(line["recipe"])
+        if round is not None:
+            self.rounds[round] = self.rounds.get(round, 0) + size
+        for name, tree in line["trees"].items():
+            item = self.trees.setdefault(str(name), Item())
+            item.seen(line, int(tree["bytes"]), len(tree["arrays"]))
+        for names, items in ((line["scalars"], self.scalars), (line["said"], self.said)):
+            for name in names:
+                items.setdefault(str(name), Item()).seen(line)
+        self.protection.update(map(str, line["protection"]))
+        self.readable += bool(line["trees"]) and not line["protection"]
+        if line.get("receipt"):
+            self.countersigned = max(self.countersigned, int(line["receipt"]["line"]))
+
+
+def find_ledgers(folder: Path) -> dict[str, Path]:
+    """The ledgers in a site's folder, in a run folder, or this one file, by the client's name."""
+    if folder.is_file():
+        return {folder.stem: folder}
+    if (folder / FILE).is_file():
+        return {folder.name: folder / FILE}
+    below = folder / "ledger" if (folder / "ledger").is_dir() else folder
+    found = {path.stem: path for path in below.glob("*.jsonl") if path.stem.isdigit()}
+    return dict(sorted(found.items(), key=lambda item: int(item[0])))
+
+
+def read_departures(path: Path, into: Departures | None = None, start: int = 0) -> Departures:
+    """What a ledger tells from byte `start` on, added to `into`; an unfinished last line is left
+    out."""
+    seen = into if into is not None else Departures()
+    with path.open("rb") as file:
+        file.seek(start)
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                break
+            try:
+                seen.add(json.loads(raw))
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                seen.odd += 1
+    return seen
