@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedlens.cli.options import examples
-from fedlens.cli.text import console, few, size
+from fedlens.runs.text import console, few, size
 
 if TYPE_CHECKING:
     from fedlens.trust.departures import Departures, Item

@@ -80,7 +80,7 @@ class Worker:
                     self.algorithm, self.message, id, self.federation, self.memory, heard
                 )
                 if self.ledgers:
-                    self.ledgers.record_reply(reply, self.message.header.evaluate)
+                    self.ledgers.record_reply(reply, self.message.header)
             except Exception as e:  # somebody else's code and data: anything may come out of it
                 reason = _first_line(f"{type(e).__name__}: {e}")
                 outcomes.append(Lost(id, reason))

@@ -71,8 +71,8 @@ class Departures:
         for name, tree in line["trees"].items():
             item = self.trees.setdefault(str(name), Item())
             item.seen(line, int(tree["bytes"]), len(tree["arrays"]))
-        for names, items in ((line["scalars"], self.scalars), (line["said"], self.said)):
-            for name in names:
+        for part, items in (("scalars", self.scalars), ("texts", self.said), ("said", self.said)):
+            for name in line[part]:
                 items.setdefault(str(name), Item()).seen(line)
         self.protection.update(map(str, line["protection"]))
         self.readable += bool(line["trees"]) and not line["protection"]

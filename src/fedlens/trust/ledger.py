@@ -7,10 +7,12 @@ the ledger, and a line may be about bytes that a crash kept from leaving. A line
     line       its number, from 1
     time       UTC
     kind       "key": from here on lines are signed with this key (line 1, and after a rotation,
-               there still signed with the old one); "reply", "evaluation", "greeting", "failure"
+               there still signed with the old one); "reply", "evaluation", "protocol" (a wire
+               layer's own trips), "greeting", "failure"
     client, job, recipe (its hash), round
     trees      of each tree its bytes, and of each array in it type and shape
     scalars, weights, said    in full; said: what goes beside a message, such as a reason
+    texts      in full, long ones as their hash
     protection layers under which no single reply can be read
     bytes, sha256             of the payload, as it leaves
     receipt    the server's signature of an earlier head, if one has arrived
@@ -39,7 +41,7 @@ from torch import Tensor
 
 from fedlens.core.algorithm import Algorithm, Layer
 from fedlens.core.files import name_in_errors
-from fedlens.core.message import Message
+from fedlens.core.message import Header, Message
 from fedlens.core.tree import count_bytes
 from fedlens.trust.signing import (
     PublicKey,
@@ -56,6 +58,7 @@ from fedlens.trust.signing import (
 FILE = "ledger.jsonl"  # in a site's folder
 NOTHING = "0" * 64  # what the first line follows
 _TAIL = 1 << 16  # bytes read at a time to find the last line
+_LONG = 200  # characters of a text that a line holds in full
 _PIECE = 4 << 20  # bytes of a simulated reply, hashed at a time
 _MOST_FAULTS = 20
 
@@ -106,6 +109,7 @@ class Leaving:
                 tree: {name: _number(v) for name, v in named.items()}
                 for tree, named in message.weights.items()
             },
+            "texts": {name: _text(v) for name, v in message.texts.items()},
             "said": dict(self.said),
             "protection": list(self.protection),
             "bytes": size,
@@ -126,6 +130,20 @@ def _describe_tree(tree: Mapping[str, Tensor]) -> dict[str, Any]:
         shape = "x".join(map(str, t.shape))
         arrays[name] = f"{str(t.dtype).removeprefix('torch.')} {shape}".rstrip()
     return {"bytes": count_bytes(dict(tree)), "arrays": arrays}
+
+
+def _text(value: str) -> str:
+    """A long one is a boxed secret or a list of keys: named by its hash."""
+    if len(value) <= _LONG:
+        return value
+    return f"{len(value)} characters, sha256 {hashlib.sha256(value.encode()).hexdigest()}"
+
+
+def kind_of(asked: Header) -> str:
+    """What a reply to a message with this header is."""
+    if asked.trip:
+        return "protocol"
+    return "evaluation" if asked.evaluate else "reply"
 
 
 def _number(value: float) -> float | str:
@@ -203,9 +221,8 @@ class Ledgers:
     recipe: str
     protection: Sequence[str] = ()
 
-    def record_reply(self, reply: Message, evaluation: bool = False) -> None:
-        kind = "evaluation" if evaluation else "reply"
-        self._record(kind, reply.sender, reply.round, reply.pieces(_PIECE), reply, {})
+    def record_reply(self, reply: Message, asked: Header) -> None:
+        self._record(kind_of(asked), reply.sender, reply.round, reply.pieces(_PIECE), reply, {})
 
     def record_failure(self, client: int, round: int, reason: str) -> None:
         self._record("failure", client, round, (reason.encode(),), None, {"reason": reason})
