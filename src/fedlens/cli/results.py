@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
+from rich import box
+from rich.table import Table
 
-from fedlens.cli.options import examples
-from fedlens.runs.text import console
+from fedlens.cli.options import OverridesArgument, examples
+from fedlens.runs.text import ACCENT, console, rounded
 
 if TYPE_CHECKING:
     from fedlens.core.task import Task
 
+ClientOption = Annotated[
+    int | None,
+    typer.Option(
+        "--client",
+        help="With the model of this client, where clients have their own.",
+        show_default=False,
+    ),
+]
 ANALYSES = ("landscape", "surface", "perturbation", "target")
 
 app = typer.Typer()
@@ -55,7 +66,9 @@ def report(
 
 @app.command(
     epilog=examples(
-        "fedlens apply runs/vsr small.mp4 large.mp4", "fedlens apply runs/demo photos/ labels.csv"
+        "fedlens apply runs/vsr small.mp4 large.mp4",
+        "fedlens apply runs/demo photos/ labels.csv",
+        "fedlens apply runs/fedper photos/ labels.csv --client 3",
     )
 )
 def apply(
@@ -72,6 +85,7 @@ def apply(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Options of the task.", show_default=False),
     ] = None,
+    client: ClientOption = None,
 ) -> None:
     """Use what was trained: upscale a video, find keypoints, classify, retrieve."""
     require_run_folder(folder)
@@ -83,7 +97,74 @@ def apply(
 
     task = recipes.read(folder).build_task()
     chosen = task_options(task, options or [])
-    console().print(task.apply(folder, source, target, **chosen), markup=False, soft_wrap=True)
+    with model_of(folder, client) as whose:
+        said = task.apply(whose, source, target, **chosen)
+    console().print(said, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def model_of(folder: Path, client: int | None) -> Iterator[Path]:
+    """The run folder, or the one of a client's own model. Where only a client's will do, an error
+    says so.
+    """
+    from fedlens.core.weights import Misfit
+    from fedlens.runs.personal import own_models, run_of_client
+
+    if client is not None:
+        with run_of_client(folder, client) as whose:
+            yield whose
+        return
+    try:
+        yield folder
+    except Misfit as e:
+        if who := own_models(folder):
+            raise ValueError(
+                f"in {folder} a part of the model stays with the clients: say whose to use, with"
+                f" --client and one of {who}"
+            ) from e
+        raise
+
+
+@app.command(
+    epilog=examples(
+        "fedlens evaluate runs/ditto",
+        "fedlens evaluate runs/demo data.root=other/photos",
+    )
+)
+def evaluate(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)
+    ],
+    overrides: OverridesArgument = None,
+) -> None:
+    """Evaluate what a run learned once more: the common model on the test set, and every client's
+    own on what that client held out. KEY=VALUE puts other data in the place of the run's.
+    """
+    require_run_folder(folder)
+    from fedlens.engines.worker import threads
+    from fedlens.runs.personal import evaluate_run
+
+    with threads(1):
+        config, common, clients = evaluate_run(folder, overrides or [])
+    if not common and not clients:
+        raise click.UsageError(
+            f"{config.data.name} has neither test data nor anything that clients held out"
+        )
+    names = list(dict.fromkeys([*common, *(k for row in clients.values() for k in row)]))
+    names = [n for n in names if "_class_" not in n]
+    grid = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
+    grid.add_column("whose model, on what", style=ACCENT)
+    for name in names:
+        grid.add_column(name, justify="right")
+    rows: dict[str, Mapping[str, Any]] = {"common, test set": common} if common else {}
+    rows |= {f"client {i}, held out": row for i, row in clients.items()}
+    for label, row in rows.items():
+        values = (row.get(n) for n in names)
+        grid.add_row(
+            label,
+            *(str(v) if isinstance(v, int) else "–" if v is None else rounded(v) for v in values),
+        )
+    console().print(grid)
 
 
 def require_run_folder(folder: Path) -> None:

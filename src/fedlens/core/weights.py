@@ -13,6 +13,10 @@ from torch import Tensor, nn
 from fedlens.core.files import find_named
 
 
+class Misfit(ValueError):
+    """Weights of another network than the one they were to go into."""
+
+
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """A state dict; the usual wrappings ("params", "state_dict", a "module." prefix) are taken
     off.
@@ -75,4 +79,4 @@ def check_fit(
     theirs, ours = recognise(weights), recognise(own)
     if theirs and ours and theirs != ours:
         reasons.insert(0, f"the file holds {theirs}; the model is {ours}")
-    raise ValueError(f"{source} does not fit {type(model).__name__}: " + "; ".join(reasons))
+    raise Misfit(f"{source} does not fit {type(model).__name__}: " + "; ".join(reasons))

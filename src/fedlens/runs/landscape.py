@@ -21,13 +21,11 @@ import torch
 from torch import Generator, Tensor
 
 from fedlens.config import recipe as recipes
-from fedlens.core.algorithm import Algorithm
 from fedlens.core.client import Batch, Data
-from fedlens.core.memory import NEVER, read_record
 from fedlens.core.training import Learner
 from fedlens.core.tree import Tree
 from fedlens.core.weights import read_weights
-from fedlens.runs.checkpoint import Checkpoint
+from fedlens.runs.personal import Ended
 from fedlens.runs.setup import Setup, make_setup
 
 Loss = Callable[[Mapping[str, Tensor]], float]
@@ -100,7 +98,7 @@ class FinishedRun:
             folder,
             setup,
             read_weights(folder / "model.safetensors"),
-            private_heads(folder, setup.algorithm),
+            Ended.read(folder).own_weights(setup.algorithm),
         )
 
     @property
@@ -158,18 +156,3 @@ class FinishedRun:
         model = self.base.load({**self.weights, **weights}).eval()
         with torch.no_grad():
             return self.base.task.evaluate(model, self.setup.federation.test)
-
-
-def private_heads(folder: Path, algorithm: Algorithm) -> dict[int, Tree]:
-    """What clients keep to themselves, from the run's checkpoint. In a simulation it lies here; at
-    real sites it does not.
-    """
-    if not (folder / "checkpoint").is_dir():
-        return {}
-    found = Checkpoint(folder / "checkpoint").load()
-    if found is None:
-        return {}
-    progress, files = found
-    kept = {i: read_record(path).settle(progress.heard.get(i, NEVER)) for i, path in files.items()}
-    own = {i: algorithm.private_weights(memory) for i, memory in kept.items()}
-    return {i: weights for i, weights in own.items() if weights}
