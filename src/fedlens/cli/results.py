@@ -126,12 +126,13 @@ def model_of(folder: Path, client: int | None) -> Iterator[Path]:
 
 
 @app.command(
+    "evaluate",
     epilog=examples(
         "fedlens evaluate runs/ditto",
         "fedlens evaluate runs/demo data.root=other/photos",
-    )
+    ),
 )
-def evaluate(
+def print_evaluation(
     folder: Annotated[
         Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)
     ],
