@@ -1,4 +1,4 @@
-"""A real Flower deployment on 127.0.0.1 for tests: one SuperLink, some SuperNodes, TLS and node
+"""A real Flower deployment on 127.0.0.1 for tests: one SuperLink, some sites, TLS and node
 authentication on.
 
 Every process is started in a session of its own and ended by that session's id, whatever happens to
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -144,18 +145,32 @@ class Deployment:
         _, public = keys.make_site_key(self.keys / f"site-{client}")
         self.flwr("supernode", "register", str(public), "here", "--name", f"site-{client}")
 
-    def supernode(self, site: int, /, **config: Any) -> None:
-        """config: of the node; `client` makes a site call itself another one."""
+    def site(self, site: int, /, module: str = "toy_app", **settings: Any) -> None:
+        """A site with the fleet client of `fedlens join` and the `make_site` of a module. settings:
+        of the node; `client` makes a site call itself another one."""
         if not (self.keys / f"site-{site}").exists():
             self.register(site)
-        worker = self.folder / f"worker-{site}"
-        self.start(f"worker-{site}", "python", "-m", "fedlens.engines.flower.site", str(worker))
-        facts: Mapping[str, Any] = {
+        node: Mapping[str, Any] = {
             "client": site,
-            "folder": f'"{self.folder / f"memory-{site}"}"',
-            "worker": f'"{worker}"',
-            **config,
+            "folder": str(self.folder / f"memory-{site}"),
+            "jobs": str(self.folder / "jobs"),
+            **settings,
         }
+        self.start(
+            f"site-{site}",
+            "python",
+            str(TESTS / "a_site.py"),
+            module,
+            f"127.0.0.1:{self.port}",
+            str(self.keys / "ca.crt"),
+            str(self.keys / f"site-{site}"),
+            json.dumps(node),
+        )
+
+    def supernode(self, site: int) -> None:
+        """Flower's own, which runs the ClientApp of whatever app is submitted."""
+        self.register(site)
+        folder = self.folder / f"memory-{site}"
         self.start(
             f"site-{site}",
             "flower-supernode",
@@ -170,7 +185,7 @@ class Deployment:
             "--port",
             str(free_port()),
             "--node-config",
-            " ".join(f"{k}={v}" for k, v in facts.items()),
+            f'client={site} folder="{folder}"',
         )
 
     def submit(self, app: Path, name: str = "run") -> None:

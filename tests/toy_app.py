@@ -1,9 +1,10 @@
-"""The toy stacks as a Flower app: what tests submit to a real SuperLink. Imported by ServerApp and
-ClientApp processes.
+"""The toy stacks as a Flower app: what tests submit to a real SuperLink. Imported by ServerApp
+processes and by the workers of sites (`a_site.py`).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -14,12 +15,19 @@ from stacks import STACKS
 from toy import toy_federation
 
 from fedlens import Algorithm, Client, Message
-from fedlens.engines.flower.site import FlowerConfig, Site, federation_of_one
+from fedlens.engines.flower.site import Fields, Site, federation_of_one
+from fedlens.sites import site as recipe_site
 
 torch.set_num_threads(1)
 
 
-def make_site(node: FlowerConfig, config: FlowerConfig) -> Site:
+def make_site(node: Fields, request: Fields) -> Site:
+    """What a job wants of its sites lies in a file at the site, under the job's name; a request
+    with a recipe is a recipe's.
+    """
+    if request.get("text"):
+        return recipe_site.make_site({**node, "trust-server": True}, request)
+    config = json.loads((Path(str(node["jobs"])) / f"{request['job']}.json").read_text())
     everyone = toy_federation(int(config["clients"]))
     id = int(node["client"])
     algorithm = STACKS[str(config["stack"])].make()
@@ -28,7 +36,7 @@ def make_site(node: FlowerConfig, config: FlowerConfig) -> Site:
         Slow(algorithm, config),
         federation_of_one(id, everyone.holdings[id], everyone.held_out_of(id)),
         Path(str(node["folder"])),
-        recipe=str(node.get("recipe", config["stack"])),
+        recipe=str(node.get("agreed", config["stack"])),
     )
 
 

@@ -8,7 +8,6 @@ import ipaddress
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,16 +17,15 @@ from PIL import Image
 
 pytest.importorskip("flwr")
 from cryptography import x509
-from flwr.common.config import parse_config_args
 
-import fedlens
 from fedlens.cli.main import invoke
 from fedlens.config import recipe as recipes
 from fedlens.config.recipe import ConfigError
+from fedlens.core import imports
+from fedlens.core.files import lock_folder
 from fedlens.data.source import DataError
-from fedlens.engines.flower import client_app
-from fedlens.engines.flower.site import SiteError, serve_socket
 from fedlens.sites import agreement, keys, network, programs, site, submit
+from fedlens.sites import join as joining
 
 STUDY = """
 [task]
@@ -49,6 +47,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDLENS_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FLWR_HOME", raising=False)
     monkeypatch.setenv("FEDLENS_DEBUG", "")
+    monkeypatch.setattr(imports, "_listed", None)  # what a site sets stays in its test
 
 
 def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
@@ -206,9 +205,9 @@ def test_join_looks_before_it_leaps(capsys: pytest.CaptureFixture[str]) -> None:
         capsys, "join", "127.0.0.1:1", *here, "--ca", "other.crt"
     )
     Path("junk.crt").write_text("junk")
-    for junk in ("junk.crt", "site-0"):  # Flower would hang with it
+    for junk in ("junk.crt", "site-0"):
         assert f"{junk} is not a CA certificate" in refused(
-            capsys, "join", "127.0.0.1:1", *here, "--ca", junk
+            capsys, "join", "127.0.0.1:1", *here, "--ca", junk, "--recipe", "study.toml"
         )
     assert "write host:port" in refused(capsys, "join", "somewhere", *here)
     assert "there is no data at scans" in refused(
@@ -216,21 +215,97 @@ def test_join_looks_before_it_leaps(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert "add --client N" in refused(capsys, "join", "127.0.0.1:1", "--key", "clinic")
     assert "no recipe" in refused(capsys, "join", "127.0.0.1:1", *here, "--recipe", "stydy.toml")
-    Path("scans/benign").mkdir(parents=True)
-    study = ("--data", "scans", "--recipe", "study.toml")
-    assert "scans holds 1 class folders: at least two are needed" in refused(
-        capsys, "join", "127.0.0.1:1", *here, *study
-    )
-    for k in range(4):
-        Image.new("L", (32, 32), 60 * k).save(f"scans/benign/{k}.png")
-    Path("scans/malignant").symlink_to("benign")
-    said = refused(capsys, "join", "127.0.0.1:1", *here, *study, "--client", "2")
-    assert "this site is client 2, but the recipe has 2 (0 to 1)" in said
     assert not Path("sites").exists()
 
 
+def test_a_site_says_what_it_may_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a recipe of its own nothing is done, unless the operator trusts the server."""
+    keys.make_authority(Path("keys"))
+    keys.make_site_key(Path("site-0"))
+    Path("study.toml").write_text(STUDY)
+    join = ("join", "127.0.0.1:1", "--key", "site-0")
+    both = ("--recipe", "study.toml", "--trust-server")
+    for options in ((), both):
+        said = refused(capsys, *join, *options)
+        assert "what may this site do? --recipe FILE" in said and "--trust-server" in said
+    assert not Path("sites").exists()
+
+
+def test_a_site_that_trusts_its_server_is_warned(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys.make_authority(Path("keys"))
+    keys.make_site_key(Path("site-0"))
+    nodes = []
+    monkeypatch.setattr(joining, "take_part", lambda *args: nodes.append(args[3]))
+    join = ["join", "127.0.0.1:1", "generate=no", "--key", "site-0", "--trust-server"]
+    assert invoke(join) == 0
+    assert "decides what is computed on this site's data" in capsys.readouterr().err
+    assert nodes[0]["option-generate"] == "no"
+    request = {"text": STUDY, "name": "study"}
+    with pytest.raises(ConfigError, match=r"FedAvg takes no site option 'generate'$"):
+        site.make_site(nodes[0], request)
+
+
+def test_a_server_cannot_hand_a_recipe_to_a_site_that_has_none(tmp_path: Path) -> None:
+    node = {"client": 0, "folder": str(tmp_path), "recipe": "", "trust-server": False}
+    with pytest.raises(ConfigError, match="takes none from a server"):
+        site.make_site(node, {"text": STUDY, "name": "study"})
+
+
+def test_a_site_is_read_in_a_process_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it finds wrong is one message; where all is well, who cannot be reached is spoken of."""
+    keys.make_authority(Path("keys"))
+    keys.make_site_key(Path("site-0"))
+    Path("study.toml").write_text(STUDY.replace("[data]", "size = 8\n[data]\nsize = 8"))
+    Path("scans/benign").mkdir(parents=True)
+    join = ("join", "127.0.0.1:1", "--key", "site-0", "--data", "scans", "--recipe", "study.toml")
+    assert "scans holds 1 class folders: at least two are needed" in refused(capsys, *join)
+    for name in ("benign", "malignant"):
+        Path("scans", name).mkdir(exist_ok=True)
+        for k in range(6):
+            Image.new("RGB", (8, 8), (40 * k, 0, 0)).save(Path("scans", name, f"{k}.png"))
+    Path("scans/benign/broken.png").write_bytes(b"no picture")
+    assert invoke([*join, "--patience", "0"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("1 file could not be read and was left out: broken.png: ") == 1
+    assert "client 0 has 10 examples" in said
+    assert "the server at 127.0.0.1:1 cannot be reached (" in said
+    with lock_folder(Path("sites/site-0")):
+        assert "another `fedlens join` is running with" in refused(capsys, *join)
+
+
+IMPORTED = """
+from fedlens.tasks import Classification
+open("imported", "w").close()
+class Mine(Classification):
+    pass
+"""
+
+
+def test_only_modules_that_the_operator_listed_are_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by the site's own recipe: it may have been copied from somewhere."""
+    monkeypatch.setattr(imports, "_listed", None)
+    Path("mine_tasks.py").write_text(IMPORTED)
+    Path("study.toml").write_text(STUDY.replace("Classification", "mine_tasks:Mine"))
+    node = {"client": 0, "folder": str(tmp_path), "data": "scans", "recipe": "study.toml"}
+    with pytest.raises(ConfigError, match="has not listed the module mine_tasks"):
+        site.make_site(node, {})
+    trusting = {**node, "recipe": "", "trust-server": True, "modules": ["another"]}
+    with pytest.raises(ConfigError, match="has not listed the module mine_tasks"):
+        site.make_site(trusting, {"text": Path("study.toml").read_text()})
+    assert not Path("imported").exists()
+    with pytest.raises(ConfigError, match="there is no data at scans"):
+        site.make_site({**node, "modules": ["mine_tasks"]}, {})
+    assert Path("imported").exists()
+
+
 def test_a_site_decides_whether_it_generates(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recipe is everybody's; generate=no is this site's own choice, and it reaches the
     layer.
@@ -250,14 +325,15 @@ def test_a_site_decides_whether_it_generates(
         DataError, match="no folder of images for ReadyImages"
     ):  # who generates needs what it generates from
         site.make_site({**node, "option-generate": "constrained"}, {})
+    for name, value, words in (
+        ("generate", "perhaps", "generate is one of constrained, unconstrained, no, not 'perhaps'"),
+        ("generat", "no", "FedAvg .* takes no site option 'generat': did you mean generate?"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            site.make_site({**node, f"option-{name}": value}, {})
     keys.make_authority(Path("keys"))
     keys.make_site_key(Path("site-0"))
-    join = ("join", "127.0.0.1:9", "--key", "site-0", "--data", "scans")
-    for options, words in {
-        "generate=perhaps": "generate is one of constrained, unconstrained, no, not 'perhaps'",
-        "generat=no": "FedAvg + Balance takes no site option 'generat': did you mean generate?",
-    }.items():
-        assert words in refused(capsys, *join, options, "--recipe", "study.toml")
+    join = ("join", "127.0.0.1:9", "--key", "site-0", "--data", "scans", "--recipe", "study.toml")
     for options, words in {
         "generate": "'generate' is not an override: write key=value",
         "generate=": "generate= is no site option: write NAME=VALUE",
@@ -265,26 +341,6 @@ def test_a_site_decides_whether_it_generates(
     }.items():
         assert words in refused(capsys, *join, options)
     assert not Path("sites").exists()
-
-
-def test_site_options_reach_the_worker_with_the_node_config(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Without --recipe they are checked when the server's recipe has come."""
-    keys.make_authority(Path("keys"))
-    keys.make_site_key(Path("site-0"))
-    nodes = []
-
-    def keep(running: object, worker: object, node: tuple[str, ...], patience: float) -> int:
-        nodes.append(parse_config_args([node[-1]]))
-        return 0
-
-    monkeypatch.setattr(programs, "supervise", keep)
-    assert invoke(["join", "127.0.0.1:1", "generate=no", "--key", "site-0"]) == 0
-    assert nodes[0]["option-generate"] == "no"
-    run = {"recipe": STUDY, "name": "study"}
-    with pytest.raises(SiteError, match=r"FedAvg takes no site option 'generate'$"):
-        site.make_site(nodes[0], run)
 
 
 @pytest.mark.parametrize(
@@ -315,80 +371,6 @@ def test_what_is_no_address_is_refused_by_all(
 def test_addresses() -> None:
     assert network.split_address("fl.example.org:65535") == ("fl.example.org", 65535)
     assert network.split_address("[::1]:8000") == ("::1", 8000)
-
-
-@pytest.mark.parametrize("recipe", [True, False], ids=["its own recipe", "the server's recipe"])
-def test_a_site_is_told_which_of_its_pictures_cannot_be_read(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    recipe: bool,
-) -> None:
-    """By `join`, which reads the data of a site with a recipe; else by its worker, when the
-    server's recipe has come.
-    """
-    for name in ("benign", "malignant"):
-        Path("scans", name).mkdir(parents=True)
-        for k in range(6):
-            Image.new("RGB", (8, 8), (40 * k, 0, 0)).save(Path("scans", name, f"{k}.png"))
-    Path("scans/benign/broken.png").write_bytes(b"no picture")
-    text = STUDY.replace("[data]", "size = 8\n[data]\nsize = 8")
-    Path("study.toml").write_text(text)
-    keys.make_authority(Path("keys"))
-    keys.make_site_key(Path("site-0"))
-
-    def keep(running: programs.Programs, worker: tuple[str, ...], *_: object) -> int:
-        """The worker gets one greeting, and nothing else is started."""
-        threading.Thread(target=serve_socket, args=(Path(worker[-1]),), daemon=True).start()
-        while not Path(worker[-1]).exists():
-            time.sleep(0.01)
-        run = {"site": "fedlens.sites.site:make_site", "recipe": text, "name": "study"}
-        node = {
-            "client": 0,
-            "folder": str(tmp_path / "memory"),
-            "data": "scans",
-            **({"recipe": "study.toml"} if recipe else {}),
-        }
-        agreed = agreement.recipe_hash(recipes.read("study.toml"))
-        request = {"version": fedlens.__version__, "recipe": agreed, "job": "j"}
-        for _ in range(2):
-            header = {"kind": "query", "request": request, "node": node, "run": run}
-            assert client_app.connect_worker(worker[-1])(header, [])[0]["client"] == 0
-        return 0
-
-    monkeypatch.setattr(programs, "supervise", keep)
-    own = ["--recipe", "study.toml"] if recipe else []
-    assert invoke(["join", "127.0.0.1:1", "--key", "site-0", "--data", "scans", *own]) == 0
-    said = capsys.readouterr().err
-    assert said.count("1 file could not be read and was left out: broken.png: ") == 1
-
-
-def test_a_supernode_that_ends_may_have_the_wrong_ca(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A hospital that made its own key has a ca.crt of its own, where `join` looks for the
-    server's.
-    """
-    assert invoke(["keys", "0"]) == 0
-    monkeypatch.setattr(programs, "supervise", lambda *_: 1)
-    said = refused(capsys, "join", "127.0.0.1:1", "--key", "keys/site-0")
-    assert (
-        "--site site-0.pub" in said
-        and "--ca must be the server's ca.crt, and keys/ca.crt may be one" in said
-    )
-
-
-def test_flower_reads_the_node_config_as_it_was_meant() -> None:
-    facts = {
-        "client": 0,
-        "folder": "/srv/\U0001f3e5 \u00e4 b",
-        "data": 'a "b" \\ c',
-        "recipe": "",
-        "option-generate": "no",
-    }
-    assert parse_config_args([programs.node_config(facts)]) == {
-        k: v for k, v in facts.items() if v != ""
-    }
 
 
 def test_run_on_flower_needs_a_superlink(capsys: pytest.CaptureFixture[str]) -> None:

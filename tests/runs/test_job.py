@@ -20,13 +20,14 @@ import fedlens
 from fedlens import Heard, Lost, Message, Round, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.config.recipe import ConfigError
+from fedlens.core.files import lock_folder
 from fedlens.core.picture import Picture
 from fedlens.data.images.tensors import Tensors
 from fedlens.data.source import Source
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import LossAware, Scaffold
 from fedlens.runs import job, records
-from fedlens.runs.folder import free_folder, lock_folder, newest_folder
+from fedlens.runs.folder import free_folder, newest_folder
 from fedlens.runs.job import Interrupted, Outcome
 from fedlens.runs.listener import Listener
 
@@ -381,7 +382,7 @@ def test_fresh_removes_the_old_run_and_nothing_else(recipe: Path, tmp_path: Path
 def test_one_job_a_folder(recipe: Path, tmp_path: Path) -> None:
     with (
         lock_folder(tmp_path / "run"),
-        pytest.raises(ConfigError, match="another job is running in"),
+        pytest.raises(ValueError, match="another job is running in"),
     ):
         go(recipe, tmp_path / "run")
 

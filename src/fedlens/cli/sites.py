@@ -5,7 +5,6 @@ defaults. Each prints what it runs.
 from __future__ import annotations
 
 import re
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +26,15 @@ EXPOSED = (
     " add --expose"
 )
 ANY_ADDRESS = ("0.0.0.0", "::")
+RECIPE_OR_TRUST = (
+    "what may this site do? --recipe FILE is its own copy of what was agreed, and nothing else is"
+    " ever done here; --trust-server instead does whatever the server's recipe says"
+)
+TRUSTED = (
+    "--trust-server: whoever runs the server now decides what is computed on this site's data and"
+    " what is sent back. It cannot send code, but a recipe of its own may be made to reveal the"
+    " data. With --recipe this site does only what you have read"
+)
 
 
 def log(text: str) -> None:
@@ -183,7 +191,11 @@ def register_site(running: Programs, public: Path, connection: str) -> None:
     log(f"{public.stem} may join" + (" (known from before)" if known else ""))
 
 
-@app.command(epilog=examples("fedlens join 127.0.0.1:8000 --data scans --key site-0 --ca ca.crt"))
+@app.command(
+    epilog=examples(
+        "fedlens join 127.0.0.1:8000 --recipe study.toml --data scans --key site-0 --ca ca.crt"
+    )
+)
 def join(
     address: Annotated[str, typer.Argument(help="The server, as host:port.", show_default=False)],
     key: Annotated[
@@ -196,6 +208,10 @@ def join(
             help="What this site decides for itself: the site options of the recipe's layers.",
             show_default=False,
         ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", help="What this site agreed to do.", show_default=False),
     ] = None,
     data: Annotated[
         Path | None,
@@ -213,14 +229,20 @@ def join(
             show_default=False,
         ),
     ] = None,
-    recipe: Annotated[
-        str | None,
+    module: Annotated[
+        list[str] | None,
         typer.Option(
-            "--recipe",
-            help="Answer only this recipe. [dim]default: whatever the server runs[/]",
+            "--module",
+            help="A module of yours that the recipe may import; may be repeated.",
             show_default=False,
         ),
     ] = None,
+    trust_server: Annotated[
+        bool,
+        typer.Option(
+            "--trust-server", help="Without --recipe: do whatever the server's recipe says."
+        ),
+    ] = False,
     ca: Annotated[Path, typer.Option("--ca", help="The federation's CA certificate.")] = Path(
         "keys/ca.crt"
     ),
@@ -236,15 +258,15 @@ def join(
         float, typer.Option("--patience", help="Seconds to keep trying at the beginning.")
     ] = 60.0,
 ) -> None:
-    """Take part: a SuperNode for this site, and a worker that keeps its data loaded.
+    """Take part with this site's data, by this site's own copy of the recipe.
 
     ADDRESS is the server's, as host:port. KEY=VALUE chooses what a layer leaves to its sites
-    (`fedlens list layers NAME` shows its options). With --recipe these are checked and the data is
-    read before anything is started.
+    (`fedlens list layers NAME` shows its options). Recipe, options and data are read and checked
+    before the server is asked for work. No code ever comes from the server.
     """
     from fedlens.config.files import find_recipe
-    from fedlens.sites import network, programs
-    from fedlens.sites.site import make_site
+    from fedlens.sites import join as joining
+    from fedlens.sites import network
 
     network.split_address(address)
     for path, what in ((key, "private key"), (ca, "CA certificate")):
@@ -253,43 +275,21 @@ def join(
     number = client if client is not None else client_number(key)
     if data is not None and not data.exists():
         raise click.UsageError(f"there is no data at {data}")
-    if recipe is not None:
-        recipe = str(find_recipe(recipe).absolute())
-    network.tls_context(ca)
+    if (recipe is None) != trust_server:
+        raise click.UsageError(RECIPE_OR_TRUST)
     home = (folder or Path("sites") / key.name).absolute()
     node: dict[str, Any] = {
         "client": number,
         "folder": str(home),
         "data": str(data.absolute()) if data else "",
-        "recipe": recipe or "",
+        "recipe": str(find_recipe(recipe).absolute()) if recipe else "",
+        "trust-server": trust_server,
+        "modules": module or [],
         **site_options(options or []),
     }
-    if recipe is not None:
-        site = make_site(node, {})
-        for line in (f"client {number} has {site.examples} examples", *site.remarks):
-            log(line)
-    home.mkdir(parents=True, exist_ok=True)
-    home.chmod(0o700)
-    # A socket's name may have a hundred characters, a hospital's folder more.
-    with (
-        tempfile.TemporaryDirectory(prefix="fedlens-") as private,
-        programs.Programs(log, home) as running,
-    ):
-        socket = node["worker"] = str(Path(private) / "worker")
-        worker_command = ("python", "-m", "fedlens.engines.flower.site", socket)
-        node_command = (
-            "flower-supernode", "--superlink", address, "--root-certificates", str(ca),
-            "--auth-supernode-private-key", str(key),
-            "--host", "127.0.0.1", "--port", str(network.free_port()),
-            "--node-config", programs.node_config(node),
-        )  # fmt: skip
-        code = programs.supervise(running, worker_command, node_command, patience)
-    if code:
-        raise click.ClickException(
-            "the SuperNode ended, its own words are above; if it is the key, the server's operator"
-            f" has to add --site {key.name}.pub; if it is the certificate, --ca must be the"
-            f" server's ca.crt, and {ca} may be one that `fedlens keys` made here"
-        )
+    if trust_server:
+        log(TRUSTED)
+    joining.take_part(address, network.tls_context(ca), key, node, patience, log)
 
 
 def client_number(key: Path) -> int:

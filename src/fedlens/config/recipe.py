@@ -127,8 +127,8 @@ class Config:
         with contextlib.suppress(ConfigError):
             other = from_tables(other).tables()
         mine, theirs = dict(_flatten(self.tables())), dict(_flatten(other))
-        for key in dict.fromkeys([*mine, *theirs]):
-            if key != "about" and key not in free and mine.get(key) != theirs.get(key):
+        for key in differing_keys(self.tables(), other):
+            if key != "about" and key not in free:
                 return (
                     f"{key} was {theirs.get(key, 'not set')}, now it is {mine.get(key, 'not set')}"
                 )
@@ -236,6 +236,12 @@ def _swap(key: str, table: Mapping[str, Any], pairs: list[tuple[str, Any]]) -> M
 def _names_code(value: str) -> bool:
     """Is a module:Class somewhere in this TOML value?"""
     return re.search(r'"[\w.]+:[\w.]+"', value) is not None
+
+
+def differing_keys(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Dotted keys at which the tables of two recipes are not equal."""
+    left, right = dict(_flatten(mine)), dict(_flatten(theirs))
+    return [k for k in dict.fromkeys([*left, *right]) if left.get(k) != right.get(k)]
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -1,12 +1,15 @@
-"""Files: the one atomic write (beside its place, then renamed into it), and where files are looked
-for. The only module that renames files or reads FEDLENS_DATA and FEDLENS_HOME.
+"""Files: the one atomic write (beside its place, then renamed into it), the lock of a folder, and
+where files are looked for. The only module that renames files or reads FEDLENS_DATA and
+FEDLENS_HOME.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +57,24 @@ def atomic_files(folder: Path) -> Iterator[Path]:
             os.replace(path, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path, taken: str = "another job is running in {folder}") -> Iterator[None]:
+    """One process a folder: two would write over each other. A ValueError says that it is taken."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as e:
+        raise ValueError(f"{folder} is a file, not a folder") from e
+    with (folder / ".lock").open("w") as lock:
+        for _ in range(20):  # workers of a job that was just killed hold on for a moment
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.1)
+        else:
+            raise ValueError(taken.format(folder=folder))
+        yield
 
 
 @contextlib.contextmanager

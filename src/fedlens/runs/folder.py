@@ -16,13 +16,10 @@ The run folder is the contract between all tools:
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import shutil
-import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,24 +91,6 @@ def clear_folder(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """One job a folder: two would write over each other."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as e:
-        raise ConfigError(f"{folder} is a file, not a folder") from e
-    with (folder / ".lock").open("w") as lock:
-        for _ in range(20):  # workers of a job that was just killed hold on for a moment
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            time.sleep(0.1)
-        else:
-            raise ConfigError(f"another job is running in {folder}")
-        yield
 
 
 def check_settings(config: Config, folder: Path) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 from fedlens.config import recipe as recipes
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.client import generator, seeded
-from fedlens.core.files import name_in_errors, write_atomically
+from fedlens.core.files import lock_folder, name_in_errors, write_atomically
 from fedlens.core.memory import NEVER, read_record
 from fedlens.core.message import Message
 from fedlens.core.picture import save_pictures
@@ -36,7 +36,6 @@ from fedlens.runs.folder import (
     clear_folder,
     free_folder,
     holds_run,
-    lock_folder,
     read_records,
     save_result,
     trim_records,

@@ -1,12 +1,14 @@
 """What a server and its sites agree on: the recipe, in everything but [data].
 
-A run's Flower app carries the recipe. A site that has its own copy answers only a server whose
-recipe is the same in everything but [data]; where the data lies (`--data`) is each site's own
-business.
+Every request names the server's recipe by its hash and carries its text. A site answers only a
+server whose recipe is the same as its own copy in everything but [data]; where the data lies
+(`--data`) is each site's own business. The text is there to name the keys that differ; only a site
+that trusts its server works by it.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +22,11 @@ def recipe_hash(config: Config) -> str:
     return config.digest()
 
 
-def recipe_of_run(run: Mapping[str, Any]) -> Config:
-    """The recipe in the run config of a Flower app."""
-    return recipes.from_tables(tomllib.loads(str(run["recipe"])), str(run["name"]))
+def recipe_of_request(request: Mapping[str, Any]) -> Config:
+    """The server's recipe, as it comes with a request or in the run config of a Flower app. Folders
+    that it names are the server's: no module is looked for there.
+    """
+    name = re.sub(r"[^\w.-]", "-", str(request.get("name", "recipe")), flags=re.ASCII)
+    tables = tomllib.loads(str(request["text"]))
+    tables.pop("folders", None)
+    return recipes.from_tables(tables, name)

@@ -132,6 +132,20 @@ def make_site_key(path: Path) -> tuple[Path, Path]:
     return path, public
 
 
+def read_private_key(path: Path) -> Any:
+    """A site's key, as `make_site_key` or ssh-keygen wrote it."""
+    _, ec, _, ser = _cryptography()
+    try:
+        key = ser.load_ssh_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError) as e:
+        raise ValueError(
+            f"{path} is not a site's private key: `fedlens keys` makes one, without a password"
+        ) from e
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError(f"{path} is not a key on an elliptic curve, as `fedlens keys` makes it")
+    return key
+
+
 def _certificate(x509: Any, subject: Any, issuer: Any, public: Any) -> Any:
     now = datetime.datetime.now(datetime.UTC)
     return (

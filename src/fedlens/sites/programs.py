@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import shlex
 import shutil
@@ -17,9 +16,8 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fedlens.config.convert import ConfigError
 from fedlens.core.files import home_folder
@@ -61,12 +59,6 @@ class Programs:
         self.children.append(child)
         return child
 
-    def restart(self, child: Process) -> Process:
-        """The same command once more, in place of one that ended."""
-        self.children.remove(child)
-        assert isinstance(child.args, tuple)
-        return self.start(*map(str, child.args), quiet=True)
-
     def run(self, *command: str, check: bool = True) -> str:
         """Run a short one to its end; its output."""
         require_program(command[0])
@@ -95,31 +87,6 @@ class Programs:
         for child in self.children:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, number)
-
-
-def supervise(
-    programs: Programs,
-    worker_command: tuple[str, ...],
-    node_command: tuple[str, ...],
-    patience: float,
-) -> int:
-    """Keep a site's worker and its SuperNode running until the SuperNode ends by itself; its exit
-    code. At the beginning it is tried again: the server may not be up yet, or not know the key yet.
-    """
-    began = time.monotonic()
-    worker = programs.start(*worker_command)
-    node = programs.start(*node_command)
-    while True:
-        time.sleep(0.5)
-        # out of memory, a broken driver: the next message finds a new one
-        if worker.poll() is not None:
-            time.sleep(1)
-            worker = programs.restart(worker)
-        if node.poll() is not None:
-            if not node.returncode or time.monotonic() - began > patience:
-                return int(node.returncode)
-            time.sleep(3)
-            node = programs.restart(node)
 
 
 def _die_with_parent() -> None:
@@ -203,18 +170,3 @@ def _without_table(text: str, header: str) -> str:
         if not skipping:
             kept.append(line)
     return "\n".join(kept)
-
-
-def node_config(values: Mapping[str, Any]) -> str:
-    """As a SuperNode takes it on its command line; what is empty is left out."""
-    return " ".join(f"{k}={_node_value(v)}" for k, v in values.items() if v not in (None, ""))
-
-
-def _node_value(value: Any) -> str:
-    """As Flower reads a node config: TOML, which has no surrogate pairs (JSON escapes an emoji as
-    one), cut at the next quotation mark.
-    """
-    if not isinstance(value, str):
-        return json.dumps(value)
-    parts = [json.dumps(part, ensure_ascii=False)[1:-1] for part in value.split('"')]
-    return '"' + r"\u0022".join(parts) + '"'

@@ -19,7 +19,7 @@ from fedlens.report.page_data import UNEVALUATED
 from fedlens.runs.job import run_job
 from fedlens.runs.listener import Listener
 from fedlens.runs.setup import Setup, make_setup
-from fedlens.sites.agreement import recipe_hash, recipe_of_run
+from fedlens.sites.agreement import recipe_hash, recipe_of_request
 from fedlens.sites.programs import Log
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def run_server(grid: Any, run: Mapping[str, Any]) -> None:
     """The ServerApp: an ordinary job whose engine is Flower. The run folder is written here, on the
     SuperLink's machine.
     """
-    config = recipe_of_run(run)
+    config = recipe_of_request(run)
     agreed = recipe_hash(config)
     # Sites remember one round back, not more: see engines/flower/site.py.
     config = replace(config, federation=config.federation.with_value("checkpoint_every", 1))
@@ -60,6 +60,7 @@ def _flower(
         setup.algorithm,
         len(setup.federation),
         recipe=agreed,
+        text=str(run["text"]),
         job=job_id(folder),
         timeout=setup.settings.timeout,
         patience=float(run["patience"]),

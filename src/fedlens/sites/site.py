@@ -14,21 +14,22 @@ from fedlens.config.convert import suggestion
 from fedlens.config.parts import parameters
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.algorithm import Algorithm
-from fedlens.engines.flower.site import Site, SiteError, federation_of_one
-from fedlens.sites.agreement import recipe_hash, recipe_of_run
+from fedlens.core.imports import import_only
+from fedlens.engines.flower.site import Site, federation_of_one
+from fedlens.sites.agreement import recipe_hash, recipe_of_request
 
 PLACES = ("root", "folder", "file", "image")  # what data sources call the place their data lies in
 OPTION = "option-"  # begins a site option's key in the node config: option-NAME = "value"
 
 
-def make_site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
-    """The site that a SuperNode's config and a run's config describe: its own copy of the recipe if
-    it has one, else the server's, over its own data.
+def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
+    """The site that its operator's settings describe: its own recipe over its own data. The
+    server's recipe is taken only if the operator trusts the server.
     """
     id = site_number(node)
-    config = recipes.read(str(node["recipe"])) if node.get("recipe") else recipe_of_run(run)
-    agreed = recipe_hash(config)
+    config = agreed_recipe(node, request)
     own = str(node.get("data", ""))
+    agreed = config
     if own:
         config = with_data_at(config, own)
     settings = config.settings
@@ -38,25 +39,42 @@ def make_site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     federation = task.admit(config.build_source().federation(clients, settings.seed))
     parts = settings.clients if own else len(federation)
     if not 0 <= id < parts:
-        raise SiteError(f"this site is client {id}, but the recipe has {parts} (0 to {parts - 1})")
+        raise ConfigError(
+            f"this site is client {id}, but the recipe has {parts} (0 to {parts - 1})"
+        )
     part = 0 if own else id
     return Site(
         id,
         algorithm.given(federation.facts),
         federation_of_one(id, federation.holdings[part], federation.held_out_of(part)),
         Path(str(node["folder"])),
-        agreed,
+        recipe_hash(agreed),
         settings.threads,
         federation.facts.classes,
         tuple(federation.facts.remarks()),
+        agreed.tables(),
     )
+
+
+def agreed_recipe(node: Mapping[str, Any], request: Mapping[str, Any]) -> Config:
+    """What this site does. Reading it imports no module that the operator did not list."""
+    if not node.get("stock"):  # a stock SuperNode executes the server's code anyway
+        import_only(node.get("modules", ()))
+    if node.get("recipe"):
+        return recipes.read(str(node["recipe"]))
+    if not (node.get("trust-server") or node.get("stock")):
+        raise ConfigError(
+            "this site has no recipe of its own (--recipe) and takes none from a server"
+            " (--trust-server)"
+        )
+    return recipe_of_request(request)
 
 
 def site_number(node: Mapping[str, Any]) -> int:
     for key in ("client", "partition-id"):
         if key in node:
             return int(node[key])
-    raise SiteError("this site does not say which client it is: add client=N to its node config")
+    raise ConfigError("this site does not say which client it is: add client=N to its node config")
 
 
 def with_data_at(config: Config, place: str) -> Config:
@@ -81,5 +99,5 @@ def with_site_options(algorithm: Algorithm, node: Mapping[str, Any]) -> Algorith
     for name in chosen:
         if name not in known:
             stack = " + ".join(type(part).__name__ for part in parts)
-            raise SiteError(f"{stack} takes no site option {name!r}{suggestion(name, known)}")
+            raise ConfigError(f"{stack} takes no site option {name!r}{suggestion(name, known)}")
     return algorithm.at_site(chosen)

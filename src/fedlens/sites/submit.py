@@ -35,7 +35,7 @@ def submit(
     """
     run_config: dict[str, bool | int | float | str] = {
         "name": config.name,
-        "recipe": config.to_toml(),
+        "text": config.to_toml(),
         "out": str(folder.absolute()),
         "resume": resume,
         "fresh": fresh,

@@ -36,10 +36,11 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedlens.engines.flower import engine as flower
-from fedlens.engines.flower.site import Site, SiteError, federation_of_one
+from fedlens.engines.flower.site import Site, federation_of_one
 
 EVERYONE = toy_federation(3)
 
@@ -76,8 +77,8 @@ class Grid:
 
         self.app = flower.make_client_app(recipe_site.make_site if run else make_site)
 
-    def get_node_ids(self) -> list[int]:
-        return sorted(self.online)
+    def get_nodes(self) -> list[Any]:
+        return [NodeInfo(node_id=n, public_key=f"key {n}".encode()) for n in sorted(self.online)]
 
     def push_messages(self, messages: list[Message]) -> list[str]:
         return [self.push(m) for m in messages]
@@ -212,7 +213,7 @@ def test_a_process_that_dies_costs_one_reply(tmp_path: Path) -> None:
 def test_without_anybody_a_run_ends_in_words(tmp_path: Path) -> None:
     grid = Grid(tmp_path, "fedavg")
     grid.online = set()
-    with pytest.raises(SiteError, match="0 of 3 sites joined within 1 s"):
+    with pytest.raises(flower.NoSites, match="0 of 3 sites joined within 1 s"):
         go(grid, "fedavg")
 
 
@@ -236,6 +237,63 @@ def test_a_number_out_of_range_and_a_double_are_not_let_in(tmp_path: Path) -> No
     text = "\n".join(said)
     assert "calls itself client 1, which is somebody else already" in text
     assert "calls itself client 2, but there are 2 (0 to 1)" in text
+
+
+def test_a_number_belongs_to_its_key(tmp_path: Path) -> None:
+    """Nodes 21 to 23 are clients 2, 0, 1. Node 23's key is bound to client 0, so it may not come as
+    client 1; nobody bound node 22's key, so it may not come at all."""
+    said: list[str] = []
+    bindings = {2: b"key 21", 0: b"key 23", 1: b"key of somebody who is not here"}
+    here = engine(Grid(tmp_path, "fedavg"), "fedavg", log=said.append, bindings=bindings)
+    here._await_sites()
+    assert here.nodes == {2: 21}
+    text = "\n".join(said)
+    assert (
+        "the site of client 0 was not let in: calls itself client 1, but its key belongs to client"
+        " 0" in text
+    )
+    assert "node 22 was not let in: calls itself client 0, but its key belongs to no client" in text
+
+
+NOISE = "\x1b]0;owned\x07\x1b[2J\u202e/data/scans/Mustermann.png"
+HOSTILE_WORDS: dict[str, Any] = {
+    "a reason of its own": {"lost": NOISE},
+    "a detail": {"lost": "recipe", "detail": NOISE},
+    "no text": {"lost": 7, "detail": [1.0]},
+    "a long detail": {"lost": "disk", "detail": "x" * 100_000},
+    "classes": {"client": 0, "examples": 1, "classes": NOISE},
+}
+
+
+@pytest.mark.parametrize("words", HOSTILE_WORDS)
+def test_what_a_site_says_is_never_printed_as_it_came(tmp_path: Path, words: str) -> None:
+    """Neither control characters nor any text that is not from our own list of reasons."""
+    said: list[str] = []
+    content = {"fedlens": ConfigRecord(HOSTILE_WORDS[words])}
+    here = engine(Rude(tmp_path, "query", content), "fedavg", log=said.append)
+    here._await_sites()
+    assert sorted(here.nodes) == [1, 2]
+    text = "\n".join([*said, *(why for why, _ in here.refused.values())])
+    assert "node 22 was not let in" in text
+    assert "Mustermann" not in text and all(line.isprintable() and len(line) < 400 for line in said)
+
+
+def test_errors_of_a_stock_supernode_are_not_quoted(tmp_path: Path) -> None:
+    """Flower puts the text of an exception into them."""
+    grid = Grid(tmp_path, "fedavg")
+    push = grid.push
+
+    def fail(message: Message) -> str:
+        name = push(message)
+        if message.metadata.dst_node_id == 22:
+            error = Error(2, "FileNotFoundError: /data/scans/Mustermann.png")
+            grid.replies[name] = Message(error, reply_to=message)
+        return name
+
+    grid.push = fail  # type: ignore[method-assign]
+    here = engine(grid, "fedavg")
+    here._await_sites()
+    assert [why for why, _ in here.refused.values()] == ["node 22 was not let in: Flower error 2"]
 
 
 GREETINGS: dict[str, Any] = {
@@ -268,7 +326,7 @@ def test_a_greeting_that_makes_no_sense_costs_only_that_site(tmp_path: Path, gre
     here = engine(Rude(tmp_path, "query", GREETINGS[greeting]), "fedavg", log=said.append)
     here._await_sites()
     assert sorted(here.nodes) == [1, 2] and list(here.refused) == [22]
-    assert sum("a site was not let in: " in line for line in said) == 1
+    assert sum("node 22 was not let in: " in line for line in said) == 1
 
 
 REPLIES: dict[str, Any] = {
@@ -333,7 +391,7 @@ def test_a_full_disk_at_a_site_is_that_sites_alone(tmp_path: Path) -> None:
     config = recipes.read("deblur-partial", ["clients=3", "rounds=2", "data.size=48"])
     facts = {
         "name": "deblur-partial",
-        "recipe": config.to_toml(),
+        "text": config.to_toml(),
         "out": str(tmp_path / "real"),
         "resume": False,
         "fresh": False,
@@ -348,7 +406,7 @@ def test_a_full_disk_at_a_site_is_that_sites_alone(tmp_path: Path) -> None:
     run_server(Grid(tmp_path, "", run=facts), facts)
     lines = read_records(tmp_path / "real" / "metrics.jsonl")
     assert [line["heard"] for line in lines] == [2, 3]
-    why = f"this site cannot write its memory to {tmp_path / '1'}: No space left on device"
+    why = "cannot write its memory: No space left on device"
     assert [(x["client"], x["reason"]) for x in lines[0]["lost"]] == [(1, why)]
 
 
@@ -375,7 +433,7 @@ def test_recipes_end_in_the_simulators_bits_also_when_resumed(
     for part, resume in ((half, False), (config, True)):
         facts = {
             "name": name,
-            "recipe": part.to_toml(),
+            "text": part.to_toml(),
             "out": str(tmp_path / "real"),
             "resume": resume,
             "fresh": False,

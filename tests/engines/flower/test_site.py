@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import resource
 import shutil
-import socket
-import threading
-import time
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,21 @@ from toy import same_bits, toy_federation
 
 import fedlens
 from fedlens import Message, run
+from fedlens.core.message import BadMessage
 from fedlens.data.source import DataError
 from fedlens.engines.flower.site import (
+    REASONS,
     Site,
     SiteError,
     answer_from_disk,
     answer_request,
     federation_of_one,
     from_pieces,
+    sentence,
     to_pieces,
 )
 from fedlens.engines.loopback import Loopback
+from fedlens.sites.worker import SiteWorker
 
 NEVER = -1
 EVERYONE = toy_federation(2)
@@ -46,6 +51,9 @@ def message(stack: str, round: int, **header: bool) -> Message:
     return algorithm.broadcast(state).with_header(state.header, cohort=2)
 
 
+said: list[str] = []  # what the site's own log got of the last request
+
+
 def ask(
     make: Any, round: int = 0, heard: int = NEVER, **changes: Any
 ) -> tuple[dict[str, Any], list[bytes]]:
@@ -57,11 +65,11 @@ def ask(
         "forgive": False,
         **changes,
     }
-    return answer_request(
-        {"kind": "train", "request": request, "node": {}, "run": {}},
-        to_pieces(message("scaffold", round)),
-        make,
-    )
+    said.clear()
+    header = {"kind": "train", "request": request, "asker": "run 7"}
+    pieces = to_pieces(message("scaffold", round))
+    fields, pieces = answer_request(header, pieces, {}, make, said.append)
+    return dict(fields), pieces
 
 
 def test_pieces_carry_every_type_and_bit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +124,8 @@ def test_amnesia_is_noticed(tmp_path: Path, how: str) -> None:
     if how == "server went back too far":
         heard = 0
     with pytest.raises(
-        SiteError, match=f"heard this site in round {heard}, but the site remembers"
+        SiteError,
+        match=f"remembers .*server heard this site in round {heard}; its folder is {folder}",
     ):
         answer_from_disk(s, message("scaffold", 3), "j", heard)
     # Declining changed nothing; with forgiveness the site begins anew, and can go on from there.
@@ -133,28 +142,75 @@ def test_who_keeps_nothing_can_forget_nothing(tmp_path: Path) -> None:
 
 
 def test_versions_and_recipes_must_agree(tmp_path: Path) -> None:
-    make = lambda node, run: site(tmp_path)  # noqa: E731
+    """A recipe that differs is told by its keys; values stay at home."""
+    tables = {"federation": {"rounds": 2}, "data": {"root": "x"}, "algorithm": [{"name": "FedAvg"}]}
+    make = lambda node, run: replace(site(tmp_path), tables=tables)  # noqa: E731
     fields, pieces = ask(make)
-    assert fields == {"client": 0} and from_pieces(pieces).sender == 0
+    assert fields == {"client": 0} and from_pieces(pieces).sender == 0 and not said
     fields, _ = ask(make, version="9.9")
-    assert (
-        fields["lost"]
-        == f"the server runs FedLens 9.9, this site {fedlens.__version__}: install the same version"
-        " at both"
+    assert fields == {"lost": "version", "detail": fedlens.__version__}
+    assert sentence(**words(fields)) == (
+        f"runs FedLens {fedlens.__version__}: install the same version everywhere"
     )
-    fields, _ = ask(make, recipe="0123456789abcdef")
-    assert "recipe (0123456789ab) is not the one this site agreed to (r)" in fields["lost"]
+    theirs = (
+        '[federation]\nrounds = 3\n[data]\nroot = "y"\n[[algorithm]]\nname = "FedAvg"\nlr = 1\n'
+    )
+    fields, _ = ask(make, recipe="0123456789abcdef", text=theirs)
+    assert fields == {"lost": "recipe", "detail": "federation.rounds, algorithm.FedAvg.lr"}
+    assert ask(make, recipe="0123", text="no = toml = at all")[0]["detail"] == "unknown"
 
 
-def test_trouble_at_a_site_is_one_sentence(tmp_path: Path) -> None:
-    def empty(node: Any, run: Any) -> Site:
-        raise DataError("no image in /data/scans")
+def words(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"reason": fields["lost"], "detail": fields["detail"]}
 
-    def broken(node: Any, run: Any) -> Site:
-        raise KeyError("x")
 
-    assert ask(empty)[0] == {"lost": "no image in /data/scans"}
-    assert ask(broken)[0] == {"lost": "KeyError: 'x'"}
+SECRET = "/data/scans/Mustermann, Erika.png"
+TROUBLE = {
+    "data": DataError(f"no image in {SECRET}"),
+    "error": KeyError(SECRET),
+    "message": BadMessage(SECRET),
+    "no-memory-left": MemoryError(SECRET),
+}
+
+
+@pytest.mark.parametrize("reason", TROUBLE)
+def test_no_text_of_an_error_leaves_the_site(tmp_path: Path, reason: str) -> None:
+    """The server gets a reason; the site's own log everything, and who asked."""
+
+    def make(node: Any, request: Any) -> Site:
+        raise TROUBLE[reason]
+
+    assert ask(make) == ({"lost": reason, "detail": ""}, [])
+    assert SECRET in said[0] and "run 7" in said[0]
+    assert sentence(reason) == REASONS[reason]
+
+
+def test_the_folder_of_a_full_disk_stays_at_home(tmp_path: Path) -> None:
+    private = tmp_path / "Erika Mustermann"
+    private.mkdir()
+    private.chmod(0o500)
+    if os.access(private, os.W_OK):
+        (private / "j").write_text("in the way")  # root writes anywhere
+    fields, _ = ask(lambda node, request: site(private))
+    assert "Mustermann" not in json.dumps(fields) and "Mustermann" in said[0]
+
+
+@pytest.mark.parametrize("job", ["../../elsewhere", "/tmp/x", "", "a/b", "x" * 65, "a\nb", 7.5])
+def test_a_job_cannot_lead_out_of_the_sites_folder(tmp_path: Path, job: Any) -> None:
+    assert ask(lambda node, request: site(tmp_path / "site"), job=job)[0]["lost"] == "stranger"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("request_", [None, {}, {"version": 1}, [1], "text"])
+def test_what_is_no_request_is_declined(request_: Any) -> None:
+    def make(node: Any, request: Any) -> Site:
+        raise AssertionError("nothing is made for a stranger")
+
+    heard: list[str] = []
+    header = {"kind": "train", "request": request_, "asker": "run 9 (thief/thief 1.0.0)"}
+    fields, pieces = answer_request(header, [b"x"], {}, make, heard.append)
+    assert fields["lost"] == "stranger" and not pieces
+    assert "run 9 (thief/thief 1.0.0)" in heard[0]
 
 
 @contextmanager
@@ -174,36 +230,19 @@ def test_a_full_disk_costs_one_reply_and_no_memory(tmp_path: Path) -> None:
     kept = {p: p.read_bytes() for p in (tmp_path / "j").iterdir()}
     with small_files(1000):
         fields, _ = ask(make, round=1, heard=0)
-    assert fields["lost"].startswith(f"this site cannot write its memory to {tmp_path}: ")
+    assert fields["lost"] == "disk" and str(tmp_path) in said[0]
     assert {p: p.read_bytes() for p in (tmp_path / "j").iterdir()} == kept
     assert "lost" not in ask(make, round=1, heard=0)[0]
 
 
-def test_the_resident_worker_answers_as_the_site_itself_does(tmp_path: Path) -> None:
-    """Over its socket, twice: the second time from what it has loaded already. A caller that hangs
-    up costs nothing.
-    """
-    pytest.importorskip("flwr")
-    from fedlens.engines.flower import client_app
-    from fedlens.engines.flower.site import serve_socket
-
-    # made here: hidden random state is one for all threads of a process
-    path, asked = (
-        tmp_path / "s",
-        message("scaffold", 0),
+def test_the_worker_answers_as_the_site_itself_does(tmp_path: Path) -> None:
+    """A real process, twice: the second time from what it has loaded already. Killed, it is started
+    again and says so; the next answer is right again."""
+    asked = message("scaffold", 0)
+    (tmp_path / "j.json").write_text(
+        json.dumps({"clients": 2, "stack": "scaffold", "delay": 0.0, "out": str(tmp_path)})
     )
-    threading.Thread(target=serve_socket, args=(path,), daemon=True).start()
-    while not path.exists():
-        time.sleep(0.01)
-    assert path.stat().st_mode & 0o077 == 0
-    run_config = {
-        "site": "toy_app:make_site",
-        "clients": 2,
-        "stack": "scaffold",
-        "delay": 0.0,
-        "out": str(tmp_path),
-    }
-    node = {"client": 1, "folder": str(tmp_path / "memory"), "recipe": "r"}
+    node = {"client": 1, "folder": str(tmp_path / "memory"), "jobs": str(tmp_path), "agreed": "r"}
     request = {
         "version": fedlens.__version__,
         "recipe": "r",
@@ -211,16 +250,22 @@ def test_the_resident_worker_answers_as_the_site_itself_does(tmp_path: Path) -> 
         "heard": NEVER,
         "forgive": False,
     }
-    header = {"kind": "train", "request": request, "node": node, "run": run_config}
-    with socket.socket(socket.AF_UNIX) as rude:
-        rude.connect(str(path))
-        client_app.send_frame(rude, header, to_pieces(asked))
-    for _ in range(2):
-        fields, pieces = client_app.connect_worker(str(path))(header, to_pieces(asked))
-        assert fields == {"client": 1}
-        assert same_bits(
-            from_pieces(pieces), answer_from_disk(site(tmp_path / "x", id=1), asked, "j", NEVER)
-        )
+    header = {"kind": "train", "request": request, "asker": "run 7"}
+    log: list[str] = []
+    tests = Path(__file__).resolve().parents[2]
+    command = (sys.executable, str(tests / "a_site.py"), "toy_app")
+    wanted = answer_from_disk(site(tmp_path / "x", id=1), asked, "j", NEVER)
+    with SiteWorker(node, log.append, command) as worker:
+        assert worker.start() == {"examples": None, "remarks": []}
+        for _ in range(2):
+            fields, pieces = worker.handle(header, to_pieces(asked))
+            assert fields == {"client": 1} and same_bits(from_pieces(pieces), wanted)
+        assert worker.process is not None
+        worker.process.kill()
+        fields, pieces = worker.handle(header, to_pieces(asked))
+        assert fields == {"lost": "died", "detail": ""} and not pieces and len(log) == 1
+        fields, pieces = worker.handle(header, to_pieces(asked))
+        assert same_bits(from_pieces(pieces), wanted)
 
 
 def test_two_sites_and_a_server_are_a_federation(tmp_path: Path) -> None:

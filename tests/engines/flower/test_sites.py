@@ -52,6 +52,8 @@ def job(here: Deployment, name: str, **config: Any) -> Path:
         **config,
     }
     flower.write_app(here.folder / f"app-{name}", "toy_server:main", "toy_app:make_site", facts)
+    (here.folder / "jobs").mkdir(exist_ok=True)
+    (here.folder / "jobs" / f"{name}.json").write_text(json.dumps(facts))
     return out
 
 
@@ -101,6 +103,16 @@ def two_sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """For the tests that break nothing: starting a deployment takes longer than they do."""
     with deployment(tmp_path_factory.mktemp("flower")) as here:
         here.superlink()
+        here.site(0)
+        here.site(1)
+        yield here
+
+
+@pytest.fixture
+def two_supernodes(tmp_path: Path) -> Iterator[Deployment]:
+    """Flower's own, for apps that bring their ClientApp along."""
+    with deployment(tmp_path) as here:
+        here.superlink()
         here.supernode(0)
         here.supernode(1)
         yield here
@@ -142,7 +154,7 @@ def test_every_method_ends_in_the_simulators_bits(two_sites: Deployment, name: s
     out = here.folder / name
     facts: dict[str, Any] = {
         "name": name,
-        "recipe": config.to_toml(),
+        "text": config.to_toml(),
         "out": str(out),
         "resume": False,
         "fresh": False,
@@ -179,11 +191,11 @@ def test_heads_stay_private_and_are_evaluated_where_they_are(two_sites: Deployme
 
 
 @pytest.mark.slow
-def test_the_example_app_runs_both_ways(two_sites: Deployment) -> None:
+def test_the_example_app_runs_both_ways(two_supernodes: Deployment) -> None:
     """`flwr run examples/flower_app` as it is; then with the user's own ClientApp and the stack as
     a Strategy.
     """
-    here, example = two_sites, Path(__file__).resolve().parents[3] / "examples" / "flower_app"
+    here, example = two_supernodes, Path(__file__).resolve().parents[3] / "examples" / "flower_app"
     own = here.folder / "own"
     shutil.copytree(example, own)
     text = (own / "pyproject.toml").read_text()
@@ -227,10 +239,10 @@ def test_a_node_dies_and_another_comes_late(tmp_path: Path) -> None:
     were heard."""
     with deployment(tmp_path) as here:
         here.superlink()
-        here.supernode(0)
-        here.supernode(1)
+        here.site(0)
+        here.site(1)
         here.wait_for(
-            lambda: all("SuperNode ID" in here.log(f"site-{k}") for k in (0, 1)),
+            lambda: all("joined" in here.log(f"site-{k}") for k in (0, 1)),
             PATIENCE,
             "two sites",
         )
@@ -238,10 +250,9 @@ def test_a_node_dies_and_another_comes_late(tmp_path: Path) -> None:
         here.submit(here.folder / "app-bad-day")
         here.wait_for(lambda: working(out, 1, 1), PATIENCE, "round 1 at site 1")
         here.stop("site-1", signal.SIGKILL)
-        here.stop("worker-1", signal.SIGKILL)
-        here.supernode(2)
+        here.site(2)
         here.wait_for(lambda: len(rounds(out)) > 1, PATIENCE, "the end of round 1")
-        here.supernode(1)
+        here.site(1)
         final = finished(here, out)
         lines = rounds(out)
         reasons = {(r["round"], client): why for r in lines for client, why in r["lost"]}
@@ -260,20 +271,20 @@ def test_a_stranger_stays_outside(tmp_path: Path) -> None:
 
     with deployment(tmp_path) as here:
         here.superlink()
-        here.supernode(0)
+        here.site(0)
         keys.make_site_key(here.keys / "site-1")  # made, and not registered
-        here.supernode(1)
+        here.site(1)
         stranger = here.running["site-1"]
         here.wait_for(lambda: stranger.poll() is not None, PATIENCE, "the stranger's refusal")
         assert stranger.returncode != 0
-        here.supernode(2, client=0)
-        here.supernode(3, client=1, recipe='"something else"')
+        here.site(2, client=0)
+        here.site(3, client=1, agreed="something else")
         out = job(here, "strangers", rounds=1, patience=60.0)
         here.submit(here.folder / "app-strangers")
         finished(here, out)
         said = here.log("run")
         assert "calls itself client 0, which is somebody else already" in said
-        assert "is not the one this site agreed to (something el)" in said
+        assert "agreed to another recipe; these keys differ: unknown" in said
         assert rounds(out)[0]["heard"] == [0] and rounds(out)[0]["lost"] == [[1, "has not joined"]]
 
 
@@ -284,8 +295,8 @@ def test_a_superlink_that_restarts_in_the_middle_and_a_server_that_dies(tmp_path
     an undisturbed run."""
     with deployment(tmp_path) as here:
         here.superlink()
-        here.supernode(0)
-        here.supernode(1)
+        here.site(0)
+        here.site(1)
         out = job(here, "twice", rounds=6, delay=1.0)
         here.submit(here.folder / "app-twice")
         here.wait_for(lambda: working(out, 0, 1), PATIENCE, "round 1 at site 0")

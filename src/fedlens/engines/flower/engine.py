@@ -1,23 +1,26 @@
 """The Flower engine: real clients on real machines, through Flower's Grid. Only the modules of this
 folder import flwr.
 
-The same `run` works inside a ServerApp, with `Flower` as its engine; the same `answer` works inside
-a ClientApp (see `client_app` and `site`). Nothing else is new; what this file is about is that real
-sites come late, vanish, restart and disagree. `sites.server` makes the engine for `fedlens run
---engine flower`; an app of the user's own makes it itself.
+The same `run` works inside a ServerApp, with `Flower` as its engine; the same `answer` works at a
+site (see `site`). Nothing else is new; what this file is about is that real sites come late,
+vanish, restart and disagree. `sites.server` makes the engine for `fedlens run --engine flower`; an
+app of the user's own makes it itself.
 
 On the wire: a message travels in its own byte form, cut into pieces that are the arrays of one
-ArrayRecord ("message"); a ConfigRecord ("fedlens") beside it carries what the transport needs:
-versions, the hash of the recipe, the job, the round last heard. One Message is one RecordDict and
-back. Pieces, because Flower joins the chunks of an array twice while it receives it.
+ArrayRecord; a ConfigRecord beside it carries what the transport needs: versions, the recipe and its
+hash, the job, the round last heard (see `records`). One Message is one RecordDict and back. Pieces,
+because Flower joins the chunks of an array twice while it receives it.
 
-Who is who: Flower's node ids are random. A site says which client it is (`client=3` in its node
-config) in its answer to a "query" message, and is asked with "train" messages from then on.
+Who is who: Flower's node ids are random. A site says which client it is in its answer to a "query"
+message, and is asked with "train" messages from then on. Where keys are bound to numbers, a site is
+let in only under the number of its key.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,9 +36,10 @@ from fedlens.core.message import BadMessage, Message
 from fedlens.core.replies import Arrival, Lost, refuse
 from fedlens.engines.flower.site import (
     MakeSite,
-    SiteError,
     answer_request,
     from_pieces,
+    readable,
+    sentence,
     to_pieces,
 )
 from fedlens.engines.worker import Log, Worker
@@ -48,7 +52,7 @@ try:
 except ImportError as e:
     raise ImportError('this needs Flower: pip install "fedlens[flower]"') from e
 
-from fedlens.engines.flower import client_app
+from fedlens.engines.flower.records import take_fields, take_pieces, to_records
 
 RETRY_SECONDS = 30.0  # after which a site that was refused may have been put right
 _FAILURES = {
@@ -59,6 +63,10 @@ _FAILURES = {
     7: "does not trust the app that was sent",
     8: "its process died while it worked",
 }
+
+
+class NoSites(ValueError):
+    """Nobody is there to be asked; one sentence for the server's operator."""
 
 
 @dataclass(frozen=True)
@@ -72,20 +80,27 @@ class _Request:
 class Flower:
     """An engine around a Flower Grid.
 
-    clients: how many sites the recipe speaks of; their ids are 0 ... clients - 1, here or not.
-    recipe: its hash. job: a name that stays the same when the run is resumed. timeout: seconds a
-    round may take. patience: seconds to wait for sites, at the beginning until all are there and
-    later until at least `least` are. late: replies up to so many rounds behind are still waited
-    for. forgive: let a site that lost its memory begin anew. poll: seconds between two looks, at
-    least: a look costs the SuperLink a request per open message, so they become fewer the longer a
-    round takes and the more sites there are. classes: what labels mean (default: what they mean to
-    the first site).
+    Args:
+        clients: how many sites the recipe speaks of; their ids are 0 ... clients - 1, here or not.
+        recipe: its hash.
+        text: the recipe itself, for sites to name what differs.
+        job: a name that stays the same when the run is resumed.
+        timeout: seconds a round may take.
+        patience: seconds to wait for sites, at the beginning until all are there and later until at
+            least `least` are.
+        late: replies up to so many rounds behind are still waited for.
+        forgive: let a site that lost its memory begin anew.
+        poll: seconds between two looks, at least: a look costs the SuperLink a request per open
+            message, so they become fewer the longer a round takes and the more sites there are.
+        classes: what labels mean (default: what they mean to the first site).
+        bindings: the public key of each client, as PEM; None: sites' own words are believed.
     """
 
     grid: Grid
     algorithm: Algorithm
     clients: int
     recipe: str = ""
+    text: str = ""
     job: str = "job"
     timeout: float | None = None
     patience: float = 600.0
@@ -94,6 +109,7 @@ class Flower:
     forgive: bool = False
     poll: float = 0.1
     classes: str = ""
+    bindings: Mapping[int, bytes] | None = None
     log: Log = print
     nodes: dict[int, int] = field(default_factory=dict)  # client -> node
     # node -> why it was not let in, and when
@@ -101,7 +117,7 @@ class Flower:
     _queries: dict[str, int] = field(default_factory=dict)  # message id -> node
     # by message id, of this exchange and earlier ones
     _pending: dict[str, _Request] = field(default_factory=dict)
-    _online: set[int] = field(default_factory=set)
+    _online: dict[int, bytes] = field(default_factory=dict)  # node -> its public key
     _polled: float = 0.0
     _started: bool = False
 
@@ -152,7 +168,7 @@ class Flower:
     ) -> Iterator[Lost]:
         busy = {request.client: request.round for request in self._pending.values()}
         # one record for all: Flower stores equal content once
-        payload = client_app.to_records({}, to_pieces(message))["message"]
+        payload = to_records({}, to_pieces(message))["message"]
         ttl = self.timeout * (1 + self.late) if self.timeout else None
         for id in ids:
             if id in busy:
@@ -177,7 +193,8 @@ class Flower:
                     yield Lost(id, "the SuperLink did not take its message")
 
     def _fields(self) -> dict[str, Any]:
-        return {"version": fedlens.__version__, "recipe": self.recipe, "job": self.job}
+        recipe = {"recipe": self.recipe, "text": self.text}
+        return {"version": fedlens.__version__, "job": self.job, **recipe}
 
     def _pull(self, wanted: Collection[str]) -> Iterator[tuple[str, Message | Lost]]:
         """One reply at a time: pulled, turned into a message, handed on and forgotten before the
@@ -196,7 +213,7 @@ class Flower:
     def _read(self, client: int, envelope: Envelope) -> Message | Lost:
         if why := _failure(envelope):
             return Lost(client, why)
-        reply = from_pieces(client_app.take_pieces(envelope.content))
+        reply = from_pieces(take_pieces(envelope.content))
         if reply.sender != client:
             return Lost(client, f"answered as client {reply.sender}", refused=True)
         return reply
@@ -216,7 +233,7 @@ class Flower:
         self._started = True
         if present < self.least:
             reasons = "; ".join(dict.fromkeys(why for why, _ in self.refused.values()))
-            raise SiteError(
+            raise NoSites(
                 f"{present} of {self.clients} sites joined within {self.patience:g} s"
                 + (f" ({reasons})" if reasons else "")
             )
@@ -230,8 +247,8 @@ class Flower:
         """
         if now or time.monotonic() - self._polled > 1.0:
             self._polled = time.monotonic()
-            self._online = set(self.grid.get_node_ids())
-            for node in sorted(self._online - self._settled()):
+            self._online = {n.node_id: n.public_key for n in self.grid.get_nodes()}
+            for node in sorted(self._online.keys() - self._settled()):
                 self._query(node)
         for message_id in list(self._queries):
             for envelope in self.grid.pull_messages([message_id]):
@@ -252,17 +269,29 @@ class Flower:
             self._queries[message_id] = node
 
     def _register(self, node: int, envelope: Envelope) -> None:
-        why = _failure(envelope) or self._objection(node, envelope.content["fedlens"])
+        why = _failure(envelope)
+        fields = {} if why else take_fields(envelope.content) or {}
+        why = why or self._objection(node, fields)
         if why:
+            why = f"{self._name(node)} was not let in: {why}"
             if self.refused.get(node, ("", 0.0))[0] != why:
-                self.log(f"a site was not let in: {why}")
+                self.log(why)
             self.refused[node] = (why, time.monotonic())
         else:
-            fields = envelope.content["fedlens"]
             self.refused.pop(node, None)
             self.nodes[fields["client"]] = node
             self.classes = self.classes or str(fields.get("classes", ""))
             self.log(f"client {fields['client']} has joined with {fields['examples']} examples")
+
+    def _bound(self, node: int) -> int | None:
+        """The client that a node's key belongs to."""
+        key = self._online.get(node)
+        return next((i for i, k in (self.bindings or {}).items() if k == key), None)
+
+    def _name(self, node: int) -> str:
+        """A node by what is known of it for certain."""
+        client = self._bound(node)
+        return f"node {node}" if client is None else f"the site of client {client}"
 
     def _objection(self, node: int, fields: Mapping[str, Any]) -> str | None:
         client, classes = fields.get("client"), str(fields.get("classes", ""))
@@ -272,6 +301,12 @@ class Flower:
                 "does not say in numbers which client it is and how many examples it has: is it a"
                 " FedLens site of the same version?"
             )
+        if self.bindings is not None and self._bound(node) != client:
+            known = self._bound(node)
+            owner = "no client" if known is None else f"client {known}"
+            return f"calls itself client {client}, but its key belongs to {owner}"
+        if not readable(classes, 1 << 16):
+            return "has classes whose names are too long or cannot be printed"
         if not 0 <= client < self.clients:
             return (
                 f"calls itself client {client}, but there are {self.clients} (0 to"
@@ -281,8 +316,8 @@ class Flower:
             return f"calls itself client {client}, which is somebody else already"
         if classes != (self.classes or classes):
             return (
-                f"client {client} has the classes {classes}, not {self.classes}: let everybody's"
-                " [data] list all of them as names"
+                f"client {client} has the classes {classes[:300]}, not {self.classes[:300]}: let"
+                " everybody's [data] list all of them as names"
             )
         return None
 
@@ -298,66 +333,79 @@ class Flower:
 
 def _failure(envelope: Envelope) -> str | None:
     """Why an envelope carries no reply, in one sentence, or None if it carries one."""
-    if envelope.has_error():
-        code, reason = envelope.error.code, envelope.error.reason or ""
-        if code in _FAILURES:
-            return _FAILURES[code]
-        return (reason.strip().splitlines() or [f"Flower error {code}"])[0][:300]
-    fields = envelope.content.get("fedlens")
-    if not isinstance(fields, ConfigRecord):
+    if envelope.has_error():  # its own words may hold anything, also of a site's files
+        return _FAILURES.get(envelope.error.code, f"Flower error {envelope.error.code}")
+    fields = take_fields(envelope.content)
+    if fields is None:
         return "answered without the record by which FedLens sites are known"
-    lost = fields.get("lost")
-    return str(lost) if lost is not None else None
+    return sentence(fields["lost"], fields.get("detail", "")) if "lost" in fields else None
 
 
 # -- an app ----------------------------------------------------------------------------------------
 
 
 def make_server_app(main: Callable[[Grid, Mapping[str, Any]], None]) -> ServerApp:
-    """The ServerApp around a function of a grid and the run's config."""
+    """The ServerApp around a function of a grid and the run's config. What its user can put right
+    (ValueError, OSError) is one line in the log, anything else a traceback.
+    """
     app = ServerApp()
 
     def start(grid: Grid, context: Context) -> None:
         heap.return_at_once()
+        if not os.environ.get("FEDLENS_DEBUG"):
+            logging.getLogger("flwr").addFilter(_without_traceback)
         main(grid, dict(context.run_config))
 
     app.main()(start)
     return app
 
 
+def _without_traceback(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, ValueError | OSError):
+        text = " ".join(str(error).split())
+        record.msg, record.args, record.exc_info = f"the run ended: {text}", (), None
+    return True
+
+
 def make_client_app(make_site: MakeSite) -> ClientApp:
-    """The ClientApp of a site for an app with code of its own. `make_site` is called for every
-    message: each one is a new process.
+    """The ClientApp of a site at a stock SuperNode. `make_site` is called for every message, each
+    of which is a new process, with the node's config and what it was asked.
     """
     app = ClientApp()
 
     def relay(envelope: Envelope, context: Context) -> Envelope:
-        return client_app.relay(
-            envelope, context, lambda header, pieces: answer_request(header, pieces, make_site)
-        )
+        request = {**context.run_config, **(take_fields(envelope.content) or {})}
+        header = {"kind": envelope.metadata.message_type, "request": request}
+        node = {**context.node_config, "stock": True}
+        pieces = take_pieces(envelope.content)
+        answered = answer_request(header, pieces, node, make_site, _log_line)
+        return Envelope(to_records(*answered), reply_to=envelope)
 
     app.query()(relay)
     app.train()(relay)
     return app
 
 
+def _log_line(text: str) -> None:
+    print(f"fedlens: {text}", flush=True)
+
+
 def write_app(
     folder: Path, server: str, site: str, config: Mapping[str, bool | int | float | str]
 ) -> None:
     """A Flower app as `flwr run` wants it. server: "module:main" (see `make_server_app`); site:
-    "module:make_site". Both must be installed where they run: weights and packages do not fit into
-    what Flower ships."""
+    "module:make_site", for stock SuperNodes alone: a site of ours never asks for the app. Both must
+    be installed where they run: weights and packages do not fit into what Flower ships."""
     folder.mkdir(parents=True, exist_ok=True)
-    module, _, name = server.partition(":")
-    (folder / "server.py").write_text(
-        f"from {module} import {name}\n\n"
-        "from fedlens.engines.flower.engine import make_server_app\n\n"
-        f"app = make_server_app({name})\n"
-    )
-    (folder / "client.py").write_text(Path(client_app.__file__).read_text())
-    lines = [
-        f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in {"site": site, **config}.items()
-    ]
+    for kind, reference in (("server", server), ("client", site)):
+        module, _, name = reference.partition(":")
+        (folder / f"{kind}.py").write_text(
+            f"from {module} import {name}\n\n"
+            f"from fedlens.engines.flower.engine import make_{kind}_app\n\n"
+            f"app = make_{kind}_app({name})\n"
+        )
+    lines = [f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in config.items()]
     (folder / "pyproject.toml").write_text(
         _PYPROJECT.format(version=fedlens.__version__) + "".join(lines)
     )

@@ -1,56 +1,104 @@
-"""A client at its own place: answers requests from memory on disk. Knows nothing of Flower, only of
-headers and bytes; `client_app` calls it, through a socket or directly.
+"""What a site does with a message, whoever carries it: `sites.worker` does, or the ClientApp of a
+stock SuperNode. Knows nothing of Flower, only of fields and bytes.
+
+Two doors. `accept_request` is the only way in: it decides whether this site works on a request at
+all. `release` is the only way out: greetings, replies, metrics and refusals all pass it.
+
+What leaves about an error is a reason from REASONS and, for some of them, a detail that this module
+makes of numbers and of the recipe's keys. Texts of exceptions may hold paths and names of files,
+and those may hold names of patients: they go to the site's own log.
 
 Memory: a site's processes come and go, so client memory lives in files, one folder per job. Beside
 it lies a stamp: the round the site last answered (last), and the round the server had heard before
 that (basis). The site can go on if the server now says it heard `last` (the reply arrived) or
 `basis` (it got lost). Anything else means that one of the two has forgotten something: an emptied
 folder, an old backup, a server that went back further than one round. An algorithm that keeps
-nothing at its clients does not mind; for any other the site refuses in one sentence, unless the
-server runs with `forgive`.
-
-`python -m fedlens.engines.flower.site SOCKET` is the resident worker of a site: torch is imported
-and data is read once, not once a message.
+nothing at its clients does not mind; for any other the site refuses, unless the server runs with
+`forgive`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import importlib
 import json
 import os
-import socket
-import sys
+import re
+import tomllib
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import fedlens
+from fedlens.config.recipe import differing_keys
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.answer import answer
 from fedlens.core.federation import Federation
 from fedlens.core.files import write_atomically
 from fedlens.core.memory import NEVER, Memory
-from fedlens.core.message import Message
-from fedlens.engines.worker import threads
+from fedlens.core.message import BadMessage, Message
+from fedlens.data.source import DataError
+from fedlens.engines.worker import Log, threads
 
 PIECE_BYTES = 4 << 20  # of a message, sent at a time: what is in transit exists twice
+OPEN = ("data", "about")  # tables of a recipe in which a server and its sites may differ
 
-FlowerConfig = Mapping[str, Any]  # of a node or of a run
+Fields = Mapping[str, Any]  # named values: of a request, of a reply, of a node's settings
+
+# Why a site does not answer: what the server says about it, and all it says. {detail} is checked by
+# `readable` before it is shown.
+REASONS = {
+    "stranger": "was asked by something that is no FedLens server",
+    "version": "runs FedLens {detail}: install the same version everywhere",
+    "recipe": "agreed to another recipe; these keys differ: {detail}",
+    "memory": "remembers {detail}, the server something else: bring the site's folder back, or run"
+    " with --forgive to let it begin anew",
+    "disk": "cannot write its memory: {detail}",
+    "data": "cannot use its data; the site's own log says why",
+    "message": "could not read the message it was sent",
+    "no-memory-left": "ran out of memory",
+    "died": "its process died while it worked",
+    "restarted": "was restarted while it worked",
+    "error": "had an error; the site's own log says which",
+}
 
 
 class SiteError(ValueError):
-    """Why a site cannot take part: one sentence for both operators."""
+    """Why a site does not answer. reason: of REASONS. detail: leaves the site, so no path, no name
+    of a file, no text of an exception. private: for the site's own log."""
+
+    def __init__(self, reason: str, detail: str = "", private: str = "") -> None:
+        super().__init__(f"{sentence(reason, detail)}{f' ({private})' if private else ''}")
+        self.reason, self.detail = reason, detail
+
+
+def sentence(reason: Any, detail: Any = "") -> str:
+    """A reason in words of our own. Whatever a site sends, nothing else of it is ever shown."""
+    known = REASONS.get(reason) if isinstance(reason, str) else None
+    if known is None:
+        return "did not answer, and gave no reason that is known here"
+    return known.format(detail=detail if readable(detail) else "?")
+
+
+def readable(text: Any, most: int = 300) -> bool:
+    """One line without control characters of any kind: safe for a terminal and a log."""
+    return isinstance(text, str) and len(text) <= most and text.isprintable()
 
 
 @dataclass(frozen=True)
 class Site:
-    """One client at its own place. `federation` need hold nothing but this client's part (see
-    `federation_of_one`). recipe: the hash of what the site agreed to do. folder: where its memory
-    lives. classes: what its labels mean, which must be the same everywhere. remarks: what of its
-    data could not be used, for its own operator."""
+    """One client at its own place.
+
+    Args:
+        id: its number.
+        federation: need hold nothing but this client's part (see `federation_of_one`).
+        folder: where its memory lives.
+        recipe: the hash of what the site agreed to do.
+        tables: the same in full, to name what differs.
+        classes: what its labels mean, which must be the same everywhere.
+        remarks: what of its data could not be used, for its own operator.
+    """
 
     id: int
     algorithm: Algorithm
@@ -60,6 +108,7 @@ class Site:
     threads: int = 1
     classes: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    tables: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def examples(self) -> int:
@@ -67,7 +116,7 @@ class Site:
         return len(data) if hasattr(data, "__len__") else 1
 
 
-MakeSite = Callable[[FlowerConfig, FlowerConfig], Site]  # (node config, run config)
+MakeSite = Callable[[Fields, Fields], Site]  # (settings of the node, fields of the request)
 
 
 def federation_of_one(id: int, data: Any, held_out: Any = None) -> Federation:
@@ -90,29 +139,28 @@ def from_pieces(pieces: list[bytes]) -> Message:
     return Message.from_bytes(out)
 
 
+# -- one message -----------------------------------------------------------------------------------
+
+
 def answer_request(
-    header: Mapping[str, Any], pieces: list[bytes], make_site: MakeSite | None = None
-) -> tuple[dict[str, Any], list[bytes]]:
-    """One message in, one reply out. Whatever goes wrong at a site becomes one sentence in its
-    reply; the round goes on with the others.
+    header: Fields, pieces: list[bytes], node: Fields, make_site: MakeSite, log: Log
+) -> tuple[Fields, list[bytes]]:
+    """One message in, one reply out. Whatever goes wrong at a site becomes one reason in its reply;
+    the round goes on with the others.
+
+    Args:
+        header: kind ("query", "train" or "refuse"), request (the fields that came), asker (who).
+        pieces: of the message; emptied.
+        node: the settings of this site.
+        log: the site's own.
     """
+    site: Site | None = None
     try:
-        request = header["request"]
-        if request["version"] != fedlens.__version__:
-            raise SiteError(
-                f"the server runs FedLens {request['version']}, this site {fedlens.__version__}:"
-                " install the same version at both"
-            )
-        make_site = make_site or _load(str(header["run"]["site"]))
-        site = make_site(header["node"], header["run"])
-        if request["recipe"] != site.recipe:
-            raise SiteError(
-                f"the server's recipe ({request['recipe'][:12] or 'none'}) is not the one this site"
-                f" agreed to ({site.recipe[:12] or 'none'}): all of it but [data] must be equal"
-            )
+        site = accept_request(header, node, make_site)
         if header["kind"] == "query":
-            classes = ", ".join(site.classes)
-            return {"client": site.id, "examples": site.examples, "classes": classes}, []
+            fields = {"examples": site.examples, "classes": ", ".join(site.classes)}
+            return release(header, {"client": site.id, **fields}, site=site)
+        request = header["request"]
         reply = answer_from_disk(
             site,
             from_pieces(pieces),
@@ -120,10 +168,74 @@ def answer_request(
             int(request["heard"]),
             forgive=bool(request["forgive"]),
         )
-        return {"client": site.id}, to_pieces(reply)
+        return release(header, {"client": site.id}, reply, site=site)
     except Exception as e:  # a client is somebody else's code and data: anything may come out of it
-        text = str(e) if isinstance(e, ValueError) else f"{type(e).__name__}: {e}"
-        return {"lost": (text.strip().splitlines() or [type(e).__name__])[0][:400]}, []
+        error = e if isinstance(e, SiteError) else SiteError(_reason(e))
+        log(f"this site could not answer {header.get('asker', 'a request')}: {_own_words(e)}")
+        return release(header, {"lost": error.reason, "detail": error.detail}, site=site)
+
+
+def accept_request(header: Fields, node: Fields, make_site: MakeSite) -> Site:
+    """The one way in: the site that works on this request, or a SiteError that says why none does.
+    Nothing has been computed before, and nothing of the message was looked at but its fields.
+    """
+    if header["kind"] == "refuse":  # the network process has something to say, and has no way out
+        raise SiteError(str(header["reason"]))
+    request = header.get("request")
+    if not isinstance(request, Mapping) or not {"version", "recipe", "job"} <= request.keys():
+        raise SiteError("stranger")
+    if request["version"] != fedlens.__version__:
+        raise SiteError("version", fedlens.__version__, f"the server runs {request['version']!r}")
+    if not re.fullmatch(r"[\w-]{1,64}", str(request["job"]), re.ASCII):
+        raise SiteError("stranger", private=f"a job cannot be called {request['job']!r}")
+    site = make_site(node, request)
+    if request["recipe"] != site.recipe:
+        keys = _differing(site, request)
+        raise SiteError("recipe", ", ".join(keys)[:300] or "unknown")
+    return site
+
+
+def release(
+    header: Fields, fields: Fields, reply: Message | None = None, site: Site | None = None
+) -> tuple[Fields, list[bytes]]:
+    """The one way out: every byte of a site's that the server gets, as it leaves.
+
+    Args:
+        header: of the request that is answered.
+        fields: of a greeting, of a reply, or a reason for not answering.
+        reply: what the algorithm or an evaluation made.
+        site: None where there was none to answer.
+    """
+    return fields, to_pieces(reply) if reply is not None else []
+
+
+def _differing(site: Site, request: Fields) -> list[str]:
+    """Keys of the recipe in which the server's is another; keys only, no values."""
+    try:
+        theirs = tomllib.loads(str(request.get("text", "")))
+    except tomllib.TOMLDecodeError:
+        return []
+    found = [k for k in differing_keys(site.tables, theirs) if k.split(".")[0] not in OPEN]
+    return [k for k in found if readable(k)]
+
+
+def _reason(e: Exception) -> str:
+    if isinstance(e, BadMessage):
+        return "message"
+    if isinstance(e, DataError):
+        return "data"
+    return "no-memory-left" if isinstance(e, MemoryError) else "error"
+
+
+def _own_words(e: Exception) -> str:
+    """For the site's operator, who may see everything."""
+    if os.environ.get("FEDLENS_DEBUG"):
+        return "".join(traceback.format_exception(e))
+    text = str(e) if isinstance(e, ValueError) else f"{type(e).__name__}: {e}"
+    return (text.strip().splitlines() or [type(e).__name__])[0]
+
+
+# -- memory ----------------------------------------------------------------------------------------
 
 
 def answer_from_disk(
@@ -140,89 +252,24 @@ def answer_from_disk(
         last, basis = json.loads(stamp.read_text()) if stamp.exists() else (NEVER, NEVER)
         forgotten = heard not in (last, basis)
         if forgotten and evaluating:
-            raise SiteError(_forgot(heard, last, folder))
+            raise _forgot(heard, last, folder)
         memory = Memory(None) if forgotten else Memory(folder, durable=True)
         with threads(site.threads):
             reply = answer(site.algorithm, message, site.id, site.federation, memory, heard)
         if forgotten and memory.resident:  # it would have needed what is lost
             if not forgive:
-                raise SiteError(_forgot(heard, last, folder))
+                raise _forgot(heard, last, folder)
             Memory(folder, durable=True).save(site.id, memory.load(site.id))
         if not evaluating:
             write_atomically(stamp, json.dumps([message.round, heard]), sync=False)
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
-            raise SiteError(
-                f"this site cannot write its memory to {site.folder}: {os.strerror(e.errno)}"
-            ) from e
+            raise SiteError("disk", os.strerror(e.errno), str(site.folder)) from e
         raise
     return reply
 
 
-def _forgot(heard: int, last: int, folder: Path) -> str:
+def _forgot(heard: int, last: int, folder: Path) -> SiteError:
     knows = "nothing of this job" if last == NEVER else f"round {last} as its last"
-    return (
-        f"the server heard this site in round {heard}, but the site remembers {knows}: bring its"
-        f" folder {folder} back, or run with --forgive to let it begin anew"
-    )
-
-
-def _load(reference: str) -> MakeSite:
-    module, _, name = reference.partition(":")
-    found: MakeSite = getattr(importlib.import_module(module), name)
-    return found
-
-
-# -- the resident worker ---------------------------------------------------------------------------
-
-
-class _LastSite:
-    """Makes sites, and keeps the last one: its data and its network stay loaded."""
-
-    def __init__(self) -> None:
-        self.key = ""
-        self.site: Site | None = None
-
-    def __call__(self, node: FlowerConfig, run: FlowerConfig) -> Site:
-        key = json.dumps([node, run], sort_keys=True)
-        if self.site is None or key != self.key:
-            self.site, self.key = _load(str(run["site"]))(node, run), key
-            if not node.get("recipe"):  # with a recipe, `join` read the data before and said it
-                for remark in self.site.remarks:
-                    _log_line(remark)
-        return self.site
-
-
-def serve_socket(path: Path) -> None:
-    """Answer one request per connection, for ever."""
-    from fedlens.engines.flower.client_app import receive_frame, send_frame
-
-    path.unlink(missing_ok=True)
-    make_site = _LastSite()
-    with socket.socket(socket.AF_UNIX) as listener:
-        before = os.umask(0o177)  # the socket belongs to this user alone
-        listener.bind(str(path))
-        os.umask(before)
-        listener.listen()
-        while True:
-            connection, _ = listener.accept()
-            # a caller that went away has lost its reply, nothing else
-            with connection, contextlib.suppress(OSError):
-                frame = receive_frame(connection)
-                if frame is None:
-                    continue
-                fields, pieces = answer_request(*frame, make_site)
-                if "lost" in fields:  # the server hears it too, but here is who can put it right
-                    _log_line(f"this site could not answer: {fields['lost']}")
-                send_frame(connection, fields, pieces)
-
-
-def _log_line(text: str) -> None:
-    print(f"fedlens: {text}", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    from fedlens.engines.simulator import exit_with_parent
-
-    exit_with_parent(os.getppid(), lasting=True)
-    serve_socket(Path(sys.argv[1]))
+    private = f"the server heard this site in round {heard}; its folder is {folder}"
+    return SiteError("memory", knows, private)

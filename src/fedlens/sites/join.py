@@ -1,0 +1,61 @@
+"""A site takes part: its worker is started and its data read, then the server is asked for work
+until somebody ends it.
+"""
+
+from __future__ import annotations
+
+import signal
+import ssl
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedlens.config.convert import ConfigError
+from fedlens.core.files import lock_folder
+from fedlens.sites.keys import read_private_key
+from fedlens.sites.programs import Log
+from fedlens.sites.worker import COMMAND, SiteWorker
+
+
+def take_part(
+    address: str,
+    tls: ssl.SSLContext,
+    key: Path,
+    node: Mapping[str, Any],
+    patience: float,
+    log: Log,
+    command: Sequence[str] = COMMAND,
+) -> None:
+    """Returns only by an exception.
+
+    Args:
+        address: host:port of the server.
+        tls: trusts the federation's CA, and holds this site's certificate.
+        key: file of this site's private key.
+        node: this site's settings, see `sites.site.make_site`.
+        patience: seconds to keep trying at the beginning.
+        command: of the worker's process.
+    """
+    from fedlens.engines.flower.fleet import Away, Fleet, Refused
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a polite kill goes offline too
+    folder = Path(str(node["folder"]))
+    secret = read_private_key(key)
+    taken = "another `fedlens join` is running with {folder}"
+    with lock_folder(folder, taken), SiteWorker(node, log, command) as worker:
+        folder.chmod(0o700)
+        told = worker.start()
+        if told["examples"] is not None:
+            log(f"client {node['client']} has {told['examples']} examples")
+        for remark in told["remarks"]:
+            log(remark)
+        try:
+            Fleet(address, tls, secret, folder, log).serve(worker.handle, patience)
+        except Refused as e:
+            raise ConfigError(
+                f"{e}: the server's operator has to add --site {key.name}.pub, and --ca must be"
+                " that server's ca.crt"
+            ) from e
+        except Away as e:
+            raise ConfigError(f"the server at {address} cannot be reached ({e})") from e
