@@ -110,7 +110,10 @@ def command_group() -> click.Group:
     """All commands. Their arguments get the help back that click takes away: from 8.5 on it has one
     of its own for arguments, and writes None over what typer has put there before."""
     group = typer.main.get_group(app)
-    for command in group.commands.values():
+    commands = [*group.commands.values()]
+    for command in commands:
+        if isinstance(command, click.Group):
+            commands += command.commands.values()
         if not command.callback:
             continue
         declared = get_params_from_function(inspect.unwrap(command.callback))

@@ -1,4 +1,6 @@
-"""`fedlens ledger`: what left a client, and whether its ledger is as it was written."""
+"""`fedlens ledger`: what left a client, and whether its ledger is as it was written. `fedlens
+policy`: what a site allows, and whether a recipe keeps to it.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedlens.cli.options import examples
+from fedlens.cli.options import OverridesArgument, RecipeArgument, examples, loading, read_config
 from fedlens.runs.text import console, few, size
 
 if TYPE_CHECKING:
     from fedlens.trust.departures import Departures, Item
     from fedlens.trust.ledger import Head, Verdict
+    from fedlens.trust.policy import Plan, Policy
 
 MOST_CLIENTS = 20  # in a table of the terminal; the report has them all
 
@@ -30,6 +33,11 @@ HIDDEN = (
 )
 
 app = typer.Typer()
+policies = typer.Typer(
+    help="What a site allows, whatever a recipe or a server asks for: write it, try it.",
+    no_args_is_help=True,
+)
+app.add_typer(policies, name="policy")
 
 
 @app.command(
@@ -228,3 +236,148 @@ def trust_remarks(found: Verdict, key: Path | None) -> str:
     if key is None:
         text += "; signed with the key that it names itself (--key compares it with the site's)"
     return text
+
+
+# -- what is allowed -------------------------------------------------------------------------------
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        help="This site's data. [dim]default: what the recipe names[/]",
+        show_default=False,
+    ),
+]
+
+
+@policies.command(
+    "init", epilog=examples("fedlens policy init study.toml", "fedlens policy init demo -o p.toml")
+)
+def init_policy(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    data: DataOption = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file; never overwritten.")] = Path(
+        "policy.toml"
+    ),
+) -> None:
+    """Write a strict policy: this recipe, what it sends, and nothing else."""
+    from fedlens.trust.policy import policy_text, strict_policy
+
+    if out.exists():
+        raise click.UsageError(f"{out} exists already: a policy is never overwritten")
+    with loading():
+        plan = recipe_plan(recipe, overrides, data, None)
+    about = (
+        f"What this site allows. Written by `fedlens policy init` for {plan.name}, hash\n"
+        f"{plan.digest}.\nYours to change; an entry left out sets no limit."
+    )
+    out.write_text(policy_text(strict_policy(plan), about))
+    print_plan(plan, None)
+    console().print(f"{out} allows this and no more; `fedlens join --policy {out}` holds to it")
+
+
+@policies.command(
+    "check",
+    epilog=examples(
+        "fedlens policy check study.toml", "fedlens policy check study.toml --policy strict.toml"
+    ),
+)
+def check_policy(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    data: DataOption = None,
+    policy: Annotated[Path, typer.Option("--policy", help="The policy.")] = Path("policy.toml"),
+) -> None:
+    """Say whether a site with this policy would take part, and why not; no server is needed.
+
+    Exit code 1 if it would not.
+    """
+    from fedlens.trust.policy import read_policy
+
+    allowed = read_policy(policy)
+    with loading():
+        plan = recipe_plan(recipe, overrides, data, allowed)
+    if not print_plan(plan, allowed, str(policy)):
+        raise typer.Exit(1)
+
+
+def recipe_plan(
+    recipe: str, overrides: list[str] | None, data: Path | None, policy: Policy | None
+) -> Plan:
+    """What a recipe asks of a client. With a policy, modules that it does not list are not even
+    imported to find out."""
+    from fedlens.config.files import find_recipe, load_tables
+    from fedlens.data.source import DataError
+    from fedlens.runs.setup import make_setup
+    from fedlens.sites.site import with_data_at
+    from fedlens.trust.policy import check_modules, plan_of
+
+    if policy is not None:
+        check_modules(policy, load_tables(find_recipe(recipe)))
+    config = read_config(recipe, overrides)
+    if data is not None:
+        config = with_data_at(config, str(data))
+    try:
+        algorithm = make_setup(config).algorithm
+    except DataError:
+        if data is not None:
+            raise
+        algorithm = config.build_algorithm(config.build_task())
+    return plan_of(config, algorithm)
+
+
+def print_plan(plan: Plan, policy: Policy | None, where: str = "") -> bool:
+    """The page before joining: what is asked, what leaves, under which protection, and whether the
+    policy allows it.
+    """
+    out = console()
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column()
+    for key, value in describe_plan(plan):
+        grid.add_row(key, plain(value))
+    out.print(grid)
+    if policy is None:
+        return True
+    objections = policy.objections(plan)
+    for objection in objections:
+        out.print(f"[red]no[/]: {plain(str(objection))} ({objection.entry} in {plain(where)})")
+    if not objections:
+        out.print(f"[green]yes[/]: {plain(where)} allows it")
+    return not objections
+
+
+def describe_plan(plan: Plan) -> list[tuple[str, str]]:
+    work = f"{plan.steps} steps" if plan.steps else f"{plan.epochs} epochs" if plan.epochs else ""
+    work = f", {work} of training in each" if work else ""
+    trees = [f"{name} ({size(n)})" for name, n in plan.trees.items()]
+    evaluation = "metrics on this site's own held-out data" if plan.evaluates else ""
+    leaves = [f"a reply of about {size(plan.reply_bytes)}: the arrays {few(trees)}"]
+    if plan.scalars:
+        leaves[0] += f"; the numbers {few(plan.scalars)}"
+    if evaluation:
+        leaves.append(f"{evaluation}, as numbers")
+    if plan.protection:
+        shield = f"{few(plan.protection)}: the server can read sums, no single reply"
+    else:
+        shield = (
+            "none: the server can read each reply by itself; in the worst case single examples can"
+            " be reconstructed from it (`fedlens audit` shows what can be seen)"
+        )
+    if plan.epsilon is not None:
+        shield += f"; differential privacy with epsilon {plan.epsilon:g}"
+    runs = ["a generator of images"] if plan.generates else []
+    runs += [f"code of {module}" for module in plan.modules]
+    total = plan.rounds * plan.reply_bytes
+    return [
+        ("recipe", f"{plan.name}, hash {plan.digest[:16]}"),
+        ("asked", f"{plan.rounds} rounds among {plan.cohort} clients each{work}"),
+        ("method", " + ".join(plan.stack)),
+        ("leaves once", "the number of examples and the names of the classes"),
+        *(("leaves each round", line) for line in leaves),
+        ("leaves in all", f"about {size(total)}"),
+        ("stays", "images, files, their names, error messages"),
+        ("protection", shield),
+        ("also runs here", few(runs) if runs else "nothing else"),
+    ]

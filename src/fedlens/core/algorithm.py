@@ -210,6 +210,11 @@ class Algorithm(metaclass=Limited):
         return None
 
     @property
+    def generates(self) -> bool:
+        """Does this part run a generator of images at a client?"""
+        return False
+
+    @property
     def base(self) -> Algorithm:
         return self
 

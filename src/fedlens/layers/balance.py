@@ -120,14 +120,17 @@ class Balance(TrainingLayer):
         layer._role = role
         return layer
 
+    @property
+    def generates(self) -> bool:
+        return self._role != "no" and (self._role is not None or self.weak < 1)
+
     def given(self, facts: Facts) -> Algorithm:
         """Binds the generator to the classes. What it cannot make is refused here, before any
         client starts. A site that does not generate needs nothing of what the generator needs."""
         layer = super().given(facts)
         assert isinstance(layer, Balance)
         layer._classes = names = facts.classes
-        nobody = layer._role == "no" or (layer._role is None and self.weak == 1)
-        if not names or nobody:
+        if not names or not layer.generates:
             return layer
         if len(names) < (wanted := self.head.out_features):
             raise StackError(

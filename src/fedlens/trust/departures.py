@@ -49,7 +49,7 @@ class Departures:
     scalars: dict[str, Item] = field(default_factory=dict)
     said: dict[str, Item] = field(default_factory=dict)
     jobs: dict[str, str] = field(default_factory=dict)  # job -> hash of its recipe
-    rounds: dict[int, int] = field(default_factory=dict)  # round -> bytes
+    rounds: dict[tuple[str, int | None], int] = field(default_factory=dict)  # bytes
     readable: int = 0  # replies that left without a layer that hides single ones
     protection: set[str] = field(default_factory=set)
     countersigned: int = 0  # the last line that the server has countersigned
@@ -66,8 +66,8 @@ class Departures:
         self.kinds.setdefault(kind, Item()).seen(line, size)
         if line["job"]:
             self.jobs[str(line["job"])] = str(line["recipe"])
-        if round is not None:
-            self.rounds[round] = self.rounds.get(round, 0) + size
+        of = str(line["job"]), round
+        self.rounds[of] = self.rounds.get(of, 0) + size
         for name, tree in line["trees"].items():
             item = self.trees.setdefault(str(name), Item())
             item.seen(line, int(tree["bytes"]), len(tree["arrays"]))
@@ -78,6 +78,12 @@ class Departures:
         self.readable += bool(line["trees"]) and not line["protection"]
         if line.get("receipt"):
             self.countersigned = max(self.countersigned, int(line["receipt"]["line"]))
+
+    def bytes_of(self, job: str, round: int | None = None) -> int:
+        """That left in a job, or in one round of it."""
+        if round is not None:
+            return self.rounds.get((job, round), 0)
+        return sum(size for (whose, _), size in self.rounds.items() if whose == job)
 
 
 def find_ledgers(folder: Path) -> dict[str, Path]:

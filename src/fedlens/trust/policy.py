@@ -1,0 +1,354 @@
+"""A site's policy: what its owner allows, whatever a recipe or a server asks for.
+
+`policy.toml` lies at the site and is never part of a recipe. It is held against the recipe before
+any work (`Policy.objections`), against each request (`Policy.refuses`), and against the bytes
+before they leave (`Policy.withholds`). An entry that is left out sets no limit, except `modules`:
+no module is imported that is not listed.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from fedlens.config.convert import ConfigError, convert, suggestion, toml_value
+from fedlens.config.recipe import Config
+from fedlens.core.algorithm import Algorithm
+from fedlens.core.limits import Count, Limited, Positive
+from fedlens.core.message import Header, Message
+from fedlens.core.tree import count_bytes
+from fedlens.trust.departures import Departures
+from fedlens.trust.ledger import protection
+
+FILE = "policy.toml"
+SHORTEST = 12  # characters of a recipe's hash that name it
+SLACK = 4096  # bytes: numbers are written in more or fewer digits
+
+
+class PolicyError(ConfigError):
+    """What a policy does not allow. entry: the one that says so, all that a server hears of it."""
+
+    def __init__(self, entry: str, text: str) -> None:
+        super().__init__(text)
+        self.entry = entry
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a recipe asks of a client.
+
+    Args:
+        name: the recipe's.
+        digest: its hash, see `Config.digest`.
+        stack: the algorithm's parts, by name.
+        protection: those of them that hide single replies.
+        trees: bytes of each tree of a reply.
+        scalars: the numbers of a reply that are declared.
+        reply_bytes: of one reply, as it leaves.
+        rounds: planned.
+        cohort: clients asked in a round.
+        epochs: passes over the client's data in a round.
+        steps: instead of epochs, where the recipe counts so.
+        evaluates: whether clients are asked for metrics on their own held-out data.
+        generates: whether a generator of images would run here.
+        modules: of somebody's own code.
+        epsilon: the smallest that a layer promises.
+    """
+
+    name: str
+    digest: str
+    stack: tuple[str, ...] = ()
+    protection: tuple[str, ...] = ()
+    trees: Mapping[str, int] = field(default_factory=dict)
+    scalars: tuple[str, ...] = ()
+    reply_bytes: int = 0
+    rounds: int = 1
+    cohort: int = 1
+    epochs: int = 0
+    steps: int = 0
+    evaluates: bool = False
+    generates: bool = False
+    modules: tuple[str, ...] = ()
+    epsilon: float | None = None
+
+
+def plan_of(config: Config, algorithm: Algorithm) -> Plan:
+    """What this recipe asks; `algorithm` is built of it and knows what is public about the data."""
+    s, parts = config.settings, list(algorithm.parts())
+    cohort = s.cohort or s.clients
+    header = Header(0, s.rounds, s.seed, population=s.clients, cohort=cohort)
+    message = algorithm.broadcast(algorithm.init().with_header(header)).with_header(header)
+    expected = algorithm.expects(message)
+    scalars = tuple(n for n, scalar in algorithm.declared().items() if scalar.read != "local")
+    reply = Message(
+        expected, dict.fromkeys(scalars, 0.0), {tree: {"mean": 0.0} for tree in expected}
+    )
+    steps = max((_count(part, "steps") for part in parts), default=0)
+    return Plan(
+        name=config.name,
+        digest=config.digest(),
+        stack=tuple(type(part).__name__ for part in parts),
+        protection=protection(algorithm),
+        trees={name: count_bytes(dict(tree)) for name, tree in expected.items()},
+        scalars=scalars,
+        reply_bytes=reply.write_into(memoryview(b"")),
+        rounds=s.rounds,
+        cohort=cohort,
+        epochs=0 if steps else max((_count(part, "epochs") for part in parts), default=0),
+        steps=steps,
+        evaluates=s.personal,
+        generates=any(part.generates for part in parts),
+        modules=named_modules(config.tables()),
+        epsilon=min((part.epsilon for part in parts if hasattr(part, "epsilon")), default=None),
+    )
+
+
+def _count(part: Algorithm, name: str) -> int:
+    value = getattr(part, name, None)
+    return value if isinstance(value, int) else 0
+
+
+def named_modules(tables: Any) -> tuple[str, ...]:
+    """Modules that a recipe names as "module:Class", from its text alone: nothing is imported."""
+    return tuple(sorted({text.partition(":")[0] for text in _texts(tables) if _is_reference(text)}))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key != "about":
+                yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _is_reference(text: str) -> bool:
+    module, colon, name = text.partition(":")
+    words = [*module.split("."), *name.split(".")]
+    return bool(colon) and all(word.isidentifier() for word in words)
+
+
+@dataclass(frozen=True)
+class Policy(metaclass=Limited):
+    """What a site allows.
+
+    Args:
+        recipes: names, or hashes (their first 12 characters or more).
+        trees: that may leave in a reply, by name.
+        scalars: numbers that may leave in a reply, by name.
+        evaluation: whether metrics on this site's own held-out data leave: "send" or "withhold".
+        max_bytes_round: that leave in one round of a job.
+        max_bytes_job: that leave in a job.
+        max_epochs: passes over this site's data in a round.
+        max_steps: the same for recipes that count in steps.
+        max_seconds: of work on one message; it is then stopped.
+        generators: whether a generator of images may run here.
+        modules: of somebody's own code that a recipe may import.
+        require: layers that the recipe's stack must have.
+        min_cohort: clients that must be asked together.
+        max_epsilon: of the privacy that the recipe's layers promise; one that promises none is
+            refused.
+        keep_days: how long ledgers, memories and checkpoints are kept; `fedlens forget` uses it.
+    """
+
+    recipes: tuple[str, ...] | None = None
+    trees: tuple[str, ...] | None = None
+    scalars: tuple[str, ...] | None = None
+    evaluation: Literal["send", "withhold"] = "send"
+    max_bytes_round: Count | None = None
+    max_bytes_job: Count | None = None
+    max_epochs: Count | None = None
+    max_steps: Count | None = None
+    max_seconds: Positive | None = None
+    generators: bool = True
+    modules: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()
+    min_cohort: Count = 1
+    max_epsilon: Positive | None = None
+    keep_days: Count | None = None
+
+    def objections(self, plan: Plan) -> list[PolicyError]:
+        """Why this site would not take part, before any work; nothing if it would."""
+        found = [
+            self._unknown_recipe(plan),
+            self._missing("trees", plan.trees, "a reply has the tree"),
+            self._missing("scalars", plan.scalars, "a reply has the number"),
+            self._above("max_bytes_round", plan.reply_bytes, "bytes of a reply"),
+            self._above("max_bytes_job", plan.reply_bytes * plan.rounds, "bytes of all rounds"),
+            self._too_much_work(plan),
+            self._not_listed(plan.modules),
+            self._unprotected(plan),
+        ]
+        if plan.generates and not self.generators:
+            found.append(PolicyError("generators", "it runs a generator of images here"))
+        if plan.cohort < self.min_cohort:
+            found.append(self._too_few(plan.cohort))
+        return [objection for objection in found if objection]
+
+    def refuses(self, asked: Header) -> PolicyError | None:
+        """Why this request is not worked on. The server says how many it asks; only a layer that
+        needs the others' keys can check it."""
+        if asked.trip:
+            return None
+        if asked.evaluate:
+            if self.evaluation == "withhold":
+                return PolicyError("evaluation", "metrics on this site's own data are withheld")
+        elif asked.cohort < self.min_cohort:
+            return self._too_few(asked.cohort)
+        return None
+
+    def withholds(
+        self, kind: str, message: Message, size: int, job: str, so_far: Departures
+    ) -> PolicyError | None:
+        """Why these bytes do not leave. so_far: what has left this site before."""
+        if kind == "reply":
+            if found := self._missing("trees", message.trees, "the reply has the tree"):
+                return found
+            if found := self._missing("scalars", message.scalars, "the reply has the number"):
+                return found
+        round, whole = so_far.bytes_of(job, message.round), so_far.bytes_of(job)
+        return self._above(
+            "max_bytes_round", round + size, f"bytes of round {message.round}"
+        ) or self._above("max_bytes_job", whole + size, "bytes of this job")
+
+    # -- one entry each ----------------------------------------------------------------------------
+
+    def _unknown_recipe(self, plan: Plan) -> PolicyError | None:
+        if self.recipes is None or plan.name in self.recipes:
+            return None
+        if any(len(r) >= SHORTEST and plan.digest.startswith(r) for r in self.recipes):
+            return None
+        return PolicyError("recipes", f"{plan.name} ({plan.digest[:16]}) is not listed")
+
+    def _missing(self, entry: str, names: Iterable[str], what: str) -> PolicyError | None:
+        allowed = getattr(self, entry)
+        odd = [] if allowed is None else [name for name in names if name not in allowed]
+        return PolicyError(entry, f"{what} {odd[0]!r}, which is not listed") if odd else None
+
+    def _above(self, entry: str, value: float, what: str) -> PolicyError | None:
+        most = getattr(self, entry)
+        if most is None or value <= most:
+            return None
+        return PolicyError(entry, f"{value:,} {what} are more than {most:,}")
+
+    def _too_much_work(self, plan: Plan) -> PolicyError | None:
+        if plan.steps and self.max_steps is None and self.max_epochs is not None:
+            return PolicyError(
+                "max_epochs", f"it works {plan.steps} steps a round, and max_steps is not set"
+            )
+        epochs = self._above("max_epochs", plan.epochs, "epochs a round")
+        return epochs or self._above("max_steps", plan.steps, "steps a round")
+
+    def _not_listed(self, modules: Iterable[str]) -> PolicyError | None:
+        for module in modules:
+            if not any(f"{module}.".startswith(f"{m}.") for m in self.modules):
+                return PolicyError("modules", f"it imports {module}, which is not listed")
+        return None
+
+    def _unprotected(self, plan: Plan) -> PolicyError | None:
+        for layer in self.require:
+            if layer not in plan.stack:
+                return PolicyError("require", f"its stack has no {layer}")
+        if self.max_epsilon is None or (
+            plan.epsilon is not None and plan.epsilon <= self.max_epsilon
+        ):
+            return None
+        promised = "promises none" if plan.epsilon is None else f"promises {plan.epsilon:g}"
+        return PolicyError("max_epsilon", f"epsilon {self.max_epsilon:g} is asked, it {promised}")
+
+    def _too_few(self, cohort: int) -> PolicyError:
+        return PolicyError(
+            "min_cohort", f"{cohort} clients are asked together, fewer than {self.min_cohort}"
+        )
+
+
+# -- as a file -------------------------------------------------------------------------------------
+
+
+def read_policy(path: Path) -> Policy:
+    try:
+        table = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path} is not TOML: {e}") from e
+    hints = get_type_hints(Policy, include_extras=True)
+    known = {f.name: hints[f.name] for f in fields(Policy)}
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"{path} has an unknown entry {key!r}{suggestion(key, known)}")
+    return Policy(**{k: convert(v, known[k], f"{path}: {k}") for k, v in table.items()})
+
+
+def check_modules(policy: Policy, tables: Mapping[str, Any]) -> None:
+    """Before a recipe is built, because building it imports what it names."""
+    if found := policy._not_listed(named_modules(tables)):
+        raise found
+
+
+def strict_policy(plan: Plan) -> Policy:
+    """The policy that allows this plan and little else."""
+    reply = _rounded(plan.reply_bytes + SLACK * (1 + plan.evaluates))
+    return Policy(
+        recipes=(plan.digest,),
+        trees=tuple(plan.trees),
+        scalars=plan.scalars,
+        evaluation="send" if plan.evaluates else "withhold",
+        max_bytes_round=reply,
+        max_bytes_job=_rounded(reply * plan.rounds),
+        max_epochs=plan.epochs or None,
+        max_steps=plan.steps or None,
+        generators=plan.generates,
+        modules=plan.modules,
+        require=plan.protection,
+        min_cohort=plan.cohort,
+        max_epsilon=plan.epsilon,
+        keep_days=365,
+    )
+
+
+def _rounded(size: int) -> int:
+    """Up, to two digits: a limit that people can read."""
+    unit = int("1" + "0" * max(0, len(str(size)) - 2))
+    return -(-size // unit) * unit
+
+
+_COMMENTS = {
+    "recipes": "Which recipes: names, or hashes, which change with every setting but [data].",
+    "trees": "What may leave in a reply: arrays,",
+    "scalars": "and single numbers.",
+    "evaluation": 'Metrics on this site\'s own held-out data: "send" or "withhold".',
+    "max_bytes_round": "Bytes that may leave in one round of a job,",
+    "max_bytes_job": "and in all its rounds. A restart sends a round again: leave it room.",
+    "max_epochs": "Work: passes over this site's data in a round,",
+    "max_steps": "for recipes that count in steps: steps in a round,",
+    "max_seconds": "seconds on one message, after which work is stopped.",
+    "generators": "May a generator of images run here?",
+    "modules": "Python modules of somebody's own code that a recipe may import.",
+    "require": "Layers without which this site does not take part.",
+    "min_cohort": "Clients that must be asked together: a sum of few tells much about each.",
+    "max_epsilon": "The weakest differential privacy that is accepted (larger is weaker).",
+    "keep_days": "Days that ledgers, memories and checkpoints are kept (fedlens forget --expired).",
+}
+_EXAMPLES: Mapping[str, Any] = {
+    "max_epochs": 5,
+    "max_steps": 100,
+    "max_seconds": 600,
+    "max_epsilon": 8.0,
+}
+
+
+def policy_text(policy: Policy, about: str) -> str:
+    """A policy as a commented file. An entry without a value stands there as a comment."""
+    lines = [f"# {line}".rstrip() for line in about.splitlines()]
+    for f in fields(Policy):
+        value = getattr(policy, f.name)
+        lines += ["", f"# {_COMMENTS[f.name]}"]
+        unset = value is None
+        shown = toml_value(_EXAMPLES.get(f.name, "") if unset else value)
+        lines.append(f"{'# ' if unset else ''}{f.name} = {shown}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,252 @@
+"""A policy refuses what its owner did not allow: before work, at a request, before bytes leave."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedlens.cli.main import invoke
+from fedlens.config import recipe as recipes
+from fedlens.config.recipe import ConfigError
+from fedlens.core.message import Header, Message
+from fedlens.trust.departures import Departures
+from fedlens.trust.policy import (
+    Plan,
+    Policy,
+    check_modules,
+    named_modules,
+    plan_of,
+    policy_text,
+    read_policy,
+    strict_policy,
+)
+
+PLAN = Plan(
+    name="study",
+    digest="0123456789abcdef" * 4,
+    stack=("FedAvg", "SecureSum"),
+    protection=("SecureSum",),
+    trees={"delta": 400},
+    scalars=("loss", "examples"),
+    reply_bytes=1000,
+    rounds=10,
+    cohort=3,
+    epochs=2,
+)
+
+
+def entries(policy: Policy, plan: Plan = PLAN) -> list[str]:
+    return [objection.entry for objection in policy.objections(plan)]
+
+
+def test_an_empty_policy_allows_everything_but_code() -> None:
+    assert entries(Policy()) == []
+    code = dataclasses.replace(PLAN, modules=("theirs.layers",))
+    assert entries(Policy(), code) == ["modules"]
+    for listed in ("theirs", "theirs.layers"):
+        assert entries(Policy(modules=(listed,)), code) == []
+    assert entries(Policy(modules=("their",)), code) == ["modules"]
+
+
+def test_the_strict_policy_allows_its_plan_and_no_more() -> None:
+    """One thing at a time is changed, and the entry that says no is the one meant for it. A reply
+    of 1000 bytes with 4096 of slack is rounded up to 5100, ten of them to 51000."""
+    strict = strict_policy(PLAN)
+    assert entries(strict) == []
+    assert (strict.max_bytes_round, strict.max_bytes_job) == (5100, 51000)
+    changes: dict[str, dict[str, Any]] = {
+        "recipes": {"digest": "f" * 64},
+        "trees": {"trees": {"delta": 400, "control": 400}},
+        "scalars": {"scalars": ("loss", "examples", "age")},
+        "max_bytes_round": {"reply_bytes": 5101, "rounds": 1},
+        "max_bytes_job": {"rounds": 52},
+        "max_epochs": {"epochs": 3},
+        "generators": {"generates": True},
+        "modules": {"modules": ("os",)},
+        "require": {"stack": ("FedAvg",)},
+        "min_cohort": {"cohort": 2},
+    }
+    for entry, change in changes.items():
+        assert entries(strict, dataclasses.replace(PLAN, **change)) == [entry], entry
+
+
+def test_recipes_by_name_or_by_hash() -> None:
+    assert entries(Policy(recipes=("study",))) == []
+    assert entries(Policy(recipes=(PLAN.digest[:12],))) == []
+    assert entries(Policy(recipes=(PLAN.digest[:11],))) == ["recipes"]  # too short to name one
+    assert entries(Policy(recipes=())) == ["recipes"]
+
+
+def test_work_in_steps_and_in_epochs() -> None:
+    steps = dataclasses.replace(PLAN, epochs=0, steps=50)
+    assert entries(Policy(max_epochs=5), steps) == ["max_epochs"]
+    assert entries(Policy(max_epochs=5, max_steps=50), steps) == []
+    assert entries(Policy(max_steps=49), steps) == ["max_steps"]
+
+
+def test_epsilon_must_be_promised() -> None:
+    assert entries(Policy(max_epsilon=8)) == ["max_epsilon"]
+    for promised, found in ((8.0, []), (8.5, ["max_epsilon"])):
+        plan = dataclasses.replace(PLAN, epsilon=promised)
+        assert entries(Policy(max_epsilon=8), plan) == found
+
+
+def test_requests() -> None:
+    policy = Policy(min_cohort=3, evaluation="withhold")
+    few, enough = Header(cohort=2), Header(cohort=3)
+    assert getattr(policy.refuses(few), "entry", None) == "min_cohort"
+    assert policy.refuses(enough) is None
+    asked = dataclasses.replace(enough, evaluate=True)
+    assert getattr(policy.refuses(asked), "entry", None) == "evaluation"
+    assert Policy().refuses(asked) is None
+    assert policy.refuses(dataclasses.replace(few, trip=1)) is None  # a wire layer checks its own
+
+
+def left(*sizes: tuple[str, int, int]) -> Departures:
+    so_far = Departures()
+    for job, round, size in sizes:
+        so_far.rounds[job, round] = size
+    return so_far
+
+
+def test_bytes_before_they_leave() -> None:
+    """100 bytes a round and 250 a job: 60 + 40 fit into round 1 and 60 + 41 do not; 150 + 100 fit
+    into the job and 150 + 101 do not, whatever another job has sent."""
+    policy = Policy(max_bytes_round=100, max_bytes_job=250, trees=("delta",), scalars=("loss",))
+    reply = Message({"delta": {"w": torch.zeros(2)}}, {"loss": 1.0}, header=Header(round=1))
+
+    def why(message: Message, size: int, so_far: Departures, kind: str = "reply") -> str | None:
+        found = policy.withholds(kind, message, size, "job", so_far)
+        return found.entry if found else None
+
+    assert why(reply, 40, left(("job", 1, 60), ("other", 1, 900))) is None
+    assert why(reply, 41, left(("job", 1, 60))) == "max_bytes_round"
+    assert why(reply, 100, left(("job", 0, 150))) is None
+    assert why(reply, 101, left(("job", 0, 150))) == "max_bytes_round"
+    assert why(reply, 100, left(("job", 0, 151))) == "max_bytes_job"
+    assert why(reply.put(images={}), 1, left()) == "trees"
+    assert why(reply.note(age=71.0), 1, left()) == "scalars"
+    assert why(Message(scalars={"accuracy": 0.5}), 1, left(), "evaluation") is None
+
+
+def test_what_a_recipe_asks(tmp_path: Path) -> None:
+    """The demo's model: 10 arrays with 21,346 float32 (456, 2,416, 7,800, 10,164 and 510 by layer),
+    85,384 bytes. The bytes of a reply are those of a real one, up to the digits of its numbers."""
+    config = recipes.read("demo", ["personal=true"])
+    plan = plan_of(config, config.build_algorithm(config.build_task()))
+    assert (plan.name, plan.stack, plan.epochs, plan.steps) == ("demo", ("FedAvg",), 2, 0)
+    assert plan.trees == {"delta": 4 * 21_346} and plan.evaluates and not plan.generates
+    assert plan.scalars == ("loss", "examples")
+    assert 85_384 < plan.reply_bytes < 87_500
+    assert plan.digest == config.digest()
+
+
+def test_the_hash_ignores_where_data_lies_and_what_is_written_down() -> None:
+    plain = recipes.read("demo").digest()
+    assert recipes.read("demo", ["ledger=true", "data.alpha=7.5"]).digest() == plain
+    assert recipes.read("demo", ["lr=0.0123"]).digest() != plain
+
+
+def test_who_generates() -> None:
+    config = recipes.read("fbl")
+    algorithm = config.build_algorithm(config.build_task())
+    assert plan_of(config, algorithm).generates
+    assert not plan_of(config, algorithm.at_site({"generate": "no"})).generates
+
+
+def test_modules_are_named_without_importing_them(tmp_path: Path) -> None:
+    tables = {
+        "about": "see thesis:Chapter",
+        "task": {"name": "a.b:C", "path": "C:\\data", "url": "http://x"},
+        "algorithm": [{"name": "FedAvg", "inner": {"name": "d:E"}}, {"name": "own:Layer.Kind"}],
+    }
+    assert named_modules(tables) == ("a.b", "d", "own")
+    check_modules(Policy(modules=("a", "d", "own")), tables)
+    with pytest.raises(ConfigError, match="imports d"):
+        check_modules(Policy(modules=("a",)), tables)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("trees = [", "policy.toml is not TOML"),
+        ("tree = ['delta']", "policy.toml has an unknown entry 'tree': did you mean trees?"),
+        ("min_cohort = 0", "policy.toml: min_cohort must be a whole number of at least 1"),
+        ("min_cohort = true", "policy.toml: min_cohort must be"),
+        ("trees = 'delta'", "policy.toml: trees must be"),
+        ("max_epsilon = nan", "policy.toml: max_epsilon must be"),
+        ("evaluation = 'maybe'", "policy.toml: evaluation must be one of send, withhold"),
+        ("[limits]\nmin_cohort = 3", "policy.toml has an unknown entry 'limits'"),
+    ],
+)
+def test_a_bad_policy_is_refused_by_file_and_entry(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "policy.toml").write_text(text)
+    with pytest.raises(ConfigError) as e:
+        read_policy(tmp_path / "policy.toml")
+    assert words in str(e.value)
+
+
+def test_a_policy_in_python_has_the_same_limits() -> None:
+    with pytest.raises(ValueError, match="min_cohort"):
+        Policy(min_cohort=0)
+
+
+def test_a_policy_comes_back_from_its_file(tmp_path: Path) -> None:
+    for policy in (Policy(), strict_policy(PLAN), Policy(max_epsilon=1.5, max_seconds=9.5)):
+        (tmp_path / "policy.toml").write_text(policy_text(policy, "about"))
+        assert read_policy(tmp_path / "policy.toml") == policy
+
+
+RECIPE = """
+[task]
+name = "Classification"
+classes = 6
+size = 16
+[data]
+name = "Synthetic"
+classes = 6
+size = 16
+images = 60
+test_images = 12
+[federation]
+clients = 3
+rounds = 2
+[[algorithm]]
+name = "FedAvg"
+"""
+
+
+def test_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("study.toml").write_text(RECIPE)
+    assert invoke(["policy", "init", "study.toml"]) == 0
+    said = capsys.readouterr().out
+    assert "2 rounds among 3 clients each, 1 epochs" in said and "protection" in said
+    assert invoke(["policy", "check", "study.toml"]) == 0
+    assert "yes: policy.toml allows it" in capsys.readouterr().out
+    assert invoke(["policy", "check", "study.toml", "epochs=3"]) == 1
+    said = capsys.readouterr().out
+    assert "3 epochs a round are more than 1 (max_epochs in policy.toml)" in said
+    assert invoke(["policy", "init", "study.toml"]) == 2
+    assert "never overwritten" in capsys.readouterr().err
+    assert invoke(["policy", "check", "study.toml", "--policy", "none.toml"]) == 2
+    assert "none.toml" in capsys.readouterr().err
+
+
+def test_code_that_is_not_listed_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil_layers.py").write_text("open('marker', 'w').close()\n")
+    Path("study.toml").write_text(RECIPE + '[[algorithm]]\nname = "evil_layers:Thief"\n')
+    Path("policy.toml").write_text("min_cohort = 2\n")
+    assert invoke(["policy", "check", "study.toml"]) == 2
+    assert "imports evil_layers, which is not listed" in capsys.readouterr().err
+    assert not Path("marker").exists() and "evil_layers" not in sys.modules
