@@ -16,17 +16,17 @@ from fedlens.config.recipe import ConfigError
 from fedlens.core.message import Header, Message
 from fedlens.trust.departures import Departures
 from fedlens.trust.policy import (
-    Plan,
     Policy,
+    Terms,
     check_modules,
     named_modules,
-    plan_of,
     policy_text,
     read_policy,
     strict_policy,
+    terms_of,
 )
 
-PLAN = Plan(
+TERMS = Terms(
     name="study",
     digest="0123456789abcdef" * 4,
     stack=("FedAvg", "SecureSum"),
@@ -40,13 +40,13 @@ PLAN = Plan(
 )
 
 
-def entries(policy: Policy, plan: Plan = PLAN) -> list[str]:
-    return [objection.entry for objection in policy.objections(plan)]
+def entries(policy: Policy, terms: Terms = TERMS) -> list[str]:
+    return [objection.entry for objection in policy.objections(terms)]
 
 
 def test_an_empty_policy_allows_everything_but_code() -> None:
     assert entries(Policy()) == []
-    code = dataclasses.replace(PLAN, modules=("theirs.layers",))
+    code = dataclasses.replace(TERMS, modules=("theirs.layers",))
     assert entries(Policy(), code) == ["modules"]
     for listed in ("theirs", "theirs.layers"):
         assert entries(Policy(modules=(listed,)), code) == []
@@ -56,7 +56,7 @@ def test_an_empty_policy_allows_everything_but_code() -> None:
 def test_the_strict_policy_allows_its_plan_and_no_more() -> None:
     """One thing at a time is changed, and the entry that says no is the one meant for it. A reply
     of 1000 bytes with 4096 of slack is rounded up to 5100, ten of them to 51000."""
-    strict = strict_policy(PLAN)
+    strict = strict_policy(TERMS)
     assert entries(strict) == []
     assert (strict.max_bytes_round, strict.max_bytes_job) == (5100, 51000)
     changes: dict[str, dict[str, Any]] = {
@@ -72,18 +72,18 @@ def test_the_strict_policy_allows_its_plan_and_no_more() -> None:
         "min_cohort": {"cohort": 2},
     }
     for entry, change in changes.items():
-        assert entries(strict, dataclasses.replace(PLAN, **change)) == [entry], entry
+        assert entries(strict, dataclasses.replace(TERMS, **change)) == [entry], entry
 
 
 def test_recipes_by_name_or_by_hash() -> None:
     assert entries(Policy(recipes=("study",))) == []
-    assert entries(Policy(recipes=(PLAN.digest[:12],))) == []
-    assert entries(Policy(recipes=(PLAN.digest[:11],))) == ["recipes"]  # too short to name one
+    assert entries(Policy(recipes=(TERMS.digest[:12],))) == []
+    assert entries(Policy(recipes=(TERMS.digest[:11],))) == ["recipes"]  # too short to name one
     assert entries(Policy(recipes=())) == ["recipes"]
 
 
 def test_work_in_steps_and_in_epochs() -> None:
-    steps = dataclasses.replace(PLAN, epochs=0, steps=50)
+    steps = dataclasses.replace(TERMS, epochs=0, steps=50)
     assert entries(Policy(max_epochs=5), steps) == ["max_epochs"]
     assert entries(Policy(max_epochs=5, max_steps=50), steps) == []
     assert entries(Policy(max_steps=49), steps) == ["max_steps"]
@@ -92,8 +92,8 @@ def test_work_in_steps_and_in_epochs() -> None:
 def test_epsilon_must_be_promised() -> None:
     assert entries(Policy(max_epsilon=8)) == ["max_epsilon"]
     for promised, found in ((8.0, []), (8.5, ["max_epsilon"])):
-        plan = dataclasses.replace(PLAN, epsilon=promised)
-        assert entries(Policy(max_epsilon=8), plan) == found
+        terms = dataclasses.replace(TERMS, epsilon=promised)
+        assert entries(Policy(max_epsilon=8), terms) == found
 
 
 def test_requests() -> None:
@@ -138,12 +138,12 @@ def test_what_a_recipe_asks(tmp_path: Path) -> None:
     """The demo's model: 10 arrays with 21,346 float32 (456, 2,416, 7,800, 10,164 and 510 by layer),
     85,384 bytes. The bytes of a reply are those of a real one, up to the digits of its numbers."""
     config = recipes.read("demo", ["personal=true"])
-    plan = plan_of(config, config.build_algorithm(config.build_task()))
-    assert (plan.name, plan.stack, plan.epochs, plan.steps) == ("demo", ("FedAvg",), 2, 0)
-    assert plan.trees == {"delta": 4 * 21_346} and plan.evaluates and not plan.generates
-    assert plan.scalars == ("loss", "examples")
-    assert 85_384 < plan.reply_bytes < 87_500
-    assert plan.digest == config.digest()
+    terms = terms_of(config, config.build_algorithm(config.build_task()))
+    assert (terms.name, terms.stack, terms.epochs, terms.steps) == ("demo", ("FedAvg",), 2, 0)
+    assert terms.trees == {"delta": 4 * 21_346} and terms.evaluates and not terms.generates
+    assert terms.scalars == ("loss", "examples")
+    assert 85_384 < terms.reply_bytes < 87_500
+    assert terms.digest == config.digest()
 
 
 def test_the_hash_ignores_where_data_lies_and_what_is_written_down() -> None:
@@ -155,8 +155,8 @@ def test_the_hash_ignores_where_data_lies_and_what_is_written_down() -> None:
 def test_who_generates() -> None:
     config = recipes.read("fbl")
     algorithm = config.build_algorithm(config.build_task())
-    assert plan_of(config, algorithm).generates
-    assert not plan_of(config, algorithm.at_site({"generate": "no"})).generates
+    assert terms_of(config, algorithm).generates
+    assert not terms_of(config, algorithm.at_site({"generate": "no"})).generates
 
 
 def test_modules_are_named_without_importing_them(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_policy_in_python_has_the_same_limits() -> None:
 
 
 def test_a_policy_comes_back_from_its_file(tmp_path: Path) -> None:
-    for policy in (Policy(), strict_policy(PLAN), Policy(max_epsilon=1.5, max_seconds=9.5)):
+    for policy in (Policy(), strict_policy(TERMS), Policy(max_epsilon=1.5, max_seconds=9.5)):
         (tmp_path / "policy.toml").write_text(policy_text(policy, "about"))
         assert read_policy(tmp_path / "policy.toml") == policy
 

@@ -18,7 +18,7 @@ from fedlens.runs.text import console, few, size
 if TYPE_CHECKING:
     from fedlens.trust.departures import Departures, Item
     from fedlens.trust.ledger import Head, Verdict
-    from fedlens.trust.policy import Plan, Policy
+    from fedlens.trust.policy import Policy, Terms
 
 MOST_CLIENTS = 20  # in a table of the terminal; the report has them all
 
@@ -267,13 +267,13 @@ def init_policy(
     if out.exists():
         raise click.UsageError(f"{out} exists already: a policy is never overwritten")
     with loading():
-        plan = recipe_plan(recipe, overrides, data, None)
+        terms = recipe_terms(recipe, overrides, data, None)
     about = (
-        f"What this site allows. Written by `fedlens policy init` for {plan.name}, hash\n"
-        f"{plan.digest}.\nYours to change; an entry left out sets no limit."
+        f"What this site allows. Written by `fedlens policy init` for {terms.name}, hash\n"
+        f"{terms.digest}.\nYours to change; an entry left out sets no limit."
     )
-    out.write_text(policy_text(strict_policy(plan), about))
-    print_plan(plan, None)
+    out.write_text(policy_text(strict_policy(terms), about))
+    print_terms(terms, None)
     console().print(f"{out} allows this and no more; `fedlens join --policy {out}` holds to it")
 
 
@@ -297,21 +297,21 @@ def check_policy(
 
     allowed = read_policy(policy)
     with loading():
-        plan = recipe_plan(recipe, overrides, data, allowed)
-    if not print_plan(plan, allowed, str(policy)):
+        terms = recipe_terms(recipe, overrides, data, allowed)
+    if not print_terms(terms, allowed, str(policy)):
         raise typer.Exit(1)
 
 
-def recipe_plan(
+def recipe_terms(
     recipe: str, overrides: list[str] | None, data: Path | None, policy: Policy | None
-) -> Plan:
+) -> Terms:
     """What a recipe asks of a client. With a policy, modules that it does not list are not even
     imported to find out."""
     from fedlens.config.files import find_recipe, load_tables
     from fedlens.data.source import DataError
     from fedlens.runs.setup import make_setup
     from fedlens.sites.site import with_data_at
-    from fedlens.trust.policy import check_modules, plan_of
+    from fedlens.trust.policy import check_modules, terms_of
 
     if policy is not None:
         check_modules(policy, load_tables(find_recipe(recipe)))
@@ -324,10 +324,10 @@ def recipe_plan(
         if data is not None:
             raise
         algorithm = config.build_algorithm(config.build_task())
-    return plan_of(config, algorithm)
+    return terms_of(config, algorithm)
 
 
-def print_plan(plan: Plan, policy: Policy | None, where: str = "") -> bool:
+def print_terms(terms: Terms, policy: Policy | None, where: str = "") -> bool:
     """The page before joining: what is asked, what leaves, under which protection, and whether the
     policy allows it.
     """
@@ -335,12 +335,12 @@ def print_plan(plan: Plan, policy: Policy | None, where: str = "") -> bool:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()
-    for key, value in describe_plan(plan):
+    for key, value in describe_terms(terms):
         grid.add_row(key, plain(value))
     out.print(grid)
     if policy is None:
         return True
-    objections = policy.objections(plan)
+    objections = policy.objections(terms)
     for objection in objections:
         out.print(f"[red]no[/]: {plain(str(objection))} ({objection.entry} in {plain(where)})")
     if not objections:
@@ -348,32 +348,34 @@ def print_plan(plan: Plan, policy: Policy | None, where: str = "") -> bool:
     return not objections
 
 
-def describe_plan(plan: Plan) -> list[tuple[str, str]]:
-    work = f"{plan.steps} steps" if plan.steps else f"{plan.epochs} epochs" if plan.epochs else ""
+def describe_terms(terms: Terms) -> list[tuple[str, str]]:
+    work = (
+        f"{terms.steps} steps" if terms.steps else f"{terms.epochs} epochs" if terms.epochs else ""
+    )
     work = f", {work} of training in each" if work else ""
-    trees = [f"{name} ({size(n)})" for name, n in plan.trees.items()]
-    evaluation = "metrics on this site's own held-out data" if plan.evaluates else ""
-    leaves = [f"a reply of about {size(plan.reply_bytes)}: the arrays {few(trees)}"]
-    if plan.scalars:
-        leaves[0] += f"; the numbers {few(plan.scalars)}"
+    trees = [f"{name} ({size(n)})" for name, n in terms.trees.items()]
+    evaluation = "metrics on this site's own held-out data" if terms.evaluates else ""
+    leaves = [f"a reply of about {size(terms.reply_bytes)}: the arrays {few(trees)}"]
+    if terms.scalars:
+        leaves[0] += f"; the numbers {few(terms.scalars)}"
     if evaluation:
         leaves.append(f"{evaluation}, as numbers")
-    if plan.protection:
-        shield = f"{few(plan.protection)}: the server can read sums, no single reply"
+    if terms.protection:
+        shield = f"{few(terms.protection)}: the server can read sums, no single reply"
     else:
         shield = (
             "none: the server can read each reply by itself; in the worst case single examples can"
             " be reconstructed from it (`fedlens audit` shows what can be seen)"
         )
-    if plan.epsilon is not None:
-        shield += f"; differential privacy with epsilon {plan.epsilon:g}"
-    runs = ["a generator of images"] if plan.generates else []
-    runs += [f"code of {module}" for module in plan.modules]
-    total = plan.rounds * plan.reply_bytes
+    if terms.epsilon is not None:
+        shield += f"; differential privacy with epsilon {terms.epsilon:g}"
+    runs = ["a generator of images"] if terms.generates else []
+    runs += [f"code of {module}" for module in terms.modules]
+    total = terms.rounds * terms.reply_bytes
     return [
-        ("recipe", f"{plan.name}, hash {plan.digest[:16]}"),
-        ("asked", f"{plan.rounds} rounds among {plan.cohort} clients each{work}"),
-        ("method", " + ".join(plan.stack)),
+        ("recipe", f"{terms.name}, hash {terms.digest[:16]}"),
+        ("asked", f"{terms.rounds} rounds among {terms.cohort} clients each{work}"),
+        ("method", " + ".join(terms.stack)),
         ("leaves once", "the number of examples and the names of the classes"),
         *(("leaves each round", line) for line in leaves),
         ("leaves in all", f"about {size(total)}"),

@@ -37,7 +37,7 @@ class PolicyError(ConfigError):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Terms:
     """What a recipe asks of a client.
 
     Args:
@@ -75,7 +75,7 @@ class Plan:
     epsilon: float | None = None
 
 
-def plan_of(config: Config, algorithm: Algorithm) -> Plan:
+def terms_of(config: Config, algorithm: Algorithm) -> Terms:
     """What this recipe asks; `algorithm` is built of it and knows what is public about the data."""
     s, parts = config.settings, list(algorithm.parts())
     cohort = s.cohort or s.clients
@@ -87,7 +87,7 @@ def plan_of(config: Config, algorithm: Algorithm) -> Plan:
         expected, dict.fromkeys(scalars, 0.0), {tree: {"mean": 0.0} for tree in expected}
     )
     steps = max((_count(part, "steps") for part in parts), default=0)
-    return Plan(
+    return Terms(
         name=config.name,
         digest=config.digest(),
         stack=tuple(type(part).__name__ for part in parts),
@@ -173,22 +173,22 @@ class Policy(metaclass=Limited):
     max_epsilon: Positive | None = None
     keep_days: Count | None = None
 
-    def objections(self, plan: Plan) -> list[PolicyError]:
+    def objections(self, terms: Terms) -> list[PolicyError]:
         """Why this site would not take part, before any work; nothing if it would."""
         found = [
-            self._unknown_recipe(plan),
-            self._missing("trees", plan.trees, "a reply has the tree"),
-            self._missing("scalars", plan.scalars, "a reply has the number"),
-            self._above("max_bytes_round", plan.reply_bytes, "bytes of a reply"),
-            self._above("max_bytes_job", plan.reply_bytes * plan.rounds, "bytes of all rounds"),
-            self._too_much_work(plan),
-            self._not_listed(plan.modules),
-            self._unprotected(plan),
+            self._unknown_recipe(terms),
+            self._missing("trees", terms.trees, "a reply has the tree"),
+            self._missing("scalars", terms.scalars, "a reply has the number"),
+            self._above("max_bytes_round", terms.reply_bytes, "bytes of a reply"),
+            self._above("max_bytes_job", terms.reply_bytes * terms.rounds, "bytes of all rounds"),
+            self._too_much_work(terms),
+            self._not_listed(terms.modules),
+            self._unprotected(terms),
         ]
-        if plan.generates and not self.generators:
+        if terms.generates and not self.generators:
             found.append(PolicyError("generators", "it runs a generator of images here"))
-        if plan.cohort < self.min_cohort:
-            found.append(self._too_few(plan.cohort))
+        if terms.cohort < self.min_cohort:
+            found.append(self._too_few(terms.cohort))
         return [objection for objection in found if objection]
 
     def refuses(self, asked: Header) -> PolicyError | None:
@@ -219,12 +219,12 @@ class Policy(metaclass=Limited):
 
     # -- one entry each ----------------------------------------------------------------------------
 
-    def _unknown_recipe(self, plan: Plan) -> PolicyError | None:
-        if self.recipes is None or plan.name in self.recipes:
+    def _unknown_recipe(self, terms: Terms) -> PolicyError | None:
+        if self.recipes is None or terms.name in self.recipes:
             return None
-        if any(len(r) >= SHORTEST and plan.digest.startswith(r) for r in self.recipes):
+        if any(len(r) >= SHORTEST and terms.digest.startswith(r) for r in self.recipes):
             return None
-        return PolicyError("recipes", f"{plan.name} ({plan.digest[:16]}) is not listed")
+        return PolicyError("recipes", f"{terms.name} ({terms.digest[:16]}) is not listed")
 
     def _missing(self, entry: str, names: Iterable[str], what: str) -> PolicyError | None:
         allowed = getattr(self, entry)
@@ -237,13 +237,13 @@ class Policy(metaclass=Limited):
             return None
         return PolicyError(entry, f"{value:,} {what} are more than {most:,}")
 
-    def _too_much_work(self, plan: Plan) -> PolicyError | None:
-        if plan.steps and self.max_steps is None and self.max_epochs is not None:
+    def _too_much_work(self, terms: Terms) -> PolicyError | None:
+        if terms.steps and self.max_steps is None and self.max_epochs is not None:
             return PolicyError(
-                "max_epochs", f"it works {plan.steps} steps a round, and max_steps is not set"
+                "max_epochs", f"it works {terms.steps} steps a round, and max_steps is not set"
             )
-        epochs = self._above("max_epochs", plan.epochs, "epochs a round")
-        return epochs or self._above("max_steps", plan.steps, "steps a round")
+        epochs = self._above("max_epochs", terms.epochs, "epochs a round")
+        return epochs or self._above("max_steps", terms.steps, "steps a round")
 
     def _not_listed(self, modules: Iterable[str]) -> PolicyError | None:
         for module in modules:
@@ -251,15 +251,15 @@ class Policy(metaclass=Limited):
                 return PolicyError("modules", f"it imports {module}, which is not listed")
         return None
 
-    def _unprotected(self, plan: Plan) -> PolicyError | None:
+    def _unprotected(self, terms: Terms) -> PolicyError | None:
         for layer in self.require:
-            if layer not in plan.stack:
+            if layer not in terms.stack:
                 return PolicyError("require", f"its stack has no {layer}")
         if self.max_epsilon is None or (
-            plan.epsilon is not None and plan.epsilon <= self.max_epsilon
+            terms.epsilon is not None and terms.epsilon <= self.max_epsilon
         ):
             return None
-        promised = "promises none" if plan.epsilon is None else f"promises {plan.epsilon:g}"
+        promised = "promises none" if terms.epsilon is None else f"promises {terms.epsilon:g}"
         return PolicyError("max_epsilon", f"epsilon {self.max_epsilon:g} is asked, it {promised}")
 
     def _too_few(self, cohort: int) -> PolicyError:
@@ -290,23 +290,23 @@ def check_modules(policy: Policy, tables: Mapping[str, Any]) -> None:
         raise found
 
 
-def strict_policy(plan: Plan) -> Policy:
-    """The policy that allows this plan and little else."""
-    reply = _rounded(plan.reply_bytes + SLACK * (1 + plan.evaluates))
+def strict_policy(terms: Terms) -> Policy:
+    """The policy that allows this terms and little else."""
+    reply = _rounded(terms.reply_bytes + SLACK * (1 + terms.evaluates))
     return Policy(
-        recipes=(plan.digest,),
-        trees=tuple(plan.trees),
-        scalars=plan.scalars,
-        evaluation="send" if plan.evaluates else "withhold",
+        recipes=(terms.digest,),
+        trees=tuple(terms.trees),
+        scalars=terms.scalars,
+        evaluation="send" if terms.evaluates else "withhold",
         max_bytes_round=reply,
-        max_bytes_job=_rounded(reply * plan.rounds),
-        max_epochs=plan.epochs or None,
-        max_steps=plan.steps or None,
-        generators=plan.generates,
-        modules=plan.modules,
-        require=plan.protection,
-        min_cohort=plan.cohort,
-        max_epsilon=plan.epsilon,
+        max_bytes_job=_rounded(reply * terms.rounds),
+        max_epochs=terms.epochs or None,
+        max_steps=terms.steps or None,
+        generators=terms.generates,
+        modules=terms.modules,
+        require=terms.protection,
+        min_cohort=terms.cohort,
+        max_epsilon=terms.epsilon,
         keep_days=365,
     )
 
