@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedlens.core.replies import Heard, Lost, Replies, Scalar
     from fedlens.core.rounds import Engine, Progress, Round, run
     from fedlens.core.tree import Tree
+    from fedlens.runs.fit import FitResult, fit
     from fedlens.runs.job import experiment
 
 __version__ = "0.1.0"
@@ -36,6 +37,8 @@ _WHERE = {
     "Facts": "core.facts",
     "Federation": "core.federation",
     "experiment": "runs.job",
+    "fit": "runs.fit",
+    "FitResult": "runs.fit",
     "Header": "core.message",
     "Message": "core.message",
     "Heard": "core.replies",
@@ -56,6 +59,7 @@ __all__ = [
     "Engine",
     "Facts",
     "Federation",
+    "FitResult",
     "Header",
     "Heard",
     "Layer",
@@ -70,6 +74,7 @@ __all__ = [
     "Tree",
     "answer",
     "experiment",
+    "fit",
     "run",
     "stack",
 ]

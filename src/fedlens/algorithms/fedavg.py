@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
@@ -29,7 +29,7 @@ from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Positive
 from fedlens.core.message import Message
 from fedlens.core.replies import Replies, Scalar
 from fedlens.core.task import Adapt, LearningTask
-from fedlens.core.training import Learner, find_device, lr_factor, shuffled, train
+from fedlens.core.training import Learner, find_device, lr_factor, shuffled, survives, train
 from fedlens.core.tree import Tree
 
 
@@ -185,11 +185,27 @@ class FedAvg(Learner):
         if data is None:
             raise ValueError("no client has any data")
         with seeded(generator(self.seed)), torch.no_grad():
-            batch = data.batch(torch.arange(1))
             try:
+                batch = data.batch(torch.arange(1))
                 self.task.loss(self.task.forward(self.task.model().eval(), batch), batch)
-            except (RuntimeError, IndexError, KeyError) as e:
-                raise ValueError(str(e).strip().splitlines()[0]) from e
+            except (ValueError, OSError):
+                raise
+            except Exception as e:  # a user's data, network and loss
+                raise ValueError(_in_words(e)) from e
+        if self.mixed_precision and (why := survives(lambda: self._try_mixed(data))):
+            raise ValueError(
+                f"this {self.place.type} cannot train in mixed precision (a trial step ended with"
+                f" {why}): set mixed_precision=false"
+            )
+
+    def _try_mixed(self, data: Data) -> None:
+        """One step in bfloat16. Processors announce instructions that a virtual machine then does
+        not allow, and what comes of that is no exception."""
+        model = self.task.model().to(self.place).train()
+        batch = self._place(data.batch(torch.arange(min(self.batch, len(data)))))
+        with self._autocast() or nullcontext():
+            loss = self.task.loss(self.task.forward(model, batch), batch)
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def shortened(self, steps: int) -> Shortened:
         short = copy.copy(self)
@@ -418,6 +434,13 @@ class TrainingLayer(Layer):
         head = self.fedavg.resident.head
         assert isinstance(head, nn.Linear)
         return head
+
+
+def _in_words(error: Exception) -> str:
+    """Its first line; of what is no error of torch's, also what kind it is."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    plain = isinstance(error, RuntimeError | IndexError)
+    return text if plain and text else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
 def _chain(adapters: list[nn.Module]) -> Adapt:

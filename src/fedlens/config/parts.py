@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import Any, Union
 
 from fedlens.config.convert import NONE, ConfigError, convert, suggestion
-from fedlens.core.imports import OwnCodeError, load_plugin, load_reference, plugins
+from fedlens.core.imports import (
+    OwnCodeError,
+    describe_given,
+    load_plugin,
+    load_reference,
+    plugins,
+)
 
 # where each kind of part is looked for, what messages call it, and an example of one
 PACKAGES = {
@@ -90,7 +96,8 @@ class Part:
         return {p.name: self.given.get(p.name, p.default) for p in parameters(self.cls).values()}
 
     def table(self) -> dict[str, Any]:
-        """Plain values by name; without what is None by default or has no form in TOML."""
+        """Plain values by name, without what is None by default; an object from Python is named or
+        described."""
         out: dict[str, Any] = {"name": self.reference or self.name}
         for p in parameters(self.cls).values():
             if p.name == "seed" and "seed" not in self.given and self.where != "federation":
@@ -100,6 +107,8 @@ class Part:
                 value = NONE[0]
             if isinstance(value, Part) or _writable(value):
                 out[p.name] = _plain(value)
+            elif value is not None and p.name in self.given:
+                out[p.name] = describe_given(value)
         return out
 
     def with_nested_value(self, route: Sequence[str], value: Any) -> Part:
@@ -240,8 +249,27 @@ def _is_task(hint: Any) -> bool:
     return any(isinstance(h, type) and issubclass(h, Task) for h in (hint, *typing.get_args(hint)))
 
 
-def make_part(kind: str, table: Mapping[str, Any], where: str, wanted: type | None = None) -> Part:
+def part_of(thing: Any, where: str) -> Part:
+    """The part that a class or an object from Python stands for: its constructor's arguments, as
+    far as it keeps them under their names."""
+    cls = thing if isinstance(thing, type) else type(thing)
+    missing = object()
+    held = {} if thing is cls else {k: getattr(thing, k, missing) for k in parameters(cls)}
+    if lost := [k for k, v in held.items() if v is missing]:
+        raise ConfigError(
+            f"{where}: a {cls.__name__} does not keep its argument {lost[0]!r} under that name, so"
+            " it cannot be written down: make it a dataclass"
+        )
+    ours = cls.__module__.startswith("fedlens.")
+    return Part(where, cls, held, "" if ours else describe_given(cls))
+
+
+def make_part(
+    kind: str, table: Mapping[str, Any] | Part, where: str, wanted: type | None = None
+) -> Part:
     """The part that a recipe's table stands for, with nested tables as parts of their own."""
+    if isinstance(table, Part):
+        return table
     name = table.get("name")
     if not isinstance(name, str):
         raise ConfigError(

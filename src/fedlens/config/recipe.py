@@ -124,6 +124,7 @@ class Config:
     def difference(self, other: Mapping[str, Any], free: Iterable[str] = ()) -> str | None:
         """The first setting in which the tables of another run differ, as a clause; settings named
         in `free` may. A key that came after that run has its default there."""
+        other = {k: v for k, v in other.items() if k != "folders"}
         with contextlib.suppress(ConfigError):
             other = from_tables(other).tables()
         mine, theirs = dict(_flatten(self.tables())), dict(_flatten(other))
@@ -171,7 +172,7 @@ def from_tables(
     own = tables.get("algorithm", [])
     if (
         not isinstance(own, list)
-        or not all(isinstance(t, Mapping) for t in own)
+        or not all(isinstance(t, Mapping | Part) for t in own)
         or not (own or algorithm)
     ):
         raise ConfigError(f"recipe {name} needs at least one [[algorithm]] table")
@@ -184,7 +185,7 @@ def from_tables(
         make_part("task", task, "task"),
         make_part("data", data, "data"),
         Part("federation", Settings, dict(tables.get("federation", {}))),
-        tuple(make_part("algorithm", t, f"algorithm.{t.get('name', '?')}") for t in stacked),
+        tuple(make_part("algorithm", t, _place_of(t)) for t in stacked),
     )
     federation, task_part, data_part, *layers = (
         p.checked() for p in apply_overrides(config.parts, pairs)
@@ -199,6 +200,10 @@ def from_tables(
         config = replace(config, federation=config.federation.with_value("clients", usual))
     config.settings  # noqa: B018  refuses impossible numbers now
     return config
+
+
+def _place_of(table: Mapping[str, Any] | Part) -> str:
+    return table.where if isinstance(table, Part) else f"algorithm.{table.get('name', '?')}"
 
 
 # -- stacks ----------------------------------------------------------------------------------------

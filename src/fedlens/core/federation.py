@@ -7,19 +7,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedlens.core.client import Data
+from fedlens.core.datasets import as_data
 from fedlens.core.facts import Facts
 
 
 @dataclass(frozen=True)
 class Federation:
     """`holdings[i]` belongs to client i. `facts` describe the split for tables and pictures (label
-    counts and the like).
+    counts and the like). An ordinary torch Dataset will do wherever data is held.
     """
 
     holdings: Sequence[Any]
     held_out: Sequence[Data | None] = ()
     test: Any | None = None
     facts: Facts = field(default_factory=Facts)
+
+    def __post_init__(self) -> None:
+        for name in ("holdings", "held_out"):
+            held = getattr(self, name)
+            if isinstance(held, list | tuple):  # others fetch a client's data when it is wanted
+                object.__setattr__(self, name, [as_data(h) for h in held])
+        object.__setattr__(self, "test", as_data(self.test))
 
     def __len__(self) -> int:
         return len(self.holdings)

@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 
@@ -61,7 +61,9 @@ def atomic_files(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, taken: str = "another job is running in {folder}") -> Iterator[None]:
-    """One process a folder: two would write over each other. A ValueError says that it is taken."""
+    """One process a folder: two would write over each other. A ValueError says that it is taken.
+    Work that fails before it has written anything leaves no folder behind."""
+    new = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as e:
@@ -74,7 +76,20 @@ def lock_folder(folder: Path, taken: str = "another job is running in {folder}")
             time.sleep(0.1)
         else:
             raise ValueError(taken.format(folder=folder))
-        yield
+        try:
+            yield
+        except BaseException:
+            _remove_empty(new)
+            raise
+
+
+def _remove_empty(new: Sequence[Path]) -> None:
+    """Folders that were made for some work, the innermost first, as long as nothing is in them."""
+    with contextlib.suppress(OSError):
+        for folder in new:
+            if [p.name for p in folder.iterdir()] == [".lock"]:
+                (folder / ".lock").unlink()
+            folder.rmdir()
 
 
 @contextlib.contextmanager

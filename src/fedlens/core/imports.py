@@ -143,3 +143,40 @@ def load_plugin(point: importlib.metadata.EntryPoint) -> Any:
             f"{point.name} of the package {point.dist.name if point.dist else '?'} cannot be"
             f" loaded: {type(e).__name__}: {e}"
         ) from e
+
+
+# -- what only Python has --------------------------------------------------------------------------
+
+GIVEN = "<given in Python: "  # begins what a config.toml says instead of an object
+
+
+def describe_given(value: Any) -> str:
+    """An object from Python as a text: "module:name" where that finds it again, else honest words
+    that say what it was."""
+    if reference := reference_to(value):
+        return reference
+    return f"{GIVEN}{_words(value)}>"
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        kinds = dict.fromkeys(type(v).__name__ for v in value)
+        sizes = [len(v) for v in value if hasattr(v, "__len__")]
+        total = f", {sum(sizes)} examples" if len(sizes) == len(value) else ""
+        return f"{len(value)} of {' and '.join(kinds)}{total}"
+    if isinstance(value, dict):
+        return ", ".join(map(str, value))
+    name = getattr(value, "__name__", type(value).__name__)
+    if callable(getattr(value, "parameters", None)) and not isinstance(value, type):
+        return f"{name}, {sum(p.numel() for p in value.parameters())} parameters"
+    return f"{name}, {len(value)} examples" if hasattr(value, "__len__") else str(name)
+
+
+def load_given(what: str, text: str) -> Any:
+    """The object behind such a text, if it can be found."""
+    if text.startswith(GIVEN):
+        raise OwnCodeError(
+            f"the {what} of this run was {text.strip('<>')}, which is not in its folder: go on with"
+            " fedlens.fit(..., out=FOLDER, resume=True) and the same objects"
+        )
+    return load_reference(text)

@@ -13,6 +13,7 @@ import torch
 
 from fedlens.core.algorithm import Algorithm, Trip, Trips
 from fedlens.core.client import generator
+from fedlens.core.datasets import as_data
 from fedlens.core.direction import smaller_is_better
 from fedlens.core.message import Header, Message
 from fedlens.core.replies import Arrival, Heard, Lost, Replies, Scalar, Weightless, gather
@@ -108,15 +109,16 @@ def run(
     test: Any | None = None,
     evaluate_every: int = 0,
     personal: bool = False,
-    after_round: Callable[[Progress, Round], None] | None = None,
+    after_round: Callable[[Progress, Round], bool | None] | None = None,
 ) -> Message:
     """Run to `rounds` rounds and return the final state. `progress` continues an earlier run.
     Replies up to `late` rounds behind are used. Every `evaluate_every` rounds, and at the end, the
     state is evaluated on `test` and, if `personal`, on the clients' held-out parts. `after_round`
-    hears of every round: logging, checkpoints, pictures."""
+    hears of every round: logging, checkpoints, pictures; if it says True, that was the last."""
     if late and algorithm.hides_singles:
         raise ValueError("late replies have no place in a sum that is opened in its own round")
     here = progress or Progress(algorithm.init())
+    test = as_data(test)
     while here.done < rounds:
         began, number = time.perf_counter(), here.done
         ids = engine.ids()
@@ -158,9 +160,8 @@ def run(
         )
         # its sums are as large as a model, and the next round needs the room
         del replies, trips
-        if after_round:
-            after_round(here, finished)
-        if stop:
+        ended = after_round(here, finished) if after_round else False
+        if stop or ended:
             break
     return here.state
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import multiprocessing as mp
+import os
+import signal
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -113,6 +116,32 @@ def find_device(name: str) -> torch.device:
     if not here:
         raise ValueError(f"there is no device {name!r} here, but device=cpu always works")
     return device
+
+
+def survives(work: Callable[[], None], seconds: float = 120.0) -> str | None:
+    """Try work that may end its process: None if a child process comes through it, else what it
+    ended with, in a word. Where nothing can be found out (no fork, a GPU in use), None too."""
+    if "fork" not in mp.get_all_start_methods() or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    child = mp.get_context("fork").Process(target=_alone, args=(work,), daemon=True)
+    child.start()
+    child.join(seconds)
+    if child.is_alive():  # slow, which is nobody's fault
+        child.kill()
+        child.join()
+        return None
+    code = child.exitcode or 0
+    return signal.Signals(-code).name if code < 0 else None
+
+
+def _alone(work: Callable[[], None]) -> None:
+    """In the child. Without helpers: those that OpenMP remembers stayed with the parent. What only
+    raises will be said by whoever does the work in earnest."""
+    torch.set_num_threads(1)
+    try:
+        work()
+    finally:
+        os._exit(0)
 
 
 def lr_factor(schedule: str, number: int, rounds: int, step_every: int, decay: float) -> float:

@@ -17,6 +17,11 @@ class Misfit(ValueError):
     """Weights of another network than the one they were to go into."""
 
 
+def result_file(place: Path) -> Path:
+    """Where the weights are: in a run's folder under their name, or in the file that was named."""
+    return place if place.is_file() else place / "model.safetensors"
+
+
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """A state dict; the usual wrappings ("params", "state_dict", a "module." prefix) are taken
     off.

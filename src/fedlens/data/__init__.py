@@ -23,6 +23,7 @@ _WHERE = {
     "Synthetic": "images.synthetic",
     "Tensors": "images.tensors",
     "TinyImageNet": "images.folders",
+    "TorchDatasets": "torch_datasets",
     "Videos": "video.videos",
 }  # fmt: skip
 __all__ = list(_WHERE)

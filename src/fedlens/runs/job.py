@@ -223,7 +223,7 @@ class _Job:
             after_round=self._after_round,
         )
 
-    def _after_round(self, here: Progress, finished: Round) -> None:
+    def _after_round(self, here: Progress, finished: Round) -> bool:
         memory = self.folder / "memory"
         full = next((x for x in finished.lost if os.strerror(errno.ENOSPC) in x.reason), None)
         # nobody here could keep its memory from now on; a real site's full disk is that site's
@@ -241,9 +241,12 @@ class _Job:
             every = self.setup.settings.checkpoint_every
             if every and (here.done % every == 0 or here.done == self.setup.settings.rounds):
                 self._save()
-        self.listener.on_round(record)
-        if finished.metrics and here.done < self.setup.settings.rounds:
+        ended = self.listener.on_round(record) is True
+        if ended:
+            self._save()
+        elif finished.metrics and here.done < self.setup.settings.rounds:
             self._show_progress(finished.number)
+        return ended
 
     def _save(self) -> None:
         self.checkpoint.save(self.safe, self.engine.snapshot())

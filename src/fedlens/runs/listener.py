@@ -15,8 +15,9 @@ class Listener:
     def on_start(self, setup: Setup, folder: Path, done: int) -> None:
         """Before the first round. done: rounds of an earlier job that this one resumes."""
 
-    def on_round(self, record: Mapping[str, Any]) -> None:
-        """After each round, with its line of metrics.jsonl."""
+    def on_round(self, record: Mapping[str, Any]) -> bool | None:
+        """After each round, with its line of metrics.jsonl. True: that was the last one."""
+        return None
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
         """After the last round, when the folder is complete."""

@@ -8,6 +8,7 @@ _WHERE = {
     "ActionRecognition": "action",
     "Classification": "classification",
     "CtP": "ctp",
+    "Custom": "custom",
     "Generation": "generation",
     "Pose": "pose",
     "Speed": "speed",

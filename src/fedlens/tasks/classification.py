@@ -164,38 +164,39 @@ class Classification(LearningTask):
                 .prediction.argmax(1)
                 .tolist()
             )
-        labels = [
-            names[p] if p == t else f"{names[p]} (is {names[t]})"
-            for p, t in zip(predicted, batch["y"].tolist(), strict=True)
-        ]
-        right = sum(p == t for p, t in zip(predicted, batch["y"].tolist(), strict=True))
-        return Picture(
-            "Test images and what the model says",
-            list(batch["x"]),
-            labels,
-            "sheet",
-            {"right": right, "shown": len(labels)},
-        )
+        return label_sheet(batch["x"], predicted, batch["y"].tolist(), names)
 
     def _matrix(self, result: nn.Module, data: Data, names: Sequence[str]) -> Picture:
         _, table = self._confusion(result, data)
-        shares = table / table.sum(1, keepdim=True).clamp_min(1)
-        pixels = (
-            shares.float()[None]
-            .repeat_interleave(max(1, 200 // self.classes), 1)
-            .repeat_interleave(max(1, 200 // self.classes), 2)
-        )
-        facts = {"classes": list(names), "counts": table.long().tolist()}
-        return Picture(
-            "Confusion matrix: truth in rows, prediction in columns",
-            [pixels],
-            ["share of each row"],
-            "map",
-            facts,
-        )
+        return confusion_picture(table, names)
 
     def class_names(self, known: Sequence[str] | None) -> Sequence[str]:
         """What the data calls its classes, else what the recipe does, else their numbers."""
         if known is not None and len(known) == self.classes:
             return known
         return self.names or [str(k) for k in range(self.classes)]
+
+
+def label_sheet(
+    images: Tensor, predicted: Sequence[int], truth: Sequence[int], names: Sequence[str]
+) -> Picture:
+    """Images with what a classifier says about them, and what they are where that is wrong."""
+    pairs = list(zip(predicted, truth, strict=True))
+    labels = [names[p] if p == t else f"{names[p]} (is {names[t]})" for p, t in pairs]
+    facts = {"right": sum(p == t for p, t in pairs), "shown": len(labels)}
+    return Picture("Test images and what the model says", list(images), labels, "sheet", facts)
+
+
+def confusion_picture(table: Tensor, names: Sequence[str]) -> Picture:
+    """table: counts, with the truth in rows and the prediction in columns."""
+    shares = table / table.sum(1, keepdim=True).clamp_min(1)
+    wide = max(1, 200 // len(table))
+    pixels = shares.float()[None].repeat_interleave(wide, 1).repeat_interleave(wide, 2)
+    facts = {"classes": list(names), "counts": table.long().tolist()}
+    return Picture(
+        "Confusion matrix: truth in rows, prediction in columns",
+        [pixels],
+        ["share of each row"],
+        "map",
+        facts,
+    )

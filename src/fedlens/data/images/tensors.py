@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Generator, Tensor
-from torch.utils.data import Dataset, default_collate
 
 from fedlens.core.client import Batch
+from fedlens.core.datasets import Listed as Listed
 
 Augment = Callable[[Tensor, Generator], Tensor]
 
@@ -48,19 +47,3 @@ class Tensors:
     def subset(self, index: Sequence[int] | Tensor) -> Tensors:
         chosen = torch.as_tensor(index, dtype=torch.long)
         return replace(self, columns={k: v[chosen] for k, v in self.columns.items()})
-
-
-@dataclass(frozen=True)
-class Listed:
-    """Any torch Dataset of (x, y) pairs or dicts, read item by item: for data that does not fit
-    into memory.
-    """
-
-    items: Dataset[Any]
-
-    def __len__(self) -> int:
-        return len(self.items)  # type: ignore[arg-type]
-
-    def batch(self, index: Tensor, rng: Generator | None = None) -> Batch:
-        collated = default_collate([self.items[int(i)] for i in index])
-        return collated if isinstance(collated, dict) else {"x": collated[0], "y": collated[1]}
