@@ -353,7 +353,7 @@ def test_refusals(recipe: Path, tmp_path: Path) -> None:
         go(recipe, tmp_path / "b", engine="simulater")
     with pytest.raises(ConfigError, match="Flower runs at a SuperLink: fedlens run RECIPE"):
         go(recipe, tmp_path / "b", engine="flower")
-    with pytest.raises(ConfigError, match="is a file, not a folder"):
+    with pytest.raises(ValueError, match="is a file, not a folder"):
         go(recipe, recipe)
     with pytest.raises(
         ConfigError, match=r"does not fit Slow as it is set up here: .*shapes cannot be multiplied"
