@@ -148,10 +148,8 @@ def read(
     algorithm, then the overrides.
     """
     path = find_recipe(recipe)
-    tables = load_tables(path)
-    folders = tuple(tables.pop("folders"))
     name = path.parent.name if path.name == "config.toml" else path.stem
-    return replace(from_tables(tables, name, overrides, algorithm), folders=folders)
+    return from_tables(load_tables(path), name, overrides, algorithm)
 
 
 def from_tables(
@@ -160,7 +158,7 @@ def from_tables(
     overrides: Sequence[str] | Mapping[str, Any] = (),
     algorithm: str | None = None,
 ) -> Config:
-    known = ("about", "task", "data", "federation", "algorithm")
+    known = ("about", "task", "data", "federation", "algorithm", "folders")
     for key in tables:
         if key not in known:
             raise ConfigError(f"recipe {name} has an unknown table {key!r}{suggestion(key, known)}")
@@ -186,6 +184,7 @@ def from_tables(
         make_part("data", data, "data"),
         Part("federation", Settings, dict(tables.get("federation", {}))),
         tuple(make_part("algorithm", t, _place_of(t)) for t in stacked),
+        tuple(tables.get("folders", ())),
     )
     federation, task_part, data_part, *layers = (
         p.checked() for p in apply_overrides(config.parts, pairs)
