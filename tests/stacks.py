@@ -16,6 +16,7 @@ from fedlens.algorithms import FedAvg
 from fedlens.core.task import LearningTask
 from fedlens.deblur import CenDeblur, FedAvgDeblur, FedDeblur, FedGDDeblur, LocDeblur
 from fedlens.layers import (
+    Adapters,
     BackboneOnly,
     Balance,
     Bulyan,
@@ -94,6 +95,8 @@ STACKS: dict[str, Case] = {
     "ditto": over(FedProx(0.1), Ditto(0.5)),
     "pfedme": over(PFedMe(lam=5.0, eta=0.1, steps=2), lr=0.02),
     "fine-tuning": over(FineTune()),
+    "adapters": over(Adapters(rank=2), FedProx(0.1), Scaffold()),
+    "adapters, private heads": over(Adapters(rank=2), FedPer()),
     "fedvssl": over(BackboneOnly(), MixedWeights(0.9), MovingMean(1)),
     "fedu": over(FedU(mu=0.05)),
     "fedu, loss weights": over(FedU(mu=0.05), MixedWeights(1.0)),

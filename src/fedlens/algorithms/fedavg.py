@@ -11,7 +11,7 @@ local models.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -46,7 +46,7 @@ class FedAvg(Learner):
 
     lr_factors: pairs of a pattern and a factor, such as ("spynet.*", 0.25): parameters whose name
     fits learn with that multiple of lr. freeze: patterns of names that do not learn in the first
-    freeze_rounds rounds, or never if that is None.
+    freeze_rounds rounds, or never if that is None; BatchNorm that is frozen keeps its statistics.
     """
 
     task: LearningTask
@@ -74,6 +74,10 @@ class FedAvg(Learner):
     freeze: tuple[str, ...] = ()
     freeze_rounds: Natural | None = None
     _resident: nn.Module | None = field(default=None, init=False, repr=False, compare=False)
+    # what a layer adds to every network that is built, after it has its first weights
+    _wrap: Callable[[nn.Module], nn.Module] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     reports: ClassVar[Mapping[str, Scalar]] = {
         "loss": Scalar("mean", weight="examples", record=True),
@@ -95,13 +99,14 @@ class FedAvg(Learner):
 
     def init(self) -> Message:
         self.place  # noqa: B018  a device that is not here is refused now, not by every client
-        model = self._fresh()
-        self._check_patterns(model)
+        model = self._bare()
         self.task.load_init(model)
         if self.init_from:
             from fedlens.core.weights import load_weights
 
             load_weights(model, self.init_from)
+        model = self._wrap(model) if self._wrap else model
+        self._check_patterns(model)
         return Message({"model": tree.clone(model.state_dict())})
 
     def given(self, facts: Facts) -> Algorithm:
@@ -221,7 +226,8 @@ class FedAvg(Learner):
         training a small one.
         """
         if self._resident is None:
-            model = self._fresh()
+            model = self._bare()
+            model = self._wrap(model) if self._wrap else model
             if self.channels_last:
                 model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self._resident = model.to(self.place)
@@ -234,9 +240,15 @@ class FedAvg(Learner):
                 current[name].copy_(t)
         return self.resident
 
-    def _fresh(self) -> nn.Module:
+    def _bare(self) -> nn.Module:
         with seeded(generator(self.seed, 0x1417)):
             return self.task.model()
+
+    def wrapped(self, wrap: Callable[[nn.Module], nn.Module]) -> FedAvg:
+        """The same, but `wrap` adds to every network that it builds."""
+        changed = copy.copy(self)
+        changed._wrap, changed._resident = wrap, None
+        return changed
 
     @property
     def parameter_names(self) -> set[str]:
@@ -341,21 +353,26 @@ class FedAvg(Learner):
     @contextmanager
     def thawed(self, model: nn.Module, message: Message, client: Client) -> Iterator[None]:
         """Inside, only what learns in this stretch asks for gradients: what is frozen or held
-        costs no backward pass, and no pull reaches it.
+        costs no backward pass, and no pull reaches it. Frozen BatchNorm uses the statistics it has,
+        and they stay; one that is only held goes on with its batches.
         """
-        held = [
-            p
-            for n, p in model.named_parameters()
-            if p.requires_grad
-            and (not self.factor(n, message) or any(still(n) for still in client.holds))
-        ]
+        learning = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        frozen = [p for n, p in learning if not self.factor(n, message)]
+        for p in frozen:
+            p.requires_grad_(False)
+        norms = [m for m in model.modules() if m.training and _is_frozen_norm(m)]
+        for m in norms:
+            m.eval()
+        held = [p for n, p in learning if p.requires_grad and any(s(n) for s in client.holds)]
         for p in held:
             p.requires_grad_(False)
         try:
             yield
         finally:
-            for p in held:
+            for p in (*frozen, *held):
                 p.requires_grad_(True)
+            for m in norms:
+                m.train()
 
     def _groups(
         self, model: nn.Module, adapters: list[nn.Module], message: Message
@@ -441,6 +458,12 @@ def _in_words(error: Exception) -> str:
     text = (str(error).strip().splitlines() or [""])[0]
     plain = isinstance(error, RuntimeError | IndexError)
     return text if plain and text else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def _is_frozen_norm(module: nn.Module) -> bool:
+    own = list(module.parameters(recurse=False))
+    norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    return norm and bool(own) and not any(p.requires_grad for p in own)
 
 
 def _chain(adapters: list[nn.Module]) -> Adapt:

@@ -239,6 +239,12 @@ class Algorithm(metaclass=Limited):
         """
         return any(isinstance(part, Layer) and part.hides_replies for part in self.parts())
 
+    def as_saved(self, state: Message) -> Message:
+        """The state as the task saves it, where the model that travels is not the one users take
+        away.
+        """
+        return state
+
     @property
     def personalises(self) -> bool:
         """Is a model for each client what this stack is after?"""
@@ -264,9 +270,10 @@ class Layer(Algorithm):
     further in (secure aggregation). merges: decides how single deltas become one, which a stack can
     do only once. of_mean: changes the merged update, so whatever looks at single ones must come
     before it, further out. steers: adds a pull, so that local steps are no longer plain gradients
-    of the loss. personal: what it is after is a model for each client, so that a run evaluates
-    those, whether `federation.personal` is set or not. tuned: its one own parameter, and what
-    `compare --tune` tries for it.
+    of the loss. keeps_private: decides which part of the model each client keeps as its own, which
+    only one layer can. personal: what it is after is a model for each client, so that a run
+    evaluates those, whether `federation.personal` is set or not. tuned: its one own parameter, and
+    what `compare --tune` tries for it.
     """
 
     stage: ClassVar[Stage] = "learn"
@@ -275,6 +282,7 @@ class Layer(Algorithm):
     merges: ClassVar[bool] = False
     of_mean: ClassVar[bool] = False
     steers: ClassVar[bool] = False
+    keeps_private: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {}
     inner: Algorithm
@@ -381,6 +389,9 @@ class Layer(Algorithm):
 
     def private_weights(self, memory: Mapping[str, Tree]) -> Tree:
         return self.inner.private_weights(memory)
+
+    def as_saved(self, state: Message) -> Message:
+        return self.inner.as_saved(state)
 
     @property
     def place(self) -> torch.device:

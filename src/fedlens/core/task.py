@@ -64,10 +64,15 @@ def check_options(task: Task, options: Mapping[str, Any], *known: str) -> None:
 class LearningTask(Task):
     """A task with a model and a loss: what FedAvg and its layers train.
 
-    init: a file of weights to start from, for a task whose constructor takes one. multiple: the
-    sides of an input must be multiples of this, because the model says so (a patch, a stride)."""
+    init: a file of weights to start from, for a task whose constructor takes one. pretrained: the
+    same for weights that were trained for something else: true for what the network's authors
+    publish, a path, or hub:OWNER/NAME; `heads` are patterns of the names that need not fit.
+    multiple: the sides of an input must be multiples of this, because the model says so (a patch, a
+    stride)."""
 
     init: str | None = None
+    pretrained: bool | str = False
+    heads: tuple[str, ...] = ("head.*", "keypoint_head.*")
     multiple: int = 1
 
     @abstractmethod
@@ -75,12 +80,32 @@ class LearningTask(Task):
         """A fresh network; the caller has seeded torch."""
 
     def load_init(self, model: nn.Module) -> None:
-        """Fill a fresh network with the weights of `init`. Not in `model`: a worker, a site or
-        `apply` gets its weights anyway, and the file need not be there."""
+        """Fill a fresh network with the weights of `pretrained`, then of `init`. Not in `model`: a
+        worker, a site or `apply` gets its weights anyway, and the file need not be there."""
+        self.load_pretrained(model)
         if self.init:
             from fedlens.core.weights import load_weights
 
             load_weights(model, self.init)
+
+    def load_pretrained(self, model: nn.Module) -> None:
+        from fedlens.core.weights import adopt_weights, read_weights, weights_from_hub
+
+        if not self.pretrained:
+            return
+        if self.pretrained is True:
+            found, source = self.published(), "what is published"
+        elif self.pretrained.startswith("hub:"):
+            found, source = weights_from_hub(self.pretrained[4:]), self.pretrained
+        else:
+            found, source = read_weights(self.pretrained), self.pretrained
+        adopt_weights(model, found, source, self.heads)
+
+    def published(self) -> dict[str, Tensor]:
+        """The weights that the network's authors publish: what `pretrained=true` means."""
+        raise ValueError(
+            f"{type(self).__name__} knows of no published weights: set task.pretrained=PATH"
+        )
 
     def forward(self, model: nn.Module, batch: Batch, adapt: Adapt | None = None) -> Output:
         """Prediction, and the features in front of the head where the model is split into

@@ -4,6 +4,9 @@ unpickled.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +88,118 @@ def check_fit(
     if theirs and ours and theirs != ours:
         reasons.insert(0, f"the file holds {theirs}; the model is {ours}")
     raise Misfit(f"{source} does not fit {type(model).__name__}: " + "; ".join(reasons))
+
+
+# -- weights that were made elsewhere, for something else ------------------------------------------
+
+
+def adopt_weights(
+    model: nn.Module, weights: dict[str, Tensor], source: str | Path, heads: Sequence[str]
+) -> list[str]:
+    """Start a network from weights that were trained for something else: all of its body must be
+    there, under the same names, below another prefix ("body.1.conv1" as "conv1"), or, with other
+    names, in the same order with the same shapes, which is warned about. Of the head (`heads` are
+    patterns of its names) only what fits is taken.
+
+    Returns the names that stay as they were.
+    """
+    own = model.state_dict()
+    body = [n for n in own if not any(fnmatchcase(n, pattern) for pattern in heads)]
+    found = _by_name(body, weights) or _by_order(body, own, weights, source)
+    if found is None:
+        stripped = _common_prefix(body)
+        absent = (n for n in body if not {n, n.removeprefix(stripped)} & weights.keys())
+        missing = next(absent, body[0])
+        raise Misfit(
+            f"{source} does not fit {type(model).__name__}: {missing} is missing in the file, which"
+            f" begins with {next(iter(weights), 'nothing')}"
+        )
+    if odd := [n for n, theirs in found.items() if weights[theirs].shape != own[n].shape]:
+        shapes = f"{tuple(weights[found[odd[0]]].shape)}, expected {tuple(own[odd[0]].shape)}"
+        raise Misfit(
+            f"{source} does not fit {type(model).__name__}: {odd[0]} is {shapes}"
+            + (f" ({len(odd)} shapes differ)" if len(odd) > 1 else "")
+        )
+    taken = found | _head(own, body, weights, set(found.values()))
+    model.load_state_dict({**own, **{n: weights[theirs] for n, theirs in taken.items()}})
+    return [n for n in own if n not in taken]
+
+
+def _common_prefix(names: Sequence[str]) -> str:
+    """ "body.1." of names that all begin so."""
+    shared: list[str] = []
+    for tokens in zip(*(n.split(".")[:-1] for n in names), strict=False):
+        if len(set(tokens)) > 1:
+            break
+        shared.append(tokens[0])
+    return "".join(f"{token}." for token in shared)
+
+
+def _by_name(body: Sequence[str], weights: dict[str, Tensor]) -> dict[str, str] | None:
+    """Own name -> the file's. BatchNorm's step counter may be missing: old files have none."""
+    needed = [n for n in body if not n.endswith("num_batches_tracked")]
+    tokens = _common_prefix(needed).split(".")
+    ours = [".".join(tokens[:k]) + "." if k else "" for k in range(len(tokens))]
+    theirs = dict.fromkeys(["", *(f"{n.split('.')[0]}." for n in weights if "." in n)])
+    for prefix in ours:
+        for other in theirs:
+            names = {n: other + n.removeprefix(prefix) for n in body}
+            if all(names[n] in weights for n in needed):
+                return {n: found for n, found in names.items() if found in weights}
+    return None
+
+
+def _by_order(
+    body: Sequence[str], own: dict[str, Tensor], weights: dict[str, Tensor], source: str | Path
+) -> dict[str, str] | None:
+    """The first arrays of the file, if each has the kind (weight, bias, ...) and the shape of ours:
+    the same network, written down by somebody else.
+    """
+    pairs = list(zip(body, weights, strict=False))
+    alike = len(pairs) == len(body) and all(
+        ours.split(".")[-1] == theirs.split(".")[-1] and own[ours].shape == weights[theirs].shape
+        for ours, theirs in pairs
+    )
+    if not alike:
+        return None
+    warnings.warn(
+        f"the names in {source} are others ({pairs[0][1]} for {pairs[0][0]}), but its arrays have"
+        " the same shapes in the same order: they are taken in that order",
+        stacklevel=2,
+    )
+    return dict(pairs)
+
+
+def _head(
+    own: dict[str, Tensor], body: Sequence[str], weights: dict[str, Tensor], used: set[str]
+) -> dict[str, str]:
+    """What fits of the head: by its names, or, of a head called otherwise, all or nothing."""
+    mine = [n for n in own if n not in set(body)]
+    left = [n for n in weights if n not in used]
+    if any(n in left for n in mine):
+        return {n: n for n in mine if n in left and weights[n].shape == own[n].shape}
+    # safetensors files are in the order of the alphabet, with a bias before its weight
+    kind = {(n.split(".")[-1], weights[n].shape): n for n in left}
+    found = {n: kind.get((n.split(".")[-1], own[n].shape)) for n in mine}
+    taken = {n: theirs for n, theirs in found.items() if theirs is not None}
+    return taken if len(taken) == len(mine) == len(left) == len(kind) else {}
+
+
+def weights_from_hub(name: str) -> dict[str, Tensor]:
+    """ "OWNER/NAME" on the Hugging Face hub: model.safetensors, else pytorch_model.bin."""
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError:
+        raise ValueError('weights from a hub need: pip install "fedlens[models]"') from None
+    why = ""
+    for file in ("model.safetensors", "pytorch_model.bin"):
+        try:
+            return read_weights(hf_hub_download(name, file))
+        except (FileNotFoundError, ValueError):
+            raise
+        except Exception as e:  # of a network, anything may come
+            why = why or " ".join(str(e).split())[:160]
+    raise ValueError(
+        f"the weights of {name} cannot be fetched ({why}): bring the file here by other means and"
+        " give its path"
+    )

@@ -1,5 +1,6 @@
 """Layers: one idea per file, both halves in it."""
 
+from fedlens.layers.adapters import Adapters
 from fedlens.layers.balance import Balance
 from fedlens.layers.distances import Distances
 from fedlens.layers.ditto import Ditto
@@ -32,6 +33,7 @@ from fedlens.layers.server_optimizer import FedAdagrad, FedAdam, FedAvgM, FedYog
 from fedlens.layers.upload_failures import UploadFailures
 
 __all__ = [
+    "Adapters",
     "BackboneOnly",
     "Balance",
     "Bulyan",

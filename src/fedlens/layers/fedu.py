@@ -38,13 +38,14 @@ class FedU(TrainingLayer):
     mu: NotNegative = 0.4
     backbone: str = "backbone"
     stage: ClassVar[Stage] = "share"
+    keeps_private: ClassVar[bool] = True
     reports: ClassVar[Mapping[str, Scalar]] = {"kept_head": Scalar("mean")}
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"mu": (0.1, 0.2, 0.8)}
 
     def check(self, inner: Algorithm) -> None:
         self.under(inner)
         if other := next(
-            (p for p in inner.parts() if isinstance(p, Layer) and p.stage == "share"), None
+            (p for p in inner.parts() if isinstance(p, Layer) and p.keeps_private), None
         ):
             raise StackError(
                 f"FedU chooses between the global and a local head, but with {type(other).__name__}"

@@ -27,6 +27,7 @@ class Private(TrainingLayer):
     """Abstract: which names stay at home."""
 
     stage: ClassVar[Stage] = "share"
+    keeps_private: ClassVar[bool] = True
     key: ClassVar[str] = ""  # names the part of the model that travels, where that can be set
     _start: Tree | None = None
 
@@ -39,7 +40,7 @@ class Private(TrainingLayer):
     def check(self, inner: Algorithm) -> None:
         self.under(inner)
         if other := next(
-            (p for p in inner.parts() if isinstance(p, Layer) and p.stage == "share"), None
+            (p for p in inner.parts() if isinstance(p, Layer) and p.keeps_private), None
         ):
             raise StackError(
                 f"{type(self).__name__} and {type(other).__name__} both decide what stays with a"

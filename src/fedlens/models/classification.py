@@ -14,6 +14,7 @@ more linear layers, the last one N wide, between body and head, as MOON's author
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -208,6 +209,56 @@ def _timm(name: str, classes: int, channels: int, size: int, first: nn.Module) -
         except (RuntimeError, AssertionError, TypeError) as e:
             why = why or str(e)
     raise ValueError(f"timm:{name} does not work on {channels} x {size} x {size} images: {why}")
+
+
+def published_weights(name: str, channels: int, size: int) -> dict[str, Tensor]:
+    """What timm or torchvision publish for a network of ours, fetched where they keep it."""
+    try:
+        if name.startswith("timm:"):
+            return _timm_weights(name.removeprefix("timm:"), channels, size)
+        if name == "resnet18":
+            from torchvision.models import resnet18
+
+            found: dict[str, Tensor] = resnet18(weights="DEFAULT").state_dict()
+            return found
+    except ValueError:
+        raise
+    except Exception as e:  # of a network, anything may come
+        raise ValueError(
+            f"the weights of {name} cannot be fetched ({' '.join(str(e).split())[:160]}): bring the"
+            " file here by other means and set task.pretrained=PATH"
+        ) from e
+    raise ValueError(f"nobody publishes weights of {name}: set task.pretrained=PATH")
+
+
+def _timm_weights(name: str, channels: int, size: int) -> dict[str, Tensor]:
+    import timm
+
+    if not timm.is_model_pretrained(name):
+        raise ValueError(f"timm has no weights for {name}: set task.pretrained=PATH")
+    sized = {} if "vit" not in name else {"img_size": size}
+    found: dict[str, Tensor] = timm.create_model(
+        name, pretrained=True, in_chans=channels, **sized
+    ).state_dict()
+    return found
+
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def published_pixels(name: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of the pixels that a network's published weights were trained with; one
+    number for images that have not three channels.
+    """
+    mean, std = IMAGENET
+    if name.startswith("timm:"):
+        with contextlib.suppress(ImportError):  # said when the network is built
+            import timm
+
+            known = timm.get_pretrained_cfg(name.removeprefix("timm:"))
+            if known is not None and known.mean and known.std:
+                mean, std = tuple(known.mean), tuple(known.std)
+    return (mean, std) if channels == 3 else ((sum(mean) / len(mean),), (sum(std) / len(std),))
 
 
 NETWORKS: dict[str, Callable[[nn.Module, int, int, int, Stem, Norm], Classifier]] = {

@@ -253,7 +253,8 @@ class _Job:
 
     def _finish(self) -> Outcome:
         state, folder = self.safe.state, self.folder
-        save_result(folder, lambda part: self.setup.task.save(state, part))
+        whole = self.setup.algorithm.as_saved(state)
+        save_result(folder, lambda part: self.setup.task.save(whole, part))
         self._draw(state)
         summary = self._summarise(interrupted=False)
         shutil.rmtree(folder / "memory", ignore_errors=True)

@@ -66,7 +66,7 @@ def run_of_client(folder: Path, client: int) -> Iterator[Path]:
         raise ConfigError(f"client {client} has no model of its own in {folder}: {_listed(own)} do")
     state = ended.state.put(model={**ended.state.trees["model"], **own[client]})
     with tempfile.TemporaryDirectory() as made:
-        task.save(state, Path(made))
+        task.save(algorithm.as_saved(state), Path(made))
         for name in ("config.toml", "federation.json"):
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, Path(made) / name)

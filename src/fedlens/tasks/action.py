@@ -53,12 +53,14 @@ class Frozen(SplitNet):
 @dataclass
 class ActionRecognition(LearningTask):
     """classes: how many. backbone: r3d18, r2plus1d18, r3d10, r3d10s or module:Class. init: a saved
-    model (RUN/model.safetensors) whose backbone to start from. probe: train the last layer only.
+    model (RUN/model.safetensors) whose backbone to start from. pretrained: weights of the same
+    network from elsewhere (a path, hub:OWNER/NAME). probe: train the last layer only.
     frames, stride, size: of a clip. dropout: before the last layer. clips: per test video."""
 
     classes: Several = 101
     backbone: str = "r3d18"
     init: str | None = None
+    pretrained: bool | str = False
     probe: bool = False
     frames: Count = 16
     stride: Count = 2
@@ -81,6 +83,7 @@ class ActionRecognition(LearningTask):
         )
 
     def load_init(self, model: nn.Module) -> None:
+        self.load_pretrained(model)
         load_init(model, self.init)
 
     def fits(self, facts: Facts) -> None:

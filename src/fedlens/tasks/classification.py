@@ -18,7 +18,13 @@ from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Natural, Positive, Several, Share
 from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, check_options, in_batches
-from fedlens.models.classification import Norm, Stem, classifier
+from fedlens.models.classification import (
+    Norm,
+    Stem,
+    classifier,
+    published_pixels,
+    published_weights,
+)
 
 SHEET_IMAGES = 24  # images on the sheet
 LISTED = 20  # up to this many classes, each one's accuracy is a metric of its own
@@ -30,7 +36,8 @@ class Classification(LearningTask):
     the pixels in [0, 1], one number or one per channel. smoothing: of the labels. evaluation_batch:
     images at a time. names: of the classes, for `apply`, where the data does not name them.
     projection: width of a projection in front of the head (MOON's paper has 256); 0 is none. init:
-    weights to start from."""
+    weights to start from. pretrained: weights of the same network trained for something else (true,
+    a path, hub:OWNER/NAME), with the pixels' mean and std that they are used to."""
 
     def __init__(
         self,
@@ -40,15 +47,19 @@ class Classification(LearningTask):
         size: Count = 32,
         stem: Stem = "cifar",
         norm: Norm = "batch",
-        mean: tuple[float, ...] = (0.5,),
-        std: tuple[Positive, ...] = (0.25,),
+        mean: tuple[float, ...] | None = None,
+        std: tuple[Positive, ...] | None = None,
         smoothing: Share = 0.0,
         evaluation_batch: Count = 250,
         names: tuple[str, ...] = (),
         projection: Natural = 0,
         init: str | None = None,
+        pretrained: bool | str = False,
     ) -> None:
-        self.init = init
+        self.init, self.pretrained = init, pretrained
+        usual = published_pixels(model, channels) if pretrained else ((0.5,), (0.25,))
+        if projection:
+            self.heads = ("head.*", "body.1.*", "body.3.*")
         if names and len(names) != classes:
             raise ValueError(f"{len(names)} names for {classes} classes")
         self.network, self.classes, self.channels, self.size, self.projection = (
@@ -61,8 +72,8 @@ class Classification(LearningTask):
         self.stem: Stem = stem
         self.norm: Norm = norm
         self.mean, self.std, self.smoothing, self.evaluation_batch, self.names = (
-            mean,
-            std,
+            usual[0] if mean is None else mean,
+            usual[1] if std is None else std,
             smoothing,
             evaluation_batch,
             tuple(names),
@@ -80,6 +91,11 @@ class Classification(LearningTask):
             std=self.std,
             projection=self.projection,
         )
+
+    def published(self) -> dict[str, Tensor]:
+        if self.network == "resnet18" and self.stem != "imagenet":
+            raise ValueError("the published resnet18 has another stem: set task.stem=imagenet")
+        return published_weights(self.network, self.channels, self.size)
 
     def fits(self, facts: Facts) -> None:
         held, shape = len(facts.classes), facts.shape

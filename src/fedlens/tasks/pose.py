@@ -45,7 +45,8 @@ class Pose(LearningTask):
     width) to evaluate at; the data's own if none. capture, how: test images have only this
     resolution and are interpolated to each of `sizes`, in each of these ways. embed: how many
     people to show in an embedding of the features. init: weights to start from, such as a public
-    checkpoint."""
+    checkpoint. pretrained: the same for other joints or another purpose (a path, hub:OWNER/NAME):
+    the head's last layer may differ."""
 
     joints: Literal["mpii", "lsp", "coco"] = "lsp"
     network: str = "vit-tiny"
@@ -65,6 +66,7 @@ class Pose(LearningTask):
     test_batch: Count = 64
     embed: Natural = 0
     init: str | None = None
+    pretrained: bool | str = False
 
     def __post_init__(self) -> None:
         if self.network not in SIZES and not self.network.startswith("resnet-"):
