@@ -72,7 +72,8 @@ SETTING: dict[str, Any] = {
     "clip": 40.0,
     "full": 48,
     "equal": 24,
-    "ctp": {"stride": 3, "speed": 8.0, "growth": 0.01},
+    # the target the cells were made with; the published one counts the centre in pixels
+    "ctp": {"stride": 3, "speed": 8.0, "growth": 0.01, "shift": "sides"},
     "vcop": {"gap": 2},
     "speed": {"strides": (-2, -1, 0, 1, 2)},
     "finetune": {"epochs": 8, "lr": 0.002, "batch": 16, "stride": 2},

@@ -32,7 +32,7 @@ def test_strides_by_hand() -> None:
 
 def test_speed_shows_the_stride_it_asks_for() -> None:
     """8 frames at strides up to 4 take 29 frames; the pixels are the frame numbers."""
-    task = Speed(frames=8, size=32)
+    task = Speed(frames=8, size=32, colour=False)
     assert task.least == 29
     seen = set()
     for seed in range(60):

@@ -2,7 +2,9 @@
 the classes (0: one frame, standing still).
 
 A video must be long enough for the largest stride, so that its length says nothing about the
-answer. Head: one linear layer over the averaged map; 3,591 parameters on R3D-18.
+answer. Head: dropout and one linear layer over the averaged map; 3,591 parameters on R3D-18.
+Colours change as in the public code: a fifth of the clips each get another tint, brightness or
+contrast, the same in all frames.
 """
 
 from __future__ import annotations
@@ -15,19 +17,37 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.core.client import Batch, Output
+from fedlens.core.limits import Fraction
 from fedlens.core.picture import Picture
 from fedlens.data.video.frames import Frames
+from fedlens.tasks.patches import uniforms
 from fedlens.tasks.video_clips import cut_clip, larger
-from fedlens.tasks.video_ssl import VideoSSL
+from fedlens.tasks.video_colour import jitter_colours
+from fedlens.tasks.video_ssl import VideoSSL, small_normal
+
+
+class RateHead(nn.Module):
+    def __init__(self, width: int, classes: int, dropout: float) -> None:
+        super().__init__()
+        self.rate = nn.Linear(width, classes)
+        self.dropout = dropout
+        small_normal(self.rate)
+
+    def forward(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.rate(F.dropout(features, self.dropout, self.training))
+        return scores
 
 
 @dataclass
 class Speed(VideoSSL):
-    """strides: the classes; 0 stands still, negative ones run backwards. The rest as in every video
-    pretext task: backbone (r3d18, r2plus1d18, r3d10, r3d10s, module:Class), frames and size of a
-    clip, clips per video in retrieval, majority, init."""
+    """strides: the classes; 0 stands still, negative ones run backwards. dropout: before the last
+    layer. colour: change colours. The rest as in every video pretext task: backbone (r3d18,
+    r2plus1d18, r3d10, r3d10s, module:Class), frames and size of a clip, clips per video in
+    retrieval, majority, init."""
 
     strides: tuple[int, ...] = (-4, -2, -1, 0, 1, 2, 4)
+    dropout: Fraction = 0.5
+    colour: bool = True
 
     def __post_init__(self) -> None:
         if len(set(self.strides)) < 2 or len(set(self.strides)) != len(self.strides):
@@ -47,13 +67,13 @@ class Speed(VideoSSL):
             torch.randint(len(frames) - (self.frames - 1) * abs(self.strides[y]), (), generator=rng)
         )
         numbers = played(start, self.strides[y], self.frames)
-        return {
-            "x": cut_clip(frames, numbers, self.size, rng if augment else None),
-            "y": torch.tensor(y),
-        }
+        clip = cut_clip(frames, numbers, self.size, rng if augment else None)
+        if augment and self.colour:
+            clip = jitter_colours(clip, uniforms(rng), 0.2, 0.2, 32 / 255, 0.2, moving=False)
+        return {"x": clip, "y": torch.tensor(y)}
 
     def head(self, shape: tuple[int, int, int, int]) -> nn.Module:
-        return nn.Linear(shape[0], len(self.strides))
+        return RateHead(shape[0], len(self.strides), self.dropout)
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         return F.cross_entropy(output.prediction, batch["y"])

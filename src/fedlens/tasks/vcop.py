@@ -27,7 +27,7 @@ from fedlens.core.task import Adapt
 from fedlens.data.video.frames import Frames
 from fedlens.models.video import SplitNet
 from fedlens.tasks.video_clips import cut_clip, larger
-from fedlens.tasks.video_ssl import VideoSSL
+from fedlens.tasks.video_ssl import VideoSSL, small_normal
 
 CLIPS = 3
 ORDERS = tuple(permutations(range(CLIPS)))
@@ -40,6 +40,9 @@ class OrderHead(nn.Module):
         self.pair = nn.Linear(2 * width, hidden)
         self.order = nn.Linear(len(PAIRS) * hidden, len(ORDERS))
         self.dropout = dropout
+        nn.init.kaiming_normal_(self.pair.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(self.pair.bias)
+        small_normal(self.order)
 
     def forward(self, features: Tensor) -> Tensor:
         """(B, clips, width)"""

@@ -44,6 +44,13 @@ def load_init(model: nn.Module, path: str | None) -> None:
         load_backbone(model, path)
 
 
+def small_normal(*layers: nn.Linear) -> None:
+    """As the public code begins the last layers of all three heads: deviation .001, no bias."""
+    for layer in layers:
+        nn.init.normal_(layer.weight, std=0.001)
+        nn.init.zeros_(layer.bias)
+
+
 @dataclass
 class VideoSSL(LearningTask):
     """Abstract. backbone: r3d18, r2plus1d18, r3d10, r3d10s or module:Class. frames, size: of a
