@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from contextlib import nullcontext as nothing
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from toy import Toy, same_bits
 
 from fedlens import Algorithm, Client, Federation, Lost, Message, Round, run, stack
 from fedlens.algorithms import FedAvg
-from fedlens.core.rounds import Engine
+from fedlens.core.rounds import Engine, Progress, Stalled
 from fedlens.core.tree import map_tree
 from fedlens.engines.flaky import Flaky
 from fedlens.engines.loopback import Loopback
@@ -63,7 +64,8 @@ def test_a_flaky_network_is_survived_and_repeats_itself(when: str, share: float)
         engine = Simulator(algorithm, VECTORS, workers=0)
         rounds: list[Round] = []
         flaky = Flaky(engine, **{when: share}, seed=1)
-        state = run(algorithm, flaky, 12, seed=0, after_round=lambda p, r: rounds.append(r))
+        note = lambda p, r: rounds.append(r)  # noqa: E731
+        state = run(algorithm, flaky, 12, seed=0, patience=12, after_round=note)
         engine.close()
         return state, rounds, engine
 
@@ -221,17 +223,33 @@ class Only:
         return getattr(self.engine, name)
 
 
-def test_a_round_without_replies_is_skipped() -> None:
+def test_a_round_without_replies_is_skipped_as_long_as_patience_lasts() -> None:
+    """Nobody is reached in rounds 0 and 1 (numbers 1 and 2): with patience 3 they are skipped and
+    round 2 counts. With less the run ends, with the first client's reason, and in good order: what
+    is done stays done."""
     algorithm = FedAvg(Toy(), batch=8)
-    rounds: list[Round] = []
-    engine = Flaky(Simulator(algorithm, VECTORS, workers=0), before=1.0)
-    state = run(algorithm, engine, 2, after_round=lambda p, r: rounds.append(r))
-    engine.close()
-    assert (
-        same_bits(state, algorithm.init())
-        and [len(r.scalars) for r in rounds] == [0, 0]
-        and rounds[0].loss is None
-    )
+
+    class Outage(Flaky):
+        def exchange(self, message, ids, heard):  # type: ignore[no-untyped-def]
+            self.before = float(message.round < 2)
+            return super().exchange(message, ids, heard)
+
+    for patience, done in ((3, 3), (2, 1), (1, 0)):
+        rounds: list[Round] = []
+        here = Progress(algorithm.init())
+        engine = Outage(Simulator(algorithm, VECTORS, workers=0))
+        note = lambda p, r: rounds.append(r)  # noqa: B023, E731
+        with contextlib.closing(engine), pytest.raises(Stalled) if done < 3 else nothing() as said:
+            run(algorithm, engine, 3, progress=here, patience=patience, after_round=note)
+        assert [len(r.scalars) for r in rounds] == [0, 0, 7][:done] and here.done == done
+        assert [(r.bytes_down, r.bytes_up, r.loss) for r in rounds[:2]] == [(0, 0, None)] * min(
+            done, 2
+        )
+        assert same_bits(here.state, algorithm.init()) == (done < 3)
+        if done < 3:
+            when = {1: "in round 1", 2: "in 2 rounds up to 2"}[patience]
+            why = f"nobody was heard {when}: client 0: unreachable, and 6 more were lost"
+            assert str(said.value) == why
 
 
 def test_memory_beyond_the_budget_changes_nothing(tmp_path: Path) -> None:

@@ -193,9 +193,14 @@ def test_malformed_replies_are_refused_with_a_reason(bad: Message, why: str) -> 
     assert why in (refuse(bad, {"delta": {"w": torch.zeros(3)}}) or "")
 
 
-def test_a_sum_that_overflows_is_not_mistaken_for_infinity() -> None:
-    big = torch.full((100,), 3e38)
-    assert refuse(Message({"delta": {"w": big}}), {"delta": {"w": big}}) is None
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+def test_a_reply_beyond_all_measure_is_refused(dtype: torch.dtype) -> None:
+    """1e15 in length, whatever the number of entries: 4 of 4e14 have length 8e14, 4 of 6e14 1.2e15.
+    What is large is not called infinite."""
+    for value, why in ((4e14, None), (6e14, "longer than 1e+15"), (3e38, "longer than 1e+15")):
+        sent = {"delta": {"w": torch.full((4,), value, dtype=dtype)}}
+        found = refuse(Message(sent), sent)
+        assert found is None if why is None else why in (found or "")
 
 
 def test_integers_of_any_width_and_their_means_are_expected_alike() -> None:

@@ -82,7 +82,8 @@ def make() -> Algorithm:
 def ended(engine: Engine, algorithm: Algorithm, rounds: int = 3) -> tuple[Message, list[Round]]:
     seen: list[Round] = []
     try:
-        state = run(algorithm, engine, rounds, after_round=lambda _, r: seen.append(r))
+        note = lambda _, r: seen.append(r)  # noqa: E731
+        state = run(algorithm, engine, rounds, patience=rounds, after_round=note)
     finally:
         engine.close()
     return state, seen

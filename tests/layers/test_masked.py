@@ -25,7 +25,7 @@ from fedlens import Message, Replies, Round, StackError, Tree, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.core.algorithm import Algorithm, Layer, Stage
 from fedlens.core.client import Client, generator
-from fedlens.core.replies import Heard, Sum
+from fedlens.core.replies import Heard, Sum, counted
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import FedProx, LossAware, Median, Scaffold
 from fedlens.runs.records import describe
@@ -41,6 +41,10 @@ def encoded(x: Tensor) -> Tensor:
 
 def decoded(x: Tensor) -> Tensor:
     return torch.where(x >= RING // 2, x - RING, x).double() / ONE
+
+
+def counted_as(mean: Tensor, like: Tensor) -> Tensor:
+    return mean.to(counted(like).dtype)
 
 
 @dataclass
@@ -101,9 +105,10 @@ class Masked(Layer):
         for tree, names in self.weights.items():
             for name in names:
                 weight, lead = float(total[f"{tree} {name}"]), f"{tree} {name} "
+                like = self.inner.expects(self.inner.broadcast(state))[tree]
                 sums[tree, name] = Sum(
                     {
-                        k.removeprefix(lead): t / weight
+                        k.removeprefix(lead): counted_as(t / weight, like[k.removeprefix(lead)])
                         for k, t in total.items()
                         if k.startswith(lead)
                     },

@@ -107,6 +107,8 @@ def test_the_folder_holds_what_the_contract_says(recipe: Path, tmp_path: Path) -
     # BatchNorm: 2 weights, 2 buffers
     model, control = 16 * 8 + 16 + 16 * 4 + 3 * 16 + 3, 16 * 8 + 16 + 2 * 16 + 3 * 16 + 3
     size = 4 * (model + control) + 8  # and one 64-bit counter
+    # every other round all six clients evaluate: the same goes down to each, metrics come up
+    assert [x["evaluation_bytes"] for x in lines] == [0, 6 * size, 0, 6 * size]
     for x in lines:
         assert (x["asked"], x["heard"], x["refused"], x["lost"], x["unevaluated"]) == (
             3,
@@ -115,7 +117,8 @@ def test_the_folder_holds_what_the_contract_says(recipe: Path, tmp_path: Path) -
             [],
             [],
         )
-        assert x["bytes_down"] == x["bytes_up"] == 3 * size
+        assert x["bytes_down"] - x["evaluation_bytes"] == x["bytes_up"] == 3 * size
+        assert x["skipped"] == ""
         assert len(x["clients"]) == 3 and sum(
             c["weight"] for c in x["clients"].values()
         ) == pytest.approx(1)
@@ -135,6 +138,7 @@ def test_the_folder_holds_what_the_contract_says(recipe: Path, tmp_path: Path) -
     assert (
         summary["bytes_up"] == 4 * 3 * size and summary["seed"] == 0 and summary["device"] == "cpu"
     )
+    assert summary["bytes_down"] == (4 * 3 + 2 * 6) * size and summary["skipped"] == 0
     assert (
         summary["peak_memory"] > 50e6
         and summary["versions"]["torch"] == torch.__version__.split("+")[0]

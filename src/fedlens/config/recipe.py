@@ -23,7 +23,7 @@ from fedlens.config.files import find_recipe, load_tables
 from fedlens.config.inherit import carry_over, renamed_part
 from fedlens.config.overrides import apply_overrides, parse_overrides
 from fedlens.config.parts import Part, exported_names, find_class, make_part
-from fedlens.core.limits import Count, Natural, Positive, Processes, Threads
+from fedlens.core.limits import MOST_WEIGHT, Count, Natural, Positive, Processes, Threads
 
 if TYPE_CHECKING:
     from fedlens.core.algorithm import Algorithm
@@ -37,7 +37,9 @@ class Settings:
     everything. workers: processes (default: cores), 0 for none. threads: of torch in each.
     evaluate_every, checkpoint_every: rounds, 0 for never. personal: evaluate on the clients'
     held-out parts too. timeout: seconds a client may take. late: rounds a reply may be late.
-    ledger: in a simulation, write down what leaves each client, as real sites do."""
+    ledger: in a simulation, write down what leaves each client, as real sites do.
+    max_weight: the largest weight that a reply may claim; the most examples that any client can
+    have is a good one. patience: so many rounds in a row without a single reply end the run."""
 
     clients: Count = 10
     cohort: Count | None = None
@@ -51,6 +53,8 @@ class Settings:
     checkpoint_every: Natural = 1
     late: Natural = 0
     ledger: bool = False
+    max_weight: Positive = MOST_WEIGHT
+    patience: Count = 1
 
     def __post_init__(self) -> None:
         if self.cohort is not None and self.cohort > self.clients:

@@ -28,6 +28,8 @@ ProperShare = Annotated[float, Gt(0), Lt(1)]  # neither
 Minority = Annotated[float, Ge(0), Lt(0.5)]
 Several = Annotated[int, Ge(2)]  # classes to be told apart
 
+MOST_WEIGHT = 1e9  # that one reply may claim, unless the recipe says otherwise
+
 WORDS = {"gt": "above {}", "ge": "of at least {}", "lt": "below {}", "le": "at most {}"}
 
 

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fedlens.core.limits import MOST_WEIGHT
 from fedlens.core.tree import Tree, count_bytes
 
 T = TypeVar("T")
@@ -31,7 +32,6 @@ MOST_CLIENTS = 1 << 40  # numbers of clients beyond it are nobody's
 MEAN = "mean"  # the name of a tree's only weight, where it has just one
 # the name of a weight under which whole numbers are added, modulo 2^bits, and not averaged
 RING = "ring"
-MOST_WEIGHT = 1e9  # that one reply may claim, unless the run says otherwise
 
 _LARGEST = 1 << 62  # whole numbers beyond it fit no 64 bits elsewhere
 _DIMENSIONS = 64  # torch has no arrays with more

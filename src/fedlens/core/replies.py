@@ -22,8 +22,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedlens.core.limits import MOST_WEIGHT
 from fedlens.core.message import MEAN, RING, Message
-from fedlens.core.tree import Tree, is_finite, mismatch
+from fedlens.core.tree import Tree, is_finite, mismatch, squared_length
 
 # What a server's half looks at: weighted sums only; trees as sums and scalars one by one; or single
 # replies. Each asks for more than the one before.
@@ -32,6 +33,13 @@ NEEDS: tuple[Needs, ...] = ("sums", "scalars", "replies")
 # elements joined at a time: small enough for the cache, large enough that calling torch costs
 # little beside it
 CHUNK = 1 << 17
+# No number of a reply is larger, and no array longer: nothing honest is, and the squares of what
+# is shorter can still be added up in float32.
+LONGEST = 1e15
+MOST_SCALARS = 100  # in a reply
+MOST_WEIGHTS = 10  # of one tree
+NAME_LENGTH = 100  # of a scalar
+REASON_LENGTH = 400  # that a reply was lost for
 
 
 @dataclass(frozen=True)
@@ -52,13 +60,22 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Lost:
-    """A reply that did not count: who, and why in a few words. `refused` if it came but was
-    malformed.
+    """A reply that did not count.
+
+    reason: why, in a few words. refused: it came, but must not count. bytes: of its arrays, if it
+    came. sent: did the message of this round go down to the client?
     """
 
     sender: int
     reason: str
     refused: bool = False
+    bytes: int = 0
+    sent: bool = True
+
+    def __post_init__(self) -> None:
+        """A reason may quote what a client sent: one printable line is left of it."""
+        line = "".join(c if c.isprintable() else "?" for c in self.reason.strip()[:REASON_LENGTH])
+        object.__setattr__(self, "reason", line)
 
 
 @dataclass(frozen=True)
@@ -66,7 +83,8 @@ class Heard:
     """A reply that counted, without its trees: what the server's end of an engine saw of it.
 
     round: the round it answers. scalars: what it reported. bytes: of its arrays. weights: how much
-    it counts, by the names that its first tree gives. texts: as they came."""
+    its first tree counts in each sum, by name: what was used, not something said beside it.
+    texts: as they came."""
 
     sender: int
     round: int
@@ -77,7 +95,8 @@ class Heard:
 
     @staticmethod
     def of(reply: Message) -> Heard:
-        weights = {n: float(w) for n, w in next(iter(reply.weights.values()), {}).items()}
+        first = next(iter(reply.trees), "")
+        weights = {n: float(w) for n, w in reply.weights.get(first, {}).items()}
         size = reply.count_bytes()
         return Heard(reply.sender, reply.round, reply.scalars, size, weights, reply.texts)
 
@@ -86,23 +105,46 @@ class Weightless(ValueError):
     """A round that brought replies of which none counts."""
 
 
-def refuse(reply: Message, expected: Mapping[str, Tree]) -> str | None:
+def refuse(
+    reply: Message,
+    expected: Mapping[str, Tree],
+    max_weight: float = MOST_WEIGHT,
+    declared: Mapping[str, Scalar] | None = None,
+    weighing: Mapping[str, Sequence[str]] | None = None,
+) -> str | None:
     """Why a reply must not enter a sum, or None. Shared by all engines, applied before anything is
     added.
+
+    max_weight: that it may claim, in a tree's weight and in a scalar by which others are weighted.
+    declared, weighing: the stack's scalars, and the names of its trees' weights.
     """
+    weights_of = {scalar.weight for scalar in (declared or {}).values()}
+    if len(reply.scalars) > MOST_SCALARS:
+        return f"it has more than {MOST_SCALARS} scalars"
     for name, value in reply.scalars.items():
-        if not _is_number(value):
-            return f"scalar {name!r} is not a finite number"
+        if not _is_name(name):
+            return "a scalar's name is too long or not printable"
+        if not _is_number(value) or abs(value) > LONGEST:
+            return f"scalar {name!r} is not a finite number of at most {LONGEST:g}"
+        if name in weights_of and (why := _odd_weight(value, max_weight)):
+            return f"scalar {name!r} is {why}"
     for tree, arrays in reply.trees.items():
         if tree not in expected:
-            return f"unexpected tree {tree!r}"
+            return f"unexpected tree {_shown(tree)}"
         if why := mismatch(arrays, expected[tree]) or _odd_type(arrays, expected[tree]):
             return f"tree {tree!r}: {why}"
-        if not is_finite(arrays):
-            return f"tree {tree!r} holds NaN or Inf"
-        for name, w in reply.weights.get(tree, {}).items():
-            if not _is_number(w) or w < 0:
-                return f"weight {name!r} of {tree!r} is {w}, not a number of at least 0"
+        if why := _too_long(arrays):
+            return f"tree {tree!r} {why}"
+    for tree, weights in reply.weights.items():
+        if tree not in reply.trees:
+            return f"weights of a tree {_shown(tree)} that it does not have"
+        names = (weighing or {}).get(tree, weights)
+        # of a sum in a ring, `leaves_ring` knows more
+        if len(weights) > MOST_WEIGHTS or (RING not in names and weights.keys() ^ names):
+            return f"tree {tree!r} has other weights than it should"
+        for name, weight in weights.items():
+            if why := _odd_weight(weight, max_weight):
+                return f"weight {_shown(name)} of {tree!r} is {why}"
     if missing := expected.keys() - reply.trees.keys():
         return f"tree {min(missing)!r} is missing"
     return None
@@ -122,8 +164,50 @@ def leaves_ring(
     return None
 
 
+def in_order(reply: Message, expected: Mapping[str, Tree]) -> Message:
+    """A reply that was not refused, with its trees and their arrays in the order in which they are
+    expected: what depends on an order must not depend on its sender."""
+    trees = {tree: {n: reply.trees[tree][n] for n in like} for tree, like in expected.items()}
+    return replace(reply, trees=trees, _derived={})
+
+
+def most_bytes(expected: Mapping[str, Tree]) -> int:
+    """A reply that is larger than this, header and all, is refused before it is put together."""
+    # Integers may come as float64. The rest is for names, which a header has twice, and numbers.
+    arrays = [(len(n), t) for like in expected.values() for n, t in like.items()]
+    return (1 << 20) + sum(
+        t.numel() * max(t.element_size(), _counts_as(t).itemsize) + 8 * length + 400
+        for length, t in arrays
+    )
+
+
+def _is_name(name: str) -> bool:
+    return len(name) <= NAME_LENGTH and name.isprintable()
+
+
+def _shown(name: str) -> str:
+    """Somebody else's name for something, in a message of ours."""
+    return repr(name[:NAME_LENGTH])
+
+
+def _odd_weight(weight: Any, most: float) -> str | None:
+    if not _is_number(weight) or weight < 0:
+        return f"{weight if isinstance(weight, float) else 'odd'}, not a number of at least 0"
+    if weight > most:
+        return f"{weight:g}, more than one client may claim (federation.max_weight = {most:g})"
+    return None
+
+
+def _too_long(arrays: Tree) -> str | None:
+    if all(squared_length(t) <= LONGEST**2 for t in arrays.values()):
+        return None
+    if not is_finite(arrays):
+        return "holds NaN or Inf"
+    return f"is longer than {LONGEST:g}: no update is"
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, (int, float)) and -math.inf < value < math.inf
 
 
 def _odd_type(arrays: Tree, like: Tree) -> str | None:
@@ -412,7 +496,7 @@ class Replies:
         """A reply without this weight does not count in this sum, as in a fold."""
         found = [_weights(self.singles[p], tree) for p in self._positions(tree)]
         if not any(name in w for w in found):
-            raise KeyError(f"no reply carries the tree {tree!r} with a weight {name!r}")
+            raise Weightless(f"no reply carries the tree {tree!r} with a weight {name!r}")
         return [w.get(name, 0.0) for w in found]
 
     def _folded(self, tree: str, weights: Sequence[list[float]], share: float = 0.0) -> Tree:

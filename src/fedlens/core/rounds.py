@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,16 @@ from fedlens.core.algorithm import Algorithm, Trip, Trips
 from fedlens.core.client import generator
 from fedlens.core.datasets import as_data
 from fedlens.core.direction import smaller_is_better
+from fedlens.core.limits import MOST_WEIGHT
 from fedlens.core.message import Header, Message
 from fedlens.core.replies import Arrival, Heard, Lost, Replies, Scalar, Weightless, gather
+from fedlens.core.tree import is_finite
+
+MOST_SKIPPED = 3  # rounds in a row whose new state could not be used
+
+
+class Stalled(ValueError):
+    """A run that gets nowhere: nobody answers, or what they answer leads to no usable state."""
 
 
 class Engine(Protocol):
@@ -62,8 +71,10 @@ class Progress:
 class Round:
     """What is known about a finished round; `metrics.jsonl` holds one of these a line.
 
-    loss: mean of the clients' losses. unevaluated: whose held-out parts are missing from the
-    metrics, often just the clients that do worst."""
+    bytes_down, bytes_up: of arrays, as the engine sent and received them, those of evaluation
+    (`evaluation_bytes`, both ways) and of replies that did not count among them. loss: mean of the
+    clients' losses. unevaluated: whose held-out parts are missing from the metrics, often just the
+    clients that do worst. skipped: why the round changed nothing although replies came."""
 
     number: int
     seconds: float
@@ -76,6 +87,8 @@ class Round:
     metrics: Mapping[str, float]
     state: Message = field(repr=False)  # whoever prints a round does not mean the model
     unevaluated: Sequence[Lost] = ()
+    evaluation_bytes: int = 0
+    skipped: str = ""
 
     @property
     def scalars(self) -> Mapping[int, Mapping[str, float]]:
@@ -105,58 +118,77 @@ def run(
     cohort: int | None = None,
     seed: int = 0,
     late: int = 0,
+    max_weight: float = MOST_WEIGHT,
+    patience: int = 1,
     progress: Progress | None = None,
     test: Any | None = None,
     evaluate_every: int = 0,
     personal: bool = False,
     after_round: Callable[[Progress, Round], bool | None] | None = None,
 ) -> Message:
-    """Run to `rounds` rounds and return the final state. `progress` continues an earlier run.
-    Replies up to `late` rounds behind are used. Every `evaluate_every` rounds, and at the end, the
-    state is evaluated on `test` and, if `personal`, on the clients' held-out parts. `after_round`
-    hears of every round: logging, checkpoints, pictures; if it says True, that was the last."""
+    """Run to `rounds` rounds and return the final state.
+
+    Args:
+        cohort: how many clients are asked in a round; all, if not given.
+        late: replies up to so many rounds behind are used.
+        max_weight: the largest weight that a reply may claim.
+        patience: so many rounds in a row without a single reply end the run.
+        progress: continues an earlier run.
+        test, personal: what the state is evaluated on, every `evaluate_every` rounds and at the
+            end: a test set, and the clients' held-out parts.
+        after_round: hears of every round: logging, checkpoints, pictures; if it says True, that was
+            the last.
+
+    Raises:
+        Stalled: the run gets nowhere. The round at hand is not counted as done.
+    """
     if late and algorithm.hides_singles:
         raise ValueError("late replies have no place in a sum that is opened in its own round")
     here = progress or Progress(algorithm.init())
     test = as_data(test)
+    silent = skipped = 0  # rounds in a row
     while here.done < rounds:
         began, number = time.perf_counter(), here.done
         ids = engine.ids()
         asked = sample(ids, cohort, seed, number)
-        header = Header(number, rounds, seed, population=len(ids))
+        header = Header(number, rounds, seed, population=len(ids), max_weight=max_weight)
         state = here.state.with_header(header)
         # What every client may know about the run travels in the message, because nothing else
         # reaches it.
         upcoming = sample(ids, cohort, seed, here.done + 1) if here.done + 1 < rounds else ()
         trips = make_trips(algorithm, engine, state, Trips(asked, upcoming), here.heard, late)
-        state, replies, lost = algorithm.read(state, trips)
-        replies = replies.limited_to(algorithm.needs, {"loss": _LOSS, **algorithm.declared()})
-        try:
-            new = algorithm.server_step(state, replies) if len(replies) else state
-            state = new.with_header(header, stop=new.header.stop)
-        except Weightless as e:  # nobody is left: the round is skipped, and nobody was heard
-            lost += [Lost(i, str(e), refused=True) for i in replies.senders]
-            replies = Replies()
+        state, replies, lost, why = _take_step(algorithm, state, trips)
+        traffic = _traffic(trips)
+        silent = 0 if len(replies) or why else silent + 1
+        if silent >= patience + late:
+            raise Stalled(_nobody(number, silent, lost))
+        skipped = skipped + 1 if why else 0
+        if skipped >= MOST_SKIPPED:
+            raise Stalled(f"{skipped} rounds in a row came to nothing, the last because {why}")
         # The round a reply answers is the round its client remembers: a late one confirms the draft
         # of that earlier round.
         here.heard.update({i: h.round for i, h in replies.heard.items()})
         here.state, here.done = state, number + 1
         stop = state.header.stop
         last = here.done == rounds or stop
+        if last and not here.heard:
+            raise Stalled(why or _nobody(number, silent, lost))
         due = bool(evaluate_every) and (here.done % evaluate_every == 0 or last)
-        scored = evaluate(algorithm, engine, here, test, personal) if due else ({}, [])
+        scored = evaluate(algorithm, engine, here, test, personal) if due else Scored()
         finished = Round(
             number=number,
             seconds=time.perf_counter() - began,
             heard=replies.heard,
             asked=len(asked),
             lost=lost,
-            bytes_down=sum(trip.message.count_bytes() * len(trip.ids) for trip in trips.made),
-            bytes_up=sum(h.bytes for r in trips.replies for h in r.heard.values()),
+            bytes_down=traffic[0] + scored.traffic[0],
+            bytes_up=traffic[1] + scored.traffic[1],
             loss=replies.average("loss"),
-            metrics=scored[0],
+            metrics=scored.metrics,
             state=state,
-            unevaluated=scored[1],
+            unevaluated=scored.missing,
+            evaluation_bytes=sum(scored.traffic),
+            skipped=why,
         )
         # its sums are as large as a model, and the next round needs the room
         del replies, trips
@@ -189,20 +221,98 @@ def make_trips(
     return trips
 
 
+def _take_step(
+    algorithm: Algorithm, state: Message, trips: Trips
+) -> tuple[Message, Replies, list[Lost], str]:
+    """The next state, who was heard, who was lost; and why the round is skipped, if it is. Then the
+    state is the one before, and nobody was heard: clients forget what they did.
+
+    What clients send is checked for its form (`replies.refuse`), but numbers of the right form can
+    still lead nowhere. An error of another kind than those below is one of the program.
+    """
+    try:
+        state, replies, lost = algorithm.read(state, trips)
+        replies = replies.limited_to(algorithm.needs, {"loss": _LOSS, **algorithm.declared()})
+        if not len(replies):
+            return state, replies, lost, ""
+        new = algorithm.server_step(state, replies)
+        why = unusable(new, state)
+    except Weightless as e:
+        why = str(e)
+    except (ArithmeticError, ValueError, RuntimeError) as e:
+        why = f"{type(e).__name__}: {e}".strip().splitlines()[0]
+    if not why:
+        return new.with_header(state.header, stop=new.header.stop), replies, lost, ""
+    missing = {x.sender: x for some in trips.lost for x in some}
+    for id in (id for some in trips.replies for id in some.heard):
+        missing.setdefault(id, Lost(id, why, refused=True))
+    return state, Replies(), [missing[id] for id in sorted(missing)], why
+
+
+def unusable(new: Message, old: Message) -> str:
+    """Why a state must not replace the one before it, or nothing: what that one held must be there
+    with its shapes and types, and every number must be finite. More may be there than before.
+    """
+    for tree, before in old.trees.items():
+        after = new.trees.get(tree, {})
+        for name, t in before.items():
+            if name not in after or after[name].shape != t.shape or after[name].dtype != t.dtype:
+                return f"the state's tree {tree!r} would lose {name} or change its shape or type"
+    for tree, arrays in new.trees.items():
+        if arrays is not old.trees.get(tree) and not is_finite(arrays):
+            return f"the state's tree {tree!r} would hold NaN or Inf"
+    for name, value in new.scalars.items():
+        if not math.isfinite(value) and math.isfinite(old.scalars.get(name, 0.0)):
+            return f"the state's number {name!r} would be {value}"
+    return ""
+
+
+def _nobody(number: int, silent: int, lost: Sequence[Lost]) -> str:
+    """Who was lost first, and why."""
+    when = f"in round {number + 1}" if silent <= 1 else f"in {silent} rounds up to {number + 1}"
+    if not lost:
+        return f"nobody was heard {when}"
+    others = f", and {len(lost) - 1} more were lost" if len(lost) > 1 else ""
+    return f"nobody was heard {when}: client {lost[0].sender}: {lost[0].reason}{others}"
+
+
+def _traffic(trips: Trips) -> tuple[int, int]:
+    """Bytes of arrays down to those the engine sent a message to, and up from whoever answered,
+    whether it counted or not.
+    """
+    down = up = 0
+    for trip, replies, lost in zip(trips.made, trips.replies, trips.lost, strict=True):
+        answered = sum(h.round == trip.message.round for h in replies.heard.values())
+        down += trip.message.count_bytes() * (answered + sum(x.sent for x in lost))
+        up += sum(h.bytes for h in replies.heard.values()) + sum(x.bytes for x in lost)
+    return down, up
+
+
 _LOSS = Scalar("mean", weight="examples")  # of an algorithm that does not declare its loss
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What an evaluation found. missing: whose held-out parts are not in it. traffic: bytes down
+    and up.
+    """
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    missing: Sequence[Lost] = ()
+    traffic: tuple[int, int] = (0, 0)
 
 
 def evaluate(
     algorithm: Algorithm, engine: Engine, here: Progress, test: Any | None, personal: bool
-) -> tuple[dict[str, float], list[Lost]]:
+) -> Scored:
     """Metrics on the server's test set, and mean, spread and worst over the clients' held-out
-    parts; who is missing from these, and why.
+    parts.
     """
     state = here.state
     message = algorithm.broadcast(state).with_header(state.header, evaluate=True)
     metrics = algorithm.evaluate(message, test, {}) if test is not None else {}
     if not personal:
-        return metrics, []
+        return Scored(metrics)
     trips = Trips(list(engine.ids()), evaluate=True)
     make_trips(algorithm, engine, state, trips, here.heard)
     here.state, replies, lost = algorithm.read(state, trips)
@@ -217,10 +327,15 @@ def evaluate(
         worst = max(values) if smaller_is_better(name) else min(values)
         metrics[f"client_{name}_spread"] = float(np.std(values))
         metrics[f"client_{name}_worst"] = worst
-    return metrics, lost
+    return Scored(metrics, lost, _traffic(trips))
 
 
 def _in_time(item: Arrival, number: int, late: int) -> Arrival:
-    if isinstance(item, Message | Heard) and item.round < number - late:
-        return Lost(item.sender, f"too late: answers round {item.round}")
+    """A reply that is too old to be used, or answers what nobody has asked yet, is lost."""
+    if isinstance(item, Message | Heard) and not number - late <= item.round <= number:
+        size = item.bytes if isinstance(item, Heard) else item.count_bytes()
+        why = f"too late: answers round {item.round}"
+        if item.round > number:
+            why = f"answers round {item.round}, which has not begun"
+        return Lost(item.sender, why, item.round > number, size, sent=item.round > number)
     return item

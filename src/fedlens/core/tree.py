@@ -90,6 +90,18 @@ def is_finite(tree: Mapping[str, Tensor]) -> bool:
     return True
 
 
+def squared_length(t: Tensor) -> float:
+    """|t|^2, in one pass that costs no more than a sum; NaN or Inf wherever an entry is. In t's own
+    precision: for comparing with a bound, not for arithmetic."""
+    if t.is_complex():
+        t = torch.view_as_real(t.resolve_conj())
+    if not t.is_floating_point():
+        return 0.0
+    flat = t.detach().reshape(-1)
+    flat = flat.float() if flat.element_size() < 4 else flat
+    return float(torch.dot(flat, flat))
+
+
 def mismatch(tree: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> str | None:
     """Why `tree` does not have the names and shapes of `like`, or None if it does."""
     if tree.keys() != like.keys():

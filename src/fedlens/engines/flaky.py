@@ -56,9 +56,9 @@ class Flaky:
         asked = []
         for i in ids:
             if chance[i][0] < self.before:
-                yield Lost(i, "unreachable")
+                yield Lost(i, "unreachable", sent=False)
             elif i in busy:
-                yield Lost(i, "still busy with an earlier round")
+                yield Lost(i, "still busy with an earlier round", sent=False)
             else:
                 asked.append(i)
         for item in self.engine.exchange(message, asked, heard):

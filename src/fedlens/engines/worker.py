@@ -22,7 +22,7 @@ from fedlens.core.answer import answer
 from fedlens.core.federation import Federation
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import Header, Message
-from fedlens.core.replies import Fold, Heard, Lost, Nodes, Sum, leaves_ring, refuse
+from fedlens.core.replies import Fold, Heard, Lost, Nodes, Sum, in_order, leaves_ring, refuse
 from fedlens.core.tree import Tree
 from fedlens.trust.ledger import Ledgers
 
@@ -93,20 +93,31 @@ class Worker:
             self.clock[0] = IDLE
         return outcomes
 
+    @property
+    def expected(self) -> Mapping[str, Tree]:
+        """What replies to the message at hand must look like."""
+        return self.message.derived("expects", lambda: self.algorithm.answers(self.message))
+
+    def check(self, reply: Message) -> Message | Lost:
+        """The reply in the order in which it is expected, or why it must not count."""
+        most, weighing = self.message.header.max_weight, self.algorithm.weighing()
+        try:
+            why = refuse(reply, self.expected, most, self.algorithm.declared(), weighing)
+            why = why or leaves_ring(reply, self.expected, weighing)
+            size = reply.count_bytes()
+        except Exception as e:  # not even what a reply is made of
+            why, size = _first_line(f"malformed ({type(e).__name__}: {e})"), 0
+        if why:
+            return Lost(reply.sender, why, refused=True, bytes=size)
+        return in_order(reply, self.expected)
+
     def admit(self, position: int, reply: Message, own: bool = False) -> Outcome:
         """Check a reply and fold it. own: it came over a wire, so its arrays are nobody else's."""
-        expected = self.message.derived("expects", lambda: self.algorithm.answers(self.message))
-        try:
-            why = refuse(reply, expected)
-            why = why or leaves_ring(reply, expected, self.algorithm.weighing())
-        except Exception as e:  # not even what a reply is made of
-            why = _first_line(f"malformed ({type(e).__name__}: {e})")
-        if why:
-            return Lost(reply.sender, why, refused=True)
-        if not self.sums:
-            return reply
-        self.fold.add(position, reply, own)
-        return Heard.of(reply)
+        checked = self.check(reply)
+        if isinstance(checked, Lost) or not self.sums:
+            return checked
+        self.fold.add(position, checked, own)
+        return Heard.of(checked)
 
     def finish(self) -> Nodes:
         """The partial sums that are left; the round may go on afterwards."""
@@ -119,9 +130,9 @@ class Worker:
         """Outcomes as a little JSON; trees stay here until the pool asks for the payload."""
         lost: list[list[Any]] = []
         heard: list[list[Any]] = []
-        for (position, id, *_), outcome in zip(jobs, outcomes, strict=True):
+        for (position, *_), outcome in zip(jobs, outcomes, strict=True):
             if isinstance(outcome, Lost):
-                lost.append([position, id, outcome.reason, outcome.refused])
+                lost.append([position, asdict(outcome)])
                 continue
             if isinstance(outcome, Message):
                 self.singles[position] = outcome
@@ -148,9 +159,9 @@ class Worker:
 
 def read_report(report: Mapping[str, Any], results: MutableMapping[int, Outcome], log: Log) -> None:
     """The pool's side of `Worker.report`: outcomes go to `results`, by position."""
-    for position, id, reason, refused in report["lost"]:
-        results[position] = Lost(id, reason, refused)
-        log(f"client {id}: {reason}")
+    for position, fields in report["lost"]:
+        lost = results[position] = Lost(**fields)
+        log(f"client {lost.sender}: {lost.reason}")
     for position, fields in report["heard"]:
         results[position] = Heard(**fields)
 

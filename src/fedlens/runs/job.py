@@ -25,7 +25,7 @@ from fedlens.core.files import lock_folder, name_in_errors, write_atomically
 from fedlens.core.memory import NEVER, read_record
 from fedlens.core.message import Message
 from fedlens.core.picture import save_pictures
-from fedlens.core.rounds import Progress, Round, run
+from fedlens.core.rounds import Progress, Round, Stalled, run, unusable
 from fedlens.core.tree import Tree
 from fedlens.engines.worker import threads
 from fedlens.runs.checkpoint import Checkpoint
@@ -184,7 +184,10 @@ class _Job:
                 make_engine(self.engine_kind, self.setup, self.folder, self.listener.log)
             ) as self.engine,
         ):
-            progress, memories = found or (Progress(self.setup.algorithm.init()), {})
+            start = self.setup.algorithm.init()
+            progress, memories = found or (Progress(start), {})
+            if why := unusable(progress.state, start):
+                raise ConfigError(f"the checkpoint in {self.folder} is of another model: {why}")
             # Also where there is no checkpoint: a run that was killed before its first one left
             # memories of rounds that will be run again.
             self.engine.restore(memories)
@@ -201,6 +204,11 @@ class _Job:
                     self._save()
                     self._summarise(interrupted=True)
                 raise Interrupted(self.folder, self.safe.done, s.rounds) from None
+            except Stalled:
+                with interrupts_deferred():
+                    self._save()
+                    self._summarise(interrupted=True)
+                raise
             finally:
                 self.curves.close()
 
@@ -216,6 +224,8 @@ class _Job:
             cohort=s.cohort,
             seed=s.seed,
             late=s.late,
+            max_weight=s.max_weight,
+            patience=s.patience,
             progress=progress,
             test=self.setup.federation.test,
             evaluate_every=s.evaluate_every,
@@ -311,9 +321,11 @@ class _Job:
             "peak_memory": self.peak.look(),
             "bytes_down": sum(r["bytes_down"] for r in records),
             "bytes_up": sum(r["bytes_up"] for r in records),
+            "evaluation_bytes": sum(r["evaluation_bytes"] for r in records),
             "asked": sum(r["asked"] for r in records),
             "heard": sum(r["heard"] for r in records),
             "refused": sum(r["refused"] for r in records),
+            "skipped": sum(bool(r["skipped"]) for r in records),
             "unevaluated": sum(len(r["unevaluated"]) for r in records),
             "seed": setup.settings.seed,
             "clients": len(setup.federation),

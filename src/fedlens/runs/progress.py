@@ -245,6 +245,8 @@ def closing_lines(summary: Mapping[str, Any]) -> list[str]:
     ]
     if lost := summary["asked"] - summary["heard"]:
         costs.append(f"{lost} of {summary['asked']} replies lost")
+    if skipped := summary.get("skipped"):
+        costs.append(f"{skipped} round{'s' if skipped > 1 else ''} skipped")
     if missing := summary["unevaluated"]:
         costs.append(f"{missing} evaluation{'s' if missing > 1 else ''} by clients lost")
     return ["  ".join(results) or "done", ", ".join(costs)]

@@ -23,7 +23,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import BadMessage, Message
-from fedlens.core.replies import Arrival, Lost, refuse
+from fedlens.core.replies import Arrival, Lost
 from fedlens.engines.flower.site import (
     MakeSite,
     answer_request,
@@ -146,7 +146,10 @@ class Flower:
                 elif isinstance(outcome, Message) and self.algorithm.hides_singles:
                     continue  # of a trip that is over: its sum was opened without it
                 elif isinstance(outcome, Message):
-                    outcome = self._check_late(outcome, message)
+                    # a reply to an earlier round has no place among this round's sums
+                    outcome = worker.check(outcome)
+                if isinstance(outcome, Lost) and message_id not in mine:
+                    outcome = replace(outcome, sent=False)
                 yield outcome
             self._poll_nodes()
             elapsed = time.monotonic() - began
@@ -158,11 +161,6 @@ class Flower:
             yield Lost(client, f"no answer within {self.timeout:g} s")
         yield worker.finish()
 
-    def _check_late(self, reply: Message, message: Message) -> Message | Lost:
-        """A reply to an earlier round has no place among this round's sums."""
-        why = refuse(reply, self.algorithm.expects(message))
-        return Lost(reply.sender, why, refused=True) if why else reply
-
     def _send(
         self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
     ) -> Iterator[Lost]:
@@ -172,11 +170,11 @@ class Flower:
         ttl = self.timeout * (1 + self.late) if self.timeout else None
         for id in ids:
             if id in busy:
-                yield Lost(id, f"still busy with round {busy[id]}")
+                yield Lost(id, f"still busy with round {busy[id]}", sent=False)
             elif id not in self.nodes:
-                yield Lost(id, "has not joined")
+                yield Lost(id, "has not joined", sent=False)
             elif self.nodes[id] not in self._online:
-                yield Lost(id, "is offline")
+                yield Lost(id, "is offline", sent=False)
             else:
                 fields = ConfigRecord(
                     {**self._fields(), "heard": heard.get(id, NEVER), "forgive": self.forgive}
@@ -190,7 +188,7 @@ class Flower:
                     request = _Request(id, message.round, message.header.evaluate)
                     self._pending[message_id] = request
                 else:
-                    yield Lost(id, "the SuperLink did not take its message")
+                    yield Lost(id, "the SuperLink did not take its message", sent=False)
 
     def _fields(self) -> dict[str, Any]:
         recipe = {"recipe": self.recipe, "text": self.text}
@@ -204,18 +202,23 @@ class Flower:
             for envelope in self.grid.pull_messages([message_id]):
                 request = self._pending.pop(message_id)
                 try:
-                    outcome = self._read(request.client, envelope)
+                    outcome = self._read(request, envelope)
                 except BadMessage as e:
                     outcome = Lost(request.client, str(e), refused=True)
                 if message_id in wanted or not request.evaluating:
                     yield message_id, outcome
 
-    def _read(self, client: int, envelope: Envelope) -> Message | Lost:
+    def _read(self, request: _Request, envelope: Envelope) -> Message | Lost:
+        client = request.client
         if why := _failure(envelope):
             return Lost(client, why)
         reply = from_pieces(take_pieces(envelope.content))
+        size = reply.count_bytes()
         if reply.sender != client:
-            return Lost(client, f"answered as client {reply.sender}", refused=True)
+            return Lost(client, f"answered as client {reply.sender}", refused=True, bytes=size)
+        if reply.round != request.round:
+            why = f"answered round {reply.round}, was asked in round {request.round}"
+            return Lost(client, why, refused=True, bytes=size)
         return reply
 
     # -- who is there ------------------------------------------------------------------------------
