@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "src" / "fedlens"
 # A room imports only rooms before it.
 ORDER = (
     "core", "data", "models", "metrics", "tasks", "generators", "algorithms", "layers", "deblur",
-    "config", "trust", "engines", "report", "runs", "sites", "cli",
+    "config", "trust", "engines", "report", "runs", "audit", "sites", "cli",
 )  # fmt: skip
 TOP = {"__init__.py", "testing.py", "py.typed"}
 # Where a library may be imported at all, as folders or files of the package.

@@ -33,6 +33,7 @@ KINDS = {
     "metrics": "how well it was done",
     "generators": "what makes images of a class",
     "engines": "what carries the messages",
+    "attacks": "what `fedlens audit` tries",
 }
 # what a recipe calls them; they are found in several rooms
 RECIPE_TABLES = {
@@ -49,8 +50,8 @@ def list_parts(
         str,
         typer.Argument(
             help=(
-                "recipes, algorithms, layers, tasks, models, datasets, metrics, generators or"
-                " engines."
+                "recipes, algorithms, layers, tasks, models, datasets, metrics, generators, engines"
+                " or attacks."
             ),
             show_default=False,
         ),
@@ -112,7 +113,7 @@ def page_of(kind: str, name: str, line: str) -> str:
     """
     if kind == "recipes":
         return recipe_page(name)
-    if kind in ("algorithms", "engines"):
+    if kind in ("algorithms", "engines", "attacks"):
         return line
     from fedlens.config.parts import load_part
 
@@ -159,6 +160,10 @@ def rows_of(kind: str) -> dict[str, str]:
             "ray": "a Ray cluster",
             "flower": "real clients through Flower",
         }
+    if kind == "attacks":
+        from fedlens.audit.audit import ATTACKS
+
+        return {attack.name: f"{attack.title}  ({attack.paper})" for attack in ATTACKS}
     about = {n: about_export(kind, room, n) for n, room in exported(kind).items()}
     if kind != "models":
         return about

@@ -39,6 +39,7 @@ app = typer.Typer()
         "fedlens run my.toml --out runs/first --workers 4",
         "fedlens run runs/first --resume",
         "fedlens run cifar10 --dry-run",
+        "fedlens run demo --record-messages",
     ),
 )
 def run_recipe(
@@ -79,6 +80,13 @@ def run_recipe(
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", "-n", help="Say what would be done, and what it would take."),
+    ] = False,
+    record_messages: Annotated[
+        bool,
+        typer.Option(
+            "--record-messages",
+            help="Keep every message as the server saw it, in RUN/messages, for `fedlens audit`.",
+        ),
     ] = False,
     superlink: Annotated[
         str | None,
@@ -131,6 +139,8 @@ def run_recipe(
             return
         folder = out or default_folder(recipe, config, resume, fresh)
         if engine == "flower":
+            if record_messages:
+                raise click.UsageError("--record-messages is for simulations: not with flower")
             from fedlens.sites.submit import submit
 
             if not superlink:
@@ -154,7 +164,15 @@ def run_recipe(
         if ray_address:
             os.environ["RAY_ADDRESS"] = ray_address
         listener = progress.live(spinner)
-        run_job(config, folder, engine=engine, resume=resume, fresh=fresh, listener=listener)
+        run_job(
+            config,
+            folder,
+            engine=engine,
+            resume=resume,
+            fresh=fresh,
+            listener=listener,
+            record=record_messages,
+        )
 
 
 def default_folder(recipe: str, config: Config, resume: bool, fresh: bool) -> Path:

@@ -12,6 +12,8 @@ The run folder is the contract between all tools:
     ledger/              with federation.ledger: what left each client, see trust/ledger.py
     tensorboard/         the same curves as metrics.jsonl
     report.html
+    messages/            what the server saw, with --record-messages
+    audit.html           what could be read out of it; audit.json its numbers
 """
 
 from __future__ import annotations
@@ -41,6 +43,9 @@ RUN_FILES = (
     "tensorboard",
     "memory",
     "analysis",
+    "messages",
+    "audit.html",
+    "audit.json",
     "flower.json",
     "ledger",
     ".part",

@@ -27,6 +27,7 @@ from fedlens.core.message import Message
 from fedlens.core.picture import save_pictures
 from fedlens.core.rounds import Progress, Round, Stalled, run, unusable
 from fedlens.core.tree import Tree
+from fedlens.engines.recorder import Recorder
 from fedlens.engines.worker import threads
 from fedlens.runs.checkpoint import Checkpoint
 from fedlens.runs.engines import MakeEngine, make_engine
@@ -110,9 +111,11 @@ def run_job(
     fresh: bool = False,
     listener: Listener | None = None,
     setup: Setup | None = None,
+    record: bool = False,
 ) -> Outcome:
     """Run a config into a folder, from the beginning or from its newest checkpoint. `setup`: where
     it is not simply what the config says, because the clients' data is elsewhere or already loaded.
+    `record`: keep all messages, for an audit.
     """
     listener = listener or Listener()
     with contextlib.closing(listener), lock_folder(folder):
@@ -138,7 +141,7 @@ def run_job(
             folder / "federation.json",
             json.dumps(describe_federation(setup.federation), indent=1),
         )
-        return _Job(setup, folder, engine, listener, checkpoint).run(found)
+        return _Job(setup, folder, engine, listener, checkpoint, record).run(found)
 
 
 def resume_point(
@@ -171,6 +174,7 @@ class _Job:
     engine_kind: str | MakeEngine
     listener: Listener
     checkpoint: Checkpoint
+    record: bool = False
     records: list[dict[str, Any]] = field(default_factory=list)
     peak: Peak = field(default_factory=Peak)
     picture_seconds: float = 0.0  # spent on pictures so far
@@ -182,8 +186,11 @@ class _Job:
             threads(s.threads),
             contextlib.closing(
                 make_engine(self.engine_kind, self.setup, self.folder, self.listener.log)
-            ) as self.engine,
+            ) as engine,
         ):
+            self.engine: Any = engine
+            if self.record:
+                self.engine = Recorder(engine, self.folder / "messages")
             start = self.setup.algorithm.init()
             progress, memories = found or (Progress(start), {})
             if why := unusable(progress.state, start):
@@ -329,7 +336,7 @@ class _Job:
             "unevaluated": sum(len(r["unevaluated"]) for r in records),
             "seed": setup.settings.seed,
             "clients": len(setup.federation),
-            "engine": type(self.engine).__name__.lower(),
+            "engine": type(getattr(self.engine, "engine", self.engine)).__name__.lower(),
             "device": setup.device,
             "versions": versions(),
         }
