@@ -7,6 +7,7 @@ Also what an audit holds beside them: the same rounds under a protection.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -109,13 +110,11 @@ def replay(
         if now.done >= until:
             raise _Enough
 
-    try:
+    with contextlib.suppress(_Enough):
         run(
             algorithm, engine, settings.rounds, cohort=settings.cohort, seed=settings.seed,
             progress=here, after_round=stop,
         )  # fmt: skip
-    except _Enough:
-        pass
     test = setup.federation.test
     message = algorithm.broadcast(here.state).with_header(here.state.header, evaluate=True)
     metrics = algorithm.evaluate(message, test, {}) if test is not None else {}

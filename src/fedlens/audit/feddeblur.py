@@ -22,12 +22,12 @@ from torch import Tensor
 from fedlens.audit.attack import Comparison, Evidence, Finding, score_images
 from fedlens.audit.complete_views import find_kernel, find_photo, fit_line
 from fedlens.audit.duals import Iterate, follow
-from fedlens.audit.partial_views import Box, find_partial, find_view, overlap
+from fedlens.audit.partial_views import find_partial, find_view, overlap
+from fedlens.data.video.frames import Box
 from fedlens.deblur import spectrum
 from fedlens.deblur.blur import gaussian
 from fedlens.deblur.feddeblur import FedDeblur
 from fedlens.deblur.observation import Observation
-from fedlens.engines.recorder import Exchange
 from fedlens.runs.setup import Setup
 
 WIDTHS = (0.0, 0.5, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)  # of the baseline's blur
@@ -276,12 +276,3 @@ def best_of_published(x: Tensor, seen: Observation) -> Tensor:
 
 def _shown(image: Tensor) -> Tensor:
     return (image / 255).clamp(0, 1).float()
-
-
-def of_client(exchanges: Sequence[Exchange], client: int, other: int) -> list[Exchange]:
-    """The same rounds, but what `client` sent is what `other` sent: for checks of honesty."""
-    return [
-        Exchange(e.down, {**e.replies, client: e.replies[other]})
-        for e in exchanges
-        if other in e.replies
-    ]

@@ -31,9 +31,9 @@ from torch import Tensor
 from fedlens.audit.duals import Iterate
 from fedlens.audit.phase_retrieval import retrieve_kernel
 from fedlens.core.client import generator
+from fedlens.data.video.frames import Box
 from fedlens.deblur import spectrum
 
-Box = tuple[int, int, int, int]  # top, left, height, width
 SIDES = (7, 11, 15, 19, 23, 27)  # kernels that are tried, the smallest first
 EQUATIONS = 5  # for each unknown
 # misfits: only the rounding of float32 is left; this may be it; this is not the model
