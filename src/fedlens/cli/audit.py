@@ -10,7 +10,7 @@ import typer
 
 from fedlens.cli.options import examples, loading
 from fedlens.cli.results import require_run_folder
-from fedlens.cli.text import console
+from fedlens.runs.text import console
 
 app = typer.Typer()
 
