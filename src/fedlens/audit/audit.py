@@ -47,7 +47,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class AuditResult:
     """Everything the page shows. refused: attacks that do not apply, and why."""
 
     run: str
@@ -96,7 +96,7 @@ def audit(
     rounds: int = ROUNDS,
     protections: bool = True,
     log: Log = lambda text: None,
-) -> Report:
+) -> AuditResult:
     """Attack what a run sent; nothing is written."""
     began = time.perf_counter()
     setup = open_run(folder)
@@ -114,7 +114,7 @@ def audit(
     rows: list[Row] = []
     for attack in chosen:
         rows += run_attack(attack, evidence, source, protections, log)
-    return Report(
+    return AuditResult(
         folder.resolve().name, setup.stack, source.recorded, len(source.exchanges), rows, refused,
         seconds=time.perf_counter() - began,
     )  # fmt: skip
@@ -162,7 +162,7 @@ def _metrics(metrics: dict[str, float]) -> str:
     return ", ".join(f"{k} {v:.3f}" for k, v in list(metrics.items())[:2])
 
 
-def write_audit(report: Report, folder: Path) -> Path:
+def write_audit(report: AuditResult, folder: Path) -> Path:
     """`audit.json` and `audit.html` into the run folder; returns the page."""
     from fedlens.audit.page import render_audit
 
@@ -171,7 +171,7 @@ def write_audit(report: Report, folder: Path) -> Path:
     return folder / "audit.html"
 
 
-def audit_table(report: Report) -> dict[str, Any]:
+def audit_table(report: AuditResult) -> dict[str, Any]:
     """Numbers only: for tables and for the report."""
     return {
         "headline": report.headline,

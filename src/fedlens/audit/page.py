@@ -20,7 +20,7 @@ from fedlens.core.picture import to_uint8
 from fedlens.report.html import PAGE
 
 if TYPE_CHECKING:
-    from fedlens.audit.audit import Report, Row
+    from fedlens.audit.audit import AuditResult, Row
 
 PARTS = Path(__file__).parent / "page_parts"
 PICTURES = 12  # rows of pictures of one attack
@@ -28,7 +28,7 @@ SMALL = 96  # images with fewer pixels a side are drawn pixel by pixel
 UNITS = {"psnr": "PSNR {:.1f} dB", "ssim": "SSIM {:.3f}", "lpips": "LPIPS {:.3f}"}
 
 
-def render_audit(report: Report) -> str:
+def render_audit(report: AuditResult) -> str:
     from fedlens.audit.audit import FAILED
 
     groups = [list(g) for _, g in groupby(report.rows, key=lambda r: r.finding.attack)]
@@ -54,7 +54,7 @@ def render_audit(report: Report) -> str:
     return page
 
 
-def _masthead(report: Report) -> str:
+def _masthead(report: AuditResult) -> str:
     where = "recorded while it ran" if report.recorded else "replayed with the real stack"
     rounds = f"{report.rounds} round{'s' if report.rounds != 1 else ''}"
     return (
