@@ -27,7 +27,7 @@ from fedlens.trust.signing import (
     KeyFileError,
     canonical,
     make_signing_key,
-    read_public_key,
+    parse_public_key,
     read_signing_key,
     sign,
     signature_fits,
@@ -289,7 +289,7 @@ def test_keys(tmp_path: Path) -> None:
     assert (tmp_path / "site").stat().st_mode & 0o777 == 0o600
     with pytest.raises(FileExistsError):
         make_signing_key(tmp_path / "site")
-    public = read_public_key((tmp_path / "site.pub").read_text())
+    public = parse_public_key((tmp_path / "site.pub").read_text())
     signature = sign(read_signing_key(tmp_path / "site"), canonical({"a": 1}))
     assert signature_fits(public, b'{"a":1}', signature)
     for wrong in (None, "", "?", signature[:-4], "AAAA"):
@@ -300,4 +300,4 @@ def test_keys(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError, match="none"):
         read_signing_key(tmp_path / "none")
     with pytest.raises(KeyFileError, match="other"):
-        read_public_key("ssh-rsa AAAA", "other")
+        parse_public_key("ssh-rsa AAAA", "other")

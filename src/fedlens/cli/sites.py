@@ -5,6 +5,7 @@ defaults. Each prints what it runs.
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -254,6 +255,17 @@ def join(
             show_default=False,
         ),
     ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            "--policy",
+            help="What this site allows, see `fedlens policy init`.",
+            show_default=False,
+        ),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Join without asking: the page was read before.")
+    ] = False,
     patience: Annotated[
         float, typer.Option("--patience", help="Seconds to keep trying at the beginning.")
     ] = 60.0,
@@ -262,15 +274,17 @@ def join(
 
     ADDRESS is the server's, as host:port. KEY=VALUE chooses what a layer leaves to its sites
     (`fedlens list layers NAME` shows its options). Recipe, options and data are read and checked
-    before the server is asked for work. No code ever comes from the server.
+    before the server is asked for work, and one page says what leaves. No code ever comes from the
+    server. Everything that leaves is in FOLDER/ledger.jsonl; `fedlens ledger FOLDER` shows it.
     """
+    from fedlens.cli.trust import ask_operator
     from fedlens.config.files import find_recipe
     from fedlens.sites import join as joining
     from fedlens.sites import network
 
     network.split_address(address)
-    for path, what in ((key, "private key"), (ca, "CA certificate")):
-        if not path.is_file():
+    for path, what in ((key, "private key"), (ca, "CA certificate"), (policy, "policy")):
+        if path is not None and not path.is_file():
             raise click.UsageError(f"there is no {what} {path}")
     number = client if client is not None else client_number(key)
     if data is not None and not data.exists():
@@ -285,11 +299,15 @@ def join(
         "recipe": str(find_recipe(recipe).absolute()) if recipe else "",
         "trust-server": trust_server,
         "modules": module or [],
+        "key": str(key.absolute()),
+        "policy": str(policy.absolute()) if policy else "",
+        "ca": str(ca.absolute()),
         **site_options(options or []),
     }
     if trust_server:
         log(TRUSTED)
-    joining.take_part(address, network.tls_context(ca), key, node, patience, log)
+    agree = partial(ask_operator, policy=policy, yes=yes)
+    joining.take_part(address, network.tls_context(ca), key, node, patience, log, agree=agree)
 
 
 def client_number(key: Path) -> int:

@@ -4,8 +4,10 @@ policy`: what a site allows, and whether a recipe keeps to it.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
@@ -200,11 +202,11 @@ def print_verdict(
     alone: bool,
 ) -> bool:
     from fedlens.trust.ledger import verify
-    from fedlens.trust.signing import read_certificate_key, read_public_key
+    from fedlens.trust.signing import parse_public_key, read_certificate_key
 
     found = verify(
         path,
-        read_public_key(key.read_text(errors="replace"), str(key)) if key else None,
+        parse_public_key(key.read_text(errors="replace"), str(key)) if key else None,
         read_certificate_key(server) if server else None,
         known_head(path, heads) if heads else None,
     )
@@ -221,7 +223,7 @@ def print_verdict(
 def known_head(path: Path, run: Path) -> Head | None:
     """The head of this ledger that the server kept in its run folder."""
     from fedlens.trust.departures import read_departures
-    from fedlens.trust.ledger import read_heads
+    from fedlens.trust.receipts import read_heads
 
     heads = read_heads(run)
     found = [heads[i] for i in read_departures(path).clients if i in heads]
@@ -383,3 +385,26 @@ def describe_terms(terms: Terms) -> list[tuple[str, str]]:
         ("protection", shield),
         ("also runs here", few(runs) if runs else "nothing else"),
     ]
+
+
+def ask_operator(told: Mapping[str, Any], policy: Path | None, yes: bool) -> None:
+    """The page before joining, and the question; raises where the answer is no."""
+    from fedlens.config.convert import ConfigError
+    from fedlens.trust.policy import Policy, Terms, read_policy
+
+    allowed = read_policy(policy) if policy else Policy()
+    if told.get("terms"):
+        terms = Terms(**{**told["terms"], "modules": ()})  # the worker has checked them
+        if not print_terms(terms, allowed if policy else None, str(policy)):
+            raise ConfigError(f"this site does not take part: {policy} does not allow it")
+    if policy is None:
+        click.echo(
+            "no --policy: this site sends whatever the recipe makes; `fedlens policy init` writes"
+            " a strict one",
+            err=True,
+        )
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("nobody is here to agree: read the page above, then add --yes")
+    click.confirm("Take part?", abort=True)

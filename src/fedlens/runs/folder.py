@@ -48,6 +48,7 @@ RUN_FILES = (
     "audit.json",
     "flower.json",
     "ledger",
+    "heads.json",
     ".part",
 )
 # What may change when a run goes on: none of these alters what a round computes (the number of

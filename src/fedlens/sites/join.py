@@ -7,7 +7,7 @@ from __future__ import annotations
 import signal
 import ssl
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ def take_part(
     patience: float,
     log: Log,
     command: Sequence[str] = COMMAND,
+    agree: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> None:
     """Returns only by an exception.
 
@@ -36,6 +37,8 @@ def take_part(
         node: this site's settings, see `sites.site.make_site`.
         patience: seconds to keep trying at the beginning.
         command: of the worker's process.
+        agree: hears what the site has and what is asked of it before the server is, and raises
+            if its operator does not agree.
     """
     from fedlens.engines.flower.fleet import Away, Fleet, Refused
 
@@ -50,6 +53,8 @@ def take_part(
             log(f"client {node['client']} has {told['examples']} examples")
         for remark in told["remarks"]:
             log(remark)
+        if agree:
+            agree(told)
         try:
             Fleet(address, tls, secret, folder, log).serve(worker.handle, patience)
         except Refused as e:

@@ -21,6 +21,7 @@ from fedlens.runs.listener import Listener
 from fedlens.runs.setup import Setup, make_setup
 from fedlens.sites.agreement import recipe_hash, recipe_of_request
 from fedlens.sites.programs import Log
+from fedlens.trust.receipts import Receipts
 
 if TYPE_CHECKING:
     from fedlens.engines.flower.engine import Flower
@@ -69,6 +70,7 @@ def _flower(
         forgive=bool(run["forgive"]),
         log=log,
         classes=", ".join(setup.federation.facts.classes),
+        receipts=Receipts(folder, job_id(folder), Path(str(run.get("keys") or "."))),
     )
 
 

@@ -17,6 +17,7 @@ from fedlens.core.algorithm import Algorithm
 from fedlens.core.imports import import_only
 from fedlens.engines.flower.site import Site, federation_of_one
 from fedlens.sites.agreement import recipe_hash, recipe_of_request
+from fedlens.trust.policy import Policy, read_policy, terms_of
 
 PLACES = ("root", "folder", "file", "image")  # what data sources call the place their data lies in
 OPTION = "option-"  # begins a site option's key in the node config: option-NAME = "value"
@@ -43,9 +44,10 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
             f"this site is client {id}, but the recipe has {parts} (0 to {parts - 1})"
         )
     part = 0 if own else id
+    algorithm = algorithm.given(federation.facts)
     return Site(
         id,
-        algorithm.given(federation.facts),
+        algorithm,
         federation_of_one(id, federation.holdings[part], federation.held_out_of(part)),
         Path(str(node["folder"])),
         recipe_hash(agreed),
@@ -53,13 +55,15 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
         federation.facts.classes,
         tuple(federation.facts.remarks()),
         agreed.tables(),
+        None if node.get("stock") and not node.get("policy") else terms_of(agreed, algorithm),
     )
 
 
 def agreed_recipe(node: Mapping[str, Any], request: Mapping[str, Any]) -> Config:
     """What this site does. Reading it imports no module that the operator did not list."""
     if not node.get("stock"):  # a stock SuperNode executes the server's code anyway
-        import_only(node.get("modules", ()))
+        policy = read_policy(Path(str(node["policy"]))) if node.get("policy") else Policy()
+        import_only([*node.get("modules", ()), *policy.modules])
     if node.get("recipe"):
         return recipes.read(str(node["recipe"]))
     if not (node.get("trust-server") or node.get("stock")):

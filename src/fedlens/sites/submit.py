@@ -42,6 +42,7 @@ def submit(
         "patience": patience,
         "least": least,
         "forgive": forgive,
+        "keys": str(ca.parent.absolute()),
     }
     home = flower_home()
     with Programs(log, home) as programs:

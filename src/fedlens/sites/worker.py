@@ -18,10 +18,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fedlens.config.convert import ConfigError
 from fedlens.sites.programs import Log
+from fedlens.trust.guard import Guard
 
 if TYPE_CHECKING:
     from fedlens.engines.flower.site import MakeSite, Site
@@ -148,10 +150,12 @@ def serve_requests(line: socket.socket, make_site: MakeSite) -> None:
 
 def introduce(make_site: MakeSite, node: Mapping[str, Any]) -> dict[str, Any]:
     """What a site with a recipe of its own has, before any server asked; its data is read."""
+    Guard.of(node)  # a policy or a ledger that cannot be read is found out now
     if not node.get("recipe"):
         return {"examples": None, "remarks": []}
     site = make_site(node, {})
-    return {"examples": site.examples, "remarks": list(site.remarks)}
+    terms = asdict(site.terms) if site.terms else None
+    return {"examples": site.examples, "remarks": list(site.remarks), "terms": terms}
 
 
 class _LastSite:

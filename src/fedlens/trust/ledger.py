@@ -48,8 +48,8 @@ from fedlens.trust.signing import (
     SigningKey,
     canonical,
     make_signing_key,
+    parse_public_key,
     public_text,
-    read_public_key,
     read_signing_key,
     sign,
     signature_fits,
@@ -395,7 +395,7 @@ class _Check:
             whole &= type(table["line"]) is int and isinstance(table["previous"], str)
             signers = [self.signer or self.given]
             if self.signer is None and table["kind"] == "key":
-                signers.append(read_public_key(table["key"]))
+                signers.append(parse_public_key(table["key"]))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         fits = any(k is not None and signature_fits(k, data, signature) for k in signers)
@@ -405,7 +405,7 @@ class _Check:
         self.number, self.head = number, hashlib.sha256(text).hexdigest()
         self.hashes[number] = self.head
         if table["kind"] == "key":
-            self.signer = read_public_key(table["key"])
+            self.signer = parse_public_key(table["key"])
             self.keys.append(str(table["key"]))
         if receipt := table.get("receipt"):
             self._check_receipt(number, receipt)
@@ -436,18 +436,3 @@ def make_receipt(key: SigningKey, client: int, job: str, head: Head) -> dict[str
 def receipt_fits(server: PublicKey, receipt: Mapping[str, Any]) -> bool:
     table = {k: v for k, v in receipt.items() if k != "signature"}
     return signature_fits(server, canonical(table), receipt.get("signature"))
-
-
-HEADS = "heads.json"  # in a run folder at the server
-
-
-def read_heads(run: Path) -> dict[int, Head]:
-    """By client, the last head that the server of this run has seen."""
-    path = run / HEADS
-    if not path.is_file():
-        raise LedgerError(f"there is no {HEADS} in {run}: a server over real sites keeps one")
-    try:
-        found = json.loads(path.read_bytes())
-        return {int(k): Head(int(v["line"]), str(v["head"])) for k, v in found.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as e:
-        raise LedgerError(f"{path} is damaged: {e}") from e

@@ -59,7 +59,7 @@ def read_signing_key(path: Path) -> SigningKey:
     return key
 
 
-def read_public_key(text: str, where: str = "this") -> PublicKey:
+def parse_public_key(text: str, where: str = "this") -> PublicKey:
     """One line of an OpenSSH .pub file."""
     try:
         key = serialization.load_ssh_public_key(text.strip().encode())

@@ -43,6 +43,7 @@ from fedlens.engines.flower.site import (
     to_pieces,
 )
 from fedlens.engines.worker import Log, Worker
+from fedlens.trust.receipts import Receipts
 
 try:
     from flwr.app import ConfigRecord, Context, RecordDict
@@ -94,6 +95,7 @@ class Flower:
             message, so they become fewer the longer a round takes and the more sites there are.
         classes: what labels mean (default: what they mean to the first site).
         bindings: the public key of each client, as PEM; None: sites' own words are believed.
+        receipts: keeps and countersigns the heads of the sites' ledgers.
     """
 
     grid: Grid
@@ -110,6 +112,7 @@ class Flower:
     poll: float = 0.1
     classes: str = ""
     bindings: Mapping[int, bytes] | None = None
+    receipts: Receipts | None = None
     log: Log = print
     nodes: dict[int, int] = field(default_factory=dict)  # client -> node
     # node -> why it was not let in, and when
@@ -176,9 +179,9 @@ class Flower:
             elif self.nodes[id] not in self._online:
                 yield Lost(id, "is offline", sent=False)
             else:
-                fields = ConfigRecord(
-                    {**self._fields(), "heard": heard.get(id, NEVER), "forgive": self.forgive}
-                )
+                known = {"heard": heard.get(id, NEVER), "forgive": self.forgive}
+                receipt = self.receipts.fields(id) if self.receipts else {}
+                fields = ConfigRecord({**self._fields(), **known, **receipt})
                 content = RecordDict({"fedlens": fields, "message": payload})
                 envelope = Envelope(
                     content, self.nodes[id], "train", ttl=ttl, group_id=str(message.round)
@@ -208,8 +211,15 @@ class Flower:
                 if message_id in wanted or not request.evaluating:
                     yield message_id, outcome
 
+    def _see_head(self, client: int, envelope: Envelope) -> None:
+        """Of the site's ledger, as its reply brings it."""
+        fields = None if envelope.has_error() else take_fields(envelope.content)
+        if self.receipts and fields and (odd := self.receipts.see(client, fields)):
+            self.log(odd)
+
     def _read(self, request: _Request, envelope: Envelope) -> Message | Lost:
         client = request.client
+        self._see_head(client, envelope)
         if why := _failure(envelope):
             return Lost(client, why)
         reply = from_pieces(take_pieces(envelope.content))
@@ -283,6 +293,7 @@ class Flower:
         else:
             self.refused.pop(node, None)
             self.nodes[fields["client"]] = node
+            self._see_head(fields["client"], envelope)
             self.classes = self.classes or str(fields.get("classes", ""))
             self.log(f"client {fields['client']} has joined with {fields['examples']} examples")
 

@@ -40,6 +40,10 @@ from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import BadMessage, Message
 from fedlens.data.source import DataError
 from fedlens.engines.worker import Log, threads
+from fedlens.trust.guard import Guard
+from fedlens.trust.ledger import Leaving, kind_of, protection
+from fedlens.trust.policy import PolicyError, Terms
+from fedlens.trust.signing import canonical
 
 PIECE_BYTES = 4 << 20  # of a message, sent at a time: what is in transit exists twice
 OPEN = ("data", "about")  # tables of a recipe in which a server and its sites may differ
@@ -56,6 +60,7 @@ REASONS = {
     " with --forgive to let it begin anew",
     "disk": "cannot write its memory: {detail}",
     "data": "cannot use its data; the site's own log says why",
+    "policy": "does not allow this: {detail} of its policy",
     "message": "could not read the message it was sent",
     "no-memory-left": "ran out of memory",
     "died": "its process died while it worked",
@@ -98,6 +103,7 @@ class Site:
         tables: the same in full, to name what differs.
         classes: what its labels mean, which must be the same everywhere.
         remarks: what of its data could not be used, for its own operator.
+        terms: what the recipe asks of it, held against its policy.
     """
 
     id: int
@@ -109,6 +115,7 @@ class Site:
     classes: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     tables: Mapping[str, Any] = field(default_factory=dict)
+    terms: Terms | None = None
 
     @property
     def examples(self) -> int:
@@ -154,28 +161,42 @@ def answer_request(
         node: the settings of this site.
         log: the site's own.
     """
-    site: Site | None = None
+    guard = _guard_of(node)
+    way_out = WayOut(guard, header, int(node.get("client", -1)), log)
     try:
-        site = accept_request(header, node, make_site)
+        site = way_out.site = accept_request(header, node, make_site, guard)
         if header["kind"] == "query":
             fields = {"examples": site.examples, "classes": ", ".join(site.classes)}
-            return release(header, {"client": site.id, **fields}, site=site)
-        request = header["request"]
-        reply = answer_from_disk(
-            site,
-            from_pieces(pieces),
-            str(request["job"]),
-            int(request["heard"]),
-            forgive=bool(request["forgive"]),
-        )
-        return release(header, {"client": site.id}, reply, site=site)
+            return release(way_out, {"client": site.id, **fields})
+        request, message = header["request"], from_pieces(pieces)
+        guard.check_request(message.header)
+        with guard.time_limit():
+            reply = answer_from_disk(
+                site,
+                message,
+                str(request["job"]),
+                int(request["heard"]),
+                forgive=bool(request["forgive"]),
+            )
+        return release(way_out, {"client": site.id}, reply, kind_of(message.header))
     except Exception as e:  # a client is somebody else's code and data: anything may come out of it
-        error = e if isinstance(e, SiteError) else SiteError(_reason(e))
+        error = e if isinstance(e, SiteError) else _reason(e)
         log(f"this site could not answer {header.get('asker', 'a request')}: {_own_words(e)}")
-        return release(header, {"lost": error.reason, "detail": error.detail}, site=site)
+        return release(way_out, {"lost": error.reason, "detail": error.detail})
 
 
-def accept_request(header: Fields, node: Fields, make_site: MakeSite) -> Site:
+_guards: dict[tuple[str, ...], Guard] = {}
+
+
+def _guard_of(node: Fields) -> Guard:
+    """Kept while the process lives: it knows what has left."""
+    key = tuple(str(node.get(k) or "") for k in ("folder", "key", "policy", "ca"))
+    if key not in _guards:
+        _guards[key] = Guard.of(node)
+    return _guards[key]
+
+
+def accept_request(header: Fields, node: Fields, make_site: MakeSite, guard: Guard) -> Site:
     """The one way in: the site that works on this request, or a SiteError that says why none does.
     Nothing has been computed before, and nothing of the message was looked at but its fields.
     """
@@ -192,21 +213,56 @@ def accept_request(header: Fields, node: Fields, make_site: MakeSite) -> Site:
     if request["recipe"] != site.recipe:
         keys = _differing(site, request)
         raise SiteError("recipe", ", ".join(keys)[:300] or "unknown")
+    if site.terms is not None:
+        guard.check_terms(site.terms)
     return site
 
 
+@dataclass
+class WayOut:
+    """What is known at the way out. header: of the request that is answered. client: this site's
+    number. site: None where there was none to answer."""
+
+    guard: Guard
+    header: Fields
+    client: int
+    log: Log
+    site: Site | None = None
+
+
 def release(
-    header: Fields, fields: Fields, reply: Message | None = None, site: Site | None = None
+    way: WayOut, fields: Fields, reply: Message | None = None, kind: str = ""
 ) -> tuple[Fields, list[bytes]]:
-    """The one way out: every byte of a site's that the server gets, as it leaves.
+    """The one way out: every byte of a site's that the server gets, as it leaves. What does not get
+    into the site's ledger does not leave.
 
     Args:
-        header: of the request that is answered.
         fields: of a greeting, of a reply, or a reason for not answering.
         reply: what the algorithm or an evaluation made.
-        site: None where there was none to answer.
+        kind: of the reply, see `trust.ledger.kind_of`.
     """
-    return fields, to_pieces(reply) if reply is not None else []
+    asked = way.header.get("request")
+    request: Fields = asked if isinstance(asked, Mapping) else {}
+    job = str(request.get("job", ""))
+    pieces = to_pieces(reply) if reply is not None else []
+    leaving = Leaving(
+        kind or ("failure" if "lost" in fields else "greeting"),
+        way.client if way.site is None else way.site.id,
+        pieces if reply is not None else [canonical(fields)],
+        job if readable(job, 64) else "?",
+        way.site.recipe if way.site else "",
+        reply.round if reply is not None else None,
+        reply,
+        fields,
+        protection(way.site.algorithm) if way.site else (),
+        way.guard.take_receipt(request, way.log),
+    )
+    if reply is None:
+        head = way.guard.pass_words(leaving)
+    else:
+        head = way.guard.pass_reply(kind, reply, pieces, job, leaving)
+    seen = {"line": head.line, "head": head.hash} if head else {}
+    return {**fields, **seen}, pieces
 
 
 def _differing(site: Site, request: Fields) -> list[str]:
@@ -219,12 +275,14 @@ def _differing(site: Site, request: Fields) -> list[str]:
     return [k for k in found if readable(k)]
 
 
-def _reason(e: Exception) -> str:
+def _reason(e: Exception) -> SiteError:
+    if isinstance(e, PolicyError):
+        return SiteError("policy", e.entry)
     if isinstance(e, BadMessage):
-        return "message"
+        return SiteError("message")
     if isinstance(e, DataError):
-        return "data"
-    return "no-memory-left" if isinstance(e, MemoryError) else "error"
+        return SiteError("data")
+    return SiteError("no-memory-left" if isinstance(e, MemoryError) else "error")
 
 
 def _own_words(e: Exception) -> str:
