@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from fedlens.core.client import Client, generator
 from fedlens.core.message import Message
 from fedlens.core.tree import Tree
 from fedlens.engines.simulator import Simulator
-from fedlens.layers.scaffold import Scaffold, linear
+from fedlens.layers.scaffold import Scaffold
 from fedlens.runs.setup import make_setup
 
 RECIPE = Path(__file__).resolve().parent / "cifar10-0.1.toml"
@@ -53,7 +52,7 @@ class Part(Scaffold):
         c = message.trees["control"]
         c_i = client.memory.get("control") or tree.zeros_like(c)
         used = {n: (self.share if n.startswith(self.only) else 0.0) * (c[n] - c_i[n]) for n in c}
-        reply = self.inner.client_step(message, client.pull(lambda model: linear(model, used)))
+        reply = self.inner.client_step(message, client.drift(used))
         new = {n: -used[n] - reply.trees["delta"][n] / reply.scalars["lr_sum"] for n in c}
         client.memory["control"] = new
         reply = reply.note(correction=tree.norm(used), way=tree.norm(reply.trees["delta"]))
@@ -139,7 +138,7 @@ def probe(seed: int) -> None:
                     deltas = []
                     for i, data in enumerate(holdings):
                         client = Client(i, data, generator(seed, i), {})
-                        client = client.pull(partial(linear, direction=tree.scale(push[i], share)))
+                        client = client.drift(tree.scale(push[i], share))
                         deltas.append(local.client_step(start, client).trees["delta"])
                     losses.append(
                         local.evaluate(

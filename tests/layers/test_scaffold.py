@@ -65,26 +65,38 @@ def test_part_of_the_clients_moves_part_of_the_control() -> None:
     )
 
 
-def test_auto_takes_option_i_where_option_ii_would_be_wrong() -> None:
-    """With momentum 0.9 and two steps from 0: w = 0.1, then v = 0.9 * -1 - 0.9 = -1.8, w = 0.28.
-    Option II would set c = -0.28/0.2 = -1.4, option I sets the gradient at 0: -1. A pull by
-    FedProx, inside or outside, has the same consequence."""
-    for algorithm in (
-        stack(fedavg(lr=0.1, epochs=2, momentum=0.9), Scaffold()),
-        stack(fedavg(lr=0.1, epochs=2), FedProx(0.5), Scaffold()),
-        stack(fedavg(lr=0.1, epochs=2), Scaffold(), FedProx(0.5)),
+def test_the_control_is_the_mean_local_update() -> None:
+    """With momentum 0.9 and two steps from 0: w = 0.1, then v = 0.9 * -1 - 0.9 = -1.8, w = 0.28; c
+    = -0.28/0.2 = -1.4. Weight decay 0.5: -1 and 0.5 * 0.1 - 0.9 = -0.85, w = 0.185, c = -0.925; so
+    does FedProx with mu = 0.5, inside or outside. Option I sets the gradient at 0 in all of them:
+    -1."""
+    for algorithm, control in (
+        (stack(fedavg(lr=0.1, epochs=2, momentum=0.9), Scaffold()), -1.4),
+        (stack(fedavg(lr=0.1, epochs=2, weight_decay=0.5), Scaffold()), -0.925),
+        (stack(fedavg(lr=0.1, epochs=2), FedProx(0.5), Scaffold()), -0.925),
+        (stack(fedavg(lr=0.1, epochs=2), Scaffold(), FedProx(0.5)), -0.925),
+        (stack(fedavg(lr=0.1, epochs=2, momentum=0.9), Scaffold("I")), -1.0),
     ):
-        assert Rounds(algorithm, federation(1.0)).play().trees["control"][
-            "w"
-        ].tolist() == pytest.approx([-1.0])
+        state = Rounds(algorithm, federation(1.0)).play()
+        assert state.trees["control"]["w"].tolist() == pytest.approx([control])
 
 
-def test_option_ii_is_refused_where_it_does_not_hold() -> None:
-    for options in ({"momentum": 0.9}, {"optimizer": "adam"}, {"clip": 1.0}, {"weight_decay": 0.1}):
-        with pytest.raises(StackError, match="plain SGD only"):
-            stack(fedavg(**options), Scaffold("II"))
-    with pytest.raises(StackError, match="plain SGD only"):
-        stack(fedavg(), FedProx(0.1), Scaffold("II"))
+def test_the_correction_is_outside_of_momentum_and_clipping() -> None:
+    """Targets 1 and 3, lr 0.1, clip 0.5, momentum 0.9, one step: both go to 0.05; c = c_i = -0.5,
+    no correction in round 2. With option I c_i = -1 and -3, c = -2: in round 2 client 0 steps by
+    0.05 and is taken -0.1 * (-2 + 1) = 0.1 further, client 1 by 0.05 - 0.1: x = 0.05 + 0.05."""
+    for option, control in (("II", -0.5), ("I", -1.95)):
+        algorithm = stack(fedavg(lr=0.1, momentum=0.9, clip=0.5), Scaffold(option))
+        game = Rounds(algorithm, federation(1.0, 3.0))
+        game.play()
+        state = game.play()
+        assert game.w == pytest.approx([0.1])
+        assert state.trees["control"]["w"].tolist() == pytest.approx([control])
+    deltas = [r.trees["delta"]["w"].item() for r in game.replies]
+    assert deltas == pytest.approx([0.15, -0.05])
+
+
+def test_fednova_is_refused() -> None:
     with pytest.raises(StackError, match="FedNova rescales"):
         stack(fedavg(), FedNova(), Scaffold())
 

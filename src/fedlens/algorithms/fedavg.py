@@ -155,6 +155,7 @@ class FedAvg(Learner):
                 optimizer,
                 clip=self.clip,
                 amp=self._autocast(),
+                after_step=self._drift(model, message, client),
             )
         for name, module in client.adapters.items():
             client.memory[name] = tree.map_tree(
@@ -392,6 +393,24 @@ class FedAvg(Learner):
         return [
             {"params": ps, "lr": lr * factor, "factor": factor} for factor, ps in groups.items()
         ]
+
+    def _drift(
+        self, model: nn.Module, message: Message, client: Client
+    ) -> Callable[[float], None] | None:
+        """What `Client.drift` asks for, at each parameter's own learning rate."""
+        if not client.drifts:
+            return None
+        moved, ways = [], []
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                for way in (d[name] for d in client.drifts if name in d):
+                    moved.append(p.data)
+                    ways.append(way.to(p.device) * self.factor(name, message))
+
+        def after_step(lr: float) -> None:
+            torch._foreach_add_(moved, ways, alpha=-lr)
+
+        return after_step
 
     def _check_patterns(self, model: nn.Module) -> None:
         names = [n for n, _ in model.named_parameters()]

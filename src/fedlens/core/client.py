@@ -52,6 +52,7 @@ class Client:
     pulls: Sequence[Pull] = ()
     adapters: Mapping[str, nn.Module] = field(default_factory=dict)
     holds: Sequence[Callable[[str], bool]] = ()
+    drifts: Sequence[Tree] = ()
 
     def plus(self, term: Term) -> Client:
         """Add (model, batch, output) -> loss to the objective; it counts in the reported loss."""
@@ -62,6 +63,12 @@ class Client:
         reported loss.
         """
         return replace(self, pulls=(*self.pulls, term))
+
+    def drift(self, direction: Tree) -> Client:
+        """After every step of the optimiser, lr times this is taken off the parameters it names:
+        outside momentum, clipping, weight decay and Adam's scaling.
+        """
+        return replace(self, drifts=(*self.drifts, direction))
 
     def adapt(self, name: str, module: nn.Module) -> Client:
         """Put (features, batch) -> features between feature extractor and head. Its parameters

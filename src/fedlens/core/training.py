@@ -54,9 +54,10 @@ def train(
     *,
     clip: float | None = None,
     amp: AbstractContextManager[Any] | None = None,
+    after_step: Callable[[float], None] | None = None,
 ) -> Trained:
     """The loop. `objective` gives the loss that is reported and what else steers the weights (or
-    None).
+    None). `after_step` is called with the learning rate of the step.
     """
     losses: list[Tensor] = []
     lr_sum = 0.0
@@ -71,7 +72,10 @@ def train(
         losses.append(loss.detach())
         group = optimizer.param_groups[0]
         # of the common rate: a group's own is a multiple of it
-        lr_sum += group["lr"] / group.get("factor", 1.0)
+        lr = group["lr"] / group.get("factor", 1.0)
+        if after_step:
+            after_step(lr)
+        lr_sum += lr
     if not losses:
         raise ValueError("nothing to train on")
     return Trained(float(torch.stack(losses).double().mean()), len(losses), lr_sum)

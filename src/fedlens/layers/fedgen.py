@@ -13,9 +13,11 @@ aggregation is refused. Nothing generated is an image.
 
 Deviations: noise is Gaussian as the paper says (the code draws it uniformly although it calls it
 Gaussian); the adversarial student term of the code, whose weight is zero in its settings, is left
-out; drawn labels are uniform over the classes anybody holds. The features are those in front of the
-last linear layer, whatever their number. The generator is trained by the one training loop of
-`core/training.py`.
+out, as is its generator's weight decay (0.01); drawn labels are uniform over the classes anybody
+holds; w_k(y) goes with the sample it belongs to (the code multiplies losses (n) by weights (n, 1),
+so that all samples get the mean weight) and counts held images (there: drawn ones, plus one). The
+features are those in front of the last linear layer, whatever their number. The generator is
+trained by the one training loop of `core/training.py`.
 """
 
 from __future__ import annotations

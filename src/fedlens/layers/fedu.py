@@ -5,7 +5,8 @@ After local training a client remembers its head and how far its backbone moved:
 convolutions' weights of the L2 distance between what was received and what came out. Next time it
 takes the global head if d < mu, else its own. What it sends is the difference to the global model
 in either case, so that the server averages local models as always. mu = 0.4 as in the public code
-(0.3 is left over in FedVSSL's).
+(0.3 is left over in FedVSSL's). That code measures parameters with "conv" in their name; here every
+convolution counts, shortcuts too.
 
 FedU also has an exponential-mean target network; that belongs to its contrastive task and not to
 aggregation, and is not part of this.
