@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from fedlens.sites.join import take_part
-from fedlens.sites.network import tls_context
+from fedlens.sites.network import site_tls
 from fedlens.sites.worker import run_worker
 
 if __name__ == "__main__":
@@ -23,7 +23,7 @@ if __name__ == "__main__":
         address, ca, key, node = rest
         take_part(
             address,
-            tls_context(Path(ca)),
+            site_tls(Path(ca), Path(f"{key}.crt"), Path(key)),
             Path(key),
             json.loads(node),
             60.0,

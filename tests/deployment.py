@@ -1,5 +1,5 @@
-"""A real Flower deployment on 127.0.0.1 for tests: one SuperLink, some sites, TLS and node
-authentication on.
+"""A real deployment on 127.0.0.1 for tests: `fedlens serve` (a SuperLink, and the front before it),
+and some sites.
 
 Every process is started in a session of its own and ended by that session's id, whatever happens to
 the test.
@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -41,16 +40,19 @@ def die_with_me() -> None:
 
 
 class Deployment:
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port()
+    """sites: so many have keys that the server knows, as clients 0, 1, ..."""
+
+    def __init__(self, folder: Path, sites: int = 2) -> None:
+        self.folder, self.port, self.inner = folder, free_port(), free_port()
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.keys = folder / "keys"
         keys.make_authority(self.keys)
         keys.make_server_certificate(self.keys, ["127.0.0.1"])
+        self.known = [self.make_key(f"site-{k}") for k in range(sites)]
         self.home = folder / "home"
         self.home.mkdir()
         (self.home / "config.toml").write_text(
-            f'[superlink.here]\naddress = "127.0.0.1:{self.port}"\nroot-certificates ='
+            f'[superlink.here]\naddress = "127.0.0.1:{self.inner}"\nroot-certificates ='
             f' "{self.keys / "ca.crt"}"\n'
         )
         path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
@@ -99,36 +101,37 @@ class Deployment:
 
     # -- the parts of a federation -----------------------------------------------------------------
 
-    def superlink(self) -> None:
-        k = self.keys
+    def make_key(self, name: str) -> Path:
+        """A site's key with a certificate of the federation's authority; returns its .pub."""
+        _, public = keys.make_site_key(self.keys / name)
+        keys.make_site_certificate(self.keys, public)
+        return public
+
+    def bindings(self) -> dict[int, bytes]:
+        """client -> public key, as the server's list has it."""
+        return {k: keys.public_pem(keys.read_public_key(p)) for k, p in enumerate(self.known)}
+
+    def serve(self) -> None:
         self.start(
-            "superlink",
-            "flower-superlink",
-            "--host",
-            "127.0.0.1",
+            "server",
+            "python",
+            "-m",
+            "fedlens.cli.main",
+            "serve",
             "--port",
             str(self.port),
-            "--database",
-            str(self.folder / "state.db"),
-            "--ssl-ca-certfile",
-            str(k / "ca.crt"),
-            "--ssl-certfile",
-            str(k / "server.pem"),
-            "--ssl-keyfile",
-            str(k / "server.key"),
-            "--enable-supernode-auth",
-            "--disable-runtime-dependency-installation",
+            "--control-port",
+            str(self.inner),
+            "--keys",
+            str(self.keys),
+            "--state",
+            str(self.folder / "superlink"),
+            *(part for public in self.known for part in ("--site", str(public))),
         )
-        trust = ssl.create_default_context(cafile=str(k / "ca.crt"))
-        for _ in range(1200):
-            with (
-                contextlib.suppress(OSError),
-                socket.create_connection(("127.0.0.1", self.port), 1) as s,
-                trust.wrap_socket(s, server_hostname="127.0.0.1"),
-            ):
-                return
-            time.sleep(0.1)
-        raise AssertionError("the SuperLink did not start:\n" + self.log("superlink"))
+        began = self.log("server").count("sites can join")
+        self.wait_for(
+            lambda: self.log("server").count("sites can join") > began, 240, "the server's start"
+        )
 
     def flwr(self, *arguments: str) -> str:
         done = subprocess.run(
@@ -141,15 +144,9 @@ class Deployment:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def register(self, client: int) -> None:
-        _, public = keys.make_site_key(self.keys / f"site-{client}")
-        self.flwr("supernode", "register", str(public), "here", "--name", f"site-{client}")
-
     def site(self, site: int, /, module: str = "toy_app", **settings: Any) -> None:
         """A site with the fleet client of `fedlens join` and the `make_site` of a module. settings:
         of the node; `client` makes a site call itself another one."""
-        if not (self.keys / f"site-{site}").exists():
-            self.register(site)
         node: Mapping[str, Any] = {
             "client": site,
             "folder": str(self.folder / f"memory-{site}"),
@@ -169,13 +166,12 @@ class Deployment:
 
     def supernode(self, site: int) -> None:
         """Flower's own, which runs the ClientApp of whatever app is submitted."""
-        self.register(site)
         folder = self.folder / f"memory-{site}"
         self.start(
             f"site-{site}",
             "flower-supernode",
             "--superlink",
-            f"127.0.0.1:{self.port}",
+            f"127.0.0.1:{self.inner}",
             "--root-certificates",
             str(self.keys / "ca.crt"),
             "--auth-supernode-private-key",
@@ -204,8 +200,8 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def deployment(folder: Path) -> Iterator[Deployment]:
-    here = Deployment(folder)
+def deployment(folder: Path, sites: int = 2) -> Iterator[Deployment]:
+    here = Deployment(folder, sites)
     try:
         yield here
     finally:

@@ -27,6 +27,7 @@ def main(grid: Any, config: Mapping[str, Any]) -> None:
         job=str(config["job"]),
         timeout=float(config["timeout"]) or None,
         patience=float(config["patience"]),
+        bindings={int(k): v.encode() for k, v in json.loads(str(config["bindings"])).items()},
     )
     progress = None
     if (out / "state").exists():

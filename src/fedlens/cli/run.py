@@ -89,15 +89,24 @@ def run_recipe(
         ),
     ] = False,
     superlink: Annotated[
-        str | None,
+        str,
         typer.Option(
             "--superlink",
-            help="With --engine flower: host:port, or a connection of your Flower config.",
-            show_default=False,
+            help="With --engine flower: the folder of `fedlens serve`.",
         ),
-    ] = None,
+    ] = "superlink",
+    unbound: Annotated[
+        bool,
+        typer.Option(
+            "--unbound",
+            help=(
+                "With --engine flower: --superlink is host:port or a connection of your Flower"
+                " config, and sites are believed which client they are."
+            ),
+        ),
+    ] = False,
     ca: Annotated[
-        Path, typer.Option("--ca", help="With --engine flower: the federation's CA certificate.")
+        Path, typer.Option("--ca", help="With --unbound: the federation's CA certificate.")
     ] = Path("keys/ca.crt"),
     patience: Annotated[
         float, typer.Option("--patience", help="With --engine flower: seconds to wait for sites.")
@@ -143,16 +152,13 @@ def run_recipe(
                 raise click.UsageError("--record-messages is for simulations: not with flower")
             from fedlens.sites.submit import submit
 
-            if not superlink:
-                raise click.UsageError(
-                    "--engine flower needs --superlink host:port (`fedlens serve` starts one)"
-                )
             spinner.stop()
             code = submit(
                 config,
                 folder,
                 superlink,
                 ca=ca,
+                unbound=unbound,
                 resume=resume,
                 fresh=fresh,
                 patience=patience,

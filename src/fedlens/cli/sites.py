@@ -1,32 +1,19 @@
-"""`fedlens keys`, `serve` and `join`: thin wrappers over Flower's own programs, with secure
-defaults. Each prints what it runs.
-"""
+"""`fedlens keys`, `serve` and `join`: what the operators of a server and of its sites type."""
 
 from __future__ import annotations
 
 import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import click
 import typer
 
 from fedlens.cli.options import examples
 
-if TYPE_CHECKING:
-    from fedlens.sites.programs import Programs
-
 app = typer.Typer()
 
-EXPOSED = (
-    "{host} can be reached from other machines. Flower's control API shares this port with the"
-    " sites: node keys keep strangers from joining, but whoever can connect and holds the CA file"
-    " can register keys and start runs, which means code on your sites. Put something in front that"
-    " lets only the sites in (a firewall, a VPN, a proxy that asks for client certificates), then"
-    " add --expose"
-)
-ANY_ADDRESS = ("0.0.0.0", "::")
 RECIPE_OR_TRUST = (
     "what may this site do? --recipe FILE is its own copy of what was agreed, and nothing else is"
     " ever done here; --trust-server instead does whatever the server's recipe says"
@@ -42,7 +29,13 @@ def log(text: str) -> None:
     click.echo(text, err=True)
 
 
-@app.command(epilog=examples("fedlens keys 0 1 --host fl.example.org", "fedlens keys 2"))
+@app.command(
+    epilog=examples(
+        "fedlens keys 0 1 --host fl.example.org",
+        "fedlens keys 2",
+        "fedlens keys --certify site-3.pub",
+    )
+)
 def keys(
     site: Annotated[
         list[str] | None,
@@ -63,11 +56,19 @@ def keys(
             show_default=False,
         ),
     ] = None,
+    certify: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--certify",
+            help="Public key that a site made itself; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Make certificates for a server and keys for its sites.
+    """Make certificates for a server, keys and certificates for its sites.
 
     SITE is the number of a client (0, 1, ...), whose key is then called site-0, or a name of your
-    own.
+    own. A site that made its key itself sends you its .pub, and gets the .crt that --certify makes.
     """
     from fedlens.sites.keys import (
         LOCAL_HOSTS,
@@ -75,7 +76,9 @@ def keys(
         check_name,
         make_authority,
         make_server_certificate,
+        make_site_certificate,
         make_site_key,
+        read_public_key,
     )
 
     sites, hosts = site or [], host or []
@@ -83,7 +86,15 @@ def keys(
         check_host(text)
     for name in sites:
         check_name(name)
-    if sites and not hosts and (out / "ca.crt").exists() and not (out / "ca.key").exists():
+    for public in certify or []:
+        read_public_key(public)
+    if (
+        sites
+        and not certify
+        and not hosts
+        and (out / "ca.crt").exists()
+        and not (out / "ca.key").exists()
+    ):
         log(
             f"{out}/ca.crt has no ca.key beside it, so no server certificate is made, only keys of"
             " sites"
@@ -97,21 +108,33 @@ def keys(
         log(f"{out}/server.pem  and server.key are for `fedlens serve`, valid for {valid_for}")
     for name in sites:
         private, public = make_site_key(out / (f"site-{name}" if name.isdigit() else name))
+        certificate = ""
+        if (out / "ca.key").exists():
+            certificate = f", with {make_site_certificate(out, public).name}"
         log(
-            f"{private}  goes to that site and nowhere else; {public.name} is for `fedlens serve"
-            " --site`"
+            f"{private}  goes to that site and nowhere else{certificate}; {public.name} is for"
+            " `fedlens serve --site`"
         )
+    for public in certify or []:
+        log(f"{make_site_certificate(out, public)}  goes to the site that sent {public}")
 
 
 @app.command(
-    "serve", epilog=examples("fedlens serve --site keys/site-0.pub --site keys/site-1.pub")
+    "serve",
+    epilog=examples(
+        "fedlens serve --site keys/site-0.pub --site keys/site-1.pub",
+        "fedlens serve --host 0.0.0.0 --port 8443 --site 0=keys/clinic.pub",
+    ),
 )
 def serve_sites(
     site: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
             "--site",
-            help="Public key of a site that may join; may be repeated.",
+            help=(
+                "Public key of a site that may join, as N=FILE for client N; may be repeated."
+                " [dim]default of N: the number in the file's name[/]"
+            ),
             show_default=False,
         ),
     ] = None,
@@ -119,77 +142,53 @@ def serve_sites(
     port: Annotated[
         int, typer.Option("--port", help="Port to listen at.", min=1, max=65535)
     ] = 8000,
+    control_port: Annotated[
+        int | None,
+        typer.Option(
+            "--control-port",
+            help="Port of the SuperLink, on this machine only. [dim]default: the next one[/]",
+            show_default=False,
+            min=1,
+            max=65535,
+        ),
+    ] = None,
     keys: Annotated[
         Path, typer.Option("--keys", help="Folder with ca.crt, server.pem and server.key.")
     ] = Path("keys"),
     state: Annotated[
         Path, typer.Option("--state", help="Folder of the SuperLink's database.")
     ] = Path("superlink"),
-    expose: Annotated[
-        bool,
-        typer.Option(
-            "--expose",
-            help="Listen at an address that other machines can reach. Read the warning first.",
-        ),
-    ] = False,
 ) -> None:
-    """Start a SuperLink: TLS and node authentication on, state on disk."""
-    from fedlens.sites import network, programs
-    from fedlens.sites.keys import make_authority, make_server_certificate
+    """Let sites in: a SuperLink on this machine alone, and a door before it for sites with keys.
 
-    if not network.is_loopback(host) and not expose:
-        raise click.UsageError(EXPOSED.format(host=host))
-    public_keys = site or []
-    for public in public_keys:
-        require_public_key(public)
-    network.require_free_port(host, port)
-    if not (keys / "server.pem").exists():
-        make_authority(keys)
-        make_server_certificate(keys, [] if host in ANY_ADDRESS else [host])
-        log(f"made certificates in {keys}; sites need {keys / 'ca.crt'}")
-    database = programs.private_file(state / "superlink.db")
-    home = programs.flower_home()
-    with programs.Programs(log, home) as running:
-        link = running.start(
-            "flower-superlink", "--host", host, "--port", str(port), "--database", str(database),
-            "--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem"),
-            "--ssl-keyfile", str(keys / "server.key"),
-            "--enable-supernode-auth", "--disable-runtime-dependency-installation",
-        )  # fmt: skip
-        local = network.is_loopback(host) or host in ANY_ADDRESS
-        reached = "127.0.0.1" if local else host
-        network.wait_for_port(reached, port, keys / "ca.crt", running.all_alive)
-        connection = programs.write_connection(home, f"{reached}:{port}", keys / "ca.crt")
-        for public in public_keys:
-            register_site(running, public, connection)
-            if not running.all_alive():
-                break
-        else:
-            log(f"serving at {host}:{port}; end with Ctrl-C")
-        code = link.wait()
-        raise click.ClickException(
-            f"the SuperLink ended by itself (exit code {code}): its own words are above"
-        )
+    Others can reach nothing but what a site needs. Runs are started on this machine, with `fedlens
+    run RECIPE --engine flower` in the same folder.
+    """
+    from fedlens.sites import network, serve
+
+    bindings = bound_keys(site or [])
+    inner = control_port or (port + 1 if port < 65535 else port - 1)
+    for where, number in ((host, port), ("127.0.0.1", inner)):
+        network.require_free_port(where, number)
+    serve.open_door(host, port, inner, keys, state, bindings, log)
 
 
-def require_public_key(path: Path) -> None:
-    if not path.is_file() or not path.read_text(errors="replace").startswith("ecdsa-"):
-        raise click.UsageError(
-            f"{path} is not a site's public key: `fedlens keys 0` makes one and calls it site-0.pub"
-        )
+def bound_keys(sites: list[str]) -> dict[int, Path]:
+    """N=FILE or FILE: which public key belongs to which client."""
+    from fedlens.sites.keys import read_public_key
 
-
-def register_site(running: Programs, public: Path, connection: str) -> None:
-    command = ("flwr", "supernode", "register", str(public), connection, "--name", public.stem)
-    output = running.run(*command, check=False)
-    if not running.all_alive():
-        return
-    known = "already in use" in output  # a restart finds its sites registered
-    if "rror" in output and not known:
-        raise click.ClickException(
-            f"{public} could not be registered: {' '.join(output.split())[:300]}"
-        )
-    log(f"{public.stem} may join" + (" (known from before)" if known else ""))
+    bindings: dict[int, Path] = {}
+    for text in sites:
+        number, equals, file = text.partition("=")
+        if not equals or not (number.isascii() and number.isdigit()):
+            number, file = "", text
+        path = Path(file)
+        read_public_key(path)
+        client = int(number) if number else client_number(path)
+        if client in bindings:
+            raise click.UsageError(f"client {client} has two keys: {bindings[client]} and {path}")
+        bindings[client] = path
+    return bindings
 
 
 @app.command(
@@ -247,6 +246,14 @@ def join(
     ca: Annotated[Path, typer.Option("--ca", help="The federation's CA certificate.")] = Path(
         "keys/ca.crt"
     ),
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            "--certificate",
+            help="Of this site's key, from the server's operator. [dim]default: KEY.crt[/]",
+            show_default=False,
+        ),
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -306,15 +313,17 @@ def join(
     }
     if trust_server:
         log(TRUSTED)
+    tls = network.site_tls(ca, certificate or key.with_name(f"{key.name}.crt"), key)
     agree = partial(ask_operator, policy=policy, yes=yes)
-    joining.take_part(address, network.tls_context(ca), key, node, patience, log, agree=agree)
+    joining.take_part(address, tls, key, node, patience, log, agree=agree)
 
 
 def client_number(key: Path) -> int:
     found = re.findall(r"\d+", key.name)
     if len(found) != 1:
         raise click.UsageError(
-            f"which client is this site? {key.name} does not say: add --client N"
+            f"which client is this site? {key.name} does not say: add --client N, or write"
+            f" --site N={key} at the server"
         )
     return int(found[0])
 

@@ -1,9 +1,11 @@
-"""Certificates and node keys: what a SuperLink and its sites need to know each other. Secret are
-`*.key` and a site's private key, which are written readable for their owner only.
+"""Certificates and keys: what a server and its sites need to know each other. Secret are `*.key`
+and a site's private key, which are written readable for their owner only.
 
 `make_authority` makes ca.crt and ca.key, `make_server_certificate` one for the names and addresses
-sites will use, `make_site_key` one key pair. The CA file goes to every site; its key stays with
-whoever issues certificates.
+sites will use, `make_site_key` one key pair, `make_site_certificate` one for a site's public key.
+The CA file goes to every site; its key stays with whoever issues certificates. A site has one key
+for two purposes: its certificate opens the connection, and it signs what Flower asks a node for.
+The front (`front`) sees to it that the two belong together.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ def make_authority(folder: Path) -> Path:
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
-    _write(folder / "ca.key", _pem(key, ser), secret=True)
+    _write(folder / "ca.key", pem(key), secret=True)
     _write(folder / "ca.crt", builder.sign(key, hashes.SHA384()).public_bytes(ser.Encoding.PEM))
     return folder / "ca.crt"
 
@@ -82,34 +84,16 @@ def make_server_certificate(folder: Path, hosts: Sequence[str]) -> tuple[Path, P
     """server.pem and server.key, signed by the authority in the same folder, valid for these names
     and addresses and for LOCAL_HOSTS.
     """
-    x509, ec, hashes, ser = _cryptography()
+    x509, ec, _, _ = _cryptography()
     hosts = list(dict.fromkeys([*hosts, *LOCAL_HOSTS]))
     for host in hosts:
         check_host(host)
-    if not (folder / "ca.key").is_file():
-        raise ValueError(
-            f"{folder}/ca.crt has no ca.key beside it to sign a server's certificate with: bring it"
-            " back, or use another folder"
-        )
-    ca = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-    ca_key = ser.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, hosts[0][:64])])
-    builder = (
-        _certificate(x509, name, ca.subject, key.public_key())
-        .add_extension(x509.SubjectAlternativeName([_host(x509, h) for h in hosts]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(
-            x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
-        )
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
-        )
-    )
-    _write(folder / "server.key", _pem(key, ser), secret=True)
-    _write(
-        folder / "server.pem", builder.sign(ca_key, hashes.SHA384()).public_bytes(ser.Encoding.PEM)
-    )
+    names = x509.SubjectAlternativeName([_host(x509, h) for h in hosts])
+    purpose = x509.oid.ExtendedKeyUsageOID.SERVER_AUTH
+    issued = _issue(folder, hosts[0], key.public_key(), purpose, names)
+    _write(folder / "server.key", pem(key), secret=True)
+    _write(folder / "server.pem", issued)
     return folder / "server.pem", folder / "server.key"
 
 
@@ -130,6 +114,68 @@ def make_site_key(path: Path) -> tuple[Path, Path]:
         key.public_key().public_bytes(ser.Encoding.OpenSSH, ser.PublicFormat.OpenSSH) + b"\n",
     )
     return path, public
+
+
+def make_site_certificate(folder: Path, public: Path) -> Path:
+    """The public key's name with .crt, in `folder`, where the authority is: proves that it knows
+    the key. Which client it belongs to is not in it; the server's own list says that.
+    """
+    x509, _, _, _ = _cryptography()
+    purpose = x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH
+    place = folder / f"{public.stem}.crt"
+    _write(place, _issue(folder, public.stem, read_public_key(public), purpose))
+    return place
+
+
+def _issue(folder: Path, name: str, public: Any, purpose: Any, names: Any = None) -> bytes:
+    """A certificate of the authority in this folder, as PEM."""
+    x509, _, hashes, ser = _cryptography()
+    if not (folder / "ca.key").is_file():
+        raise ValueError(
+            f"{folder}/ca.crt has no ca.key beside it to sign a certificate with: bring it back, or"
+            " use another folder"
+        )
+    ca = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    ca_key = ser.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    subject = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, name[:64])])
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    builder = (
+        _certificate(x509, subject, ca.subject, public)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+        .add_extension(issuer, critical=False)
+    )
+    if names is not None:
+        builder = builder.add_extension(names, critical=False)
+    data: bytes = builder.sign(ca_key, hashes.SHA384()).public_bytes(ser.Encoding.PEM)
+    return data
+
+
+def read_public_key(path: Path) -> Any:
+    """A site's public key, as `make_site_key` or ssh-keygen wrote it."""
+    _, ec, _, ser = _cryptography()
+    try:
+        key = ser.load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError) as e:
+        raise ValueError(
+            f"{path} is not a site's public key: `fedlens keys 0` makes one and calls it site-0.pub"
+        ) from e
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError(f"{path} is not a key on an elliptic curve, as `fedlens keys` makes it")
+    return key
+
+
+def public_pem(key: Any) -> bytes:
+    """The public half as Flower and our lists of sites write it."""
+    _, _, _, ser = _cryptography()
+    data: bytes = key.public_bytes(ser.Encoding.PEM, ser.PublicFormat.SubjectPublicKeyInfo)
+    return data
+
+
+def certified_key(certificate: bytes) -> bytes:
+    """The public key in a certificate in DER form, as PEM."""
+    x509, _, _, _ = _cryptography()
+    return public_pem(x509.load_der_x509_certificate(certificate).public_key())
 
 
 def read_private_key(path: Path) -> Any:
@@ -171,7 +217,9 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def _pem(key: Any, ser: Any) -> bytes:
+def pem(key: Any) -> bytes:
+    """A private key in the form that TLS wants."""
+    _, _, _, ser = _cryptography()
     data: bytes = key.private_bytes(ser.Encoding.PEM, ser.PrivateFormat.PKCS8, ser.NoEncryption())
     return data
 

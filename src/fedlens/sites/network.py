@@ -6,11 +6,13 @@ import errno
 import ipaddress
 import socket
 import ssl
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from fedlens.config.convert import ConfigError
+from fedlens.sites.keys import pem, read_private_key
 
 
 def is_loopback(host: str) -> bool:
@@ -71,6 +73,36 @@ def tls_context(ca: Path) -> ssl.SSLContext:
         raise ConfigError(
             f"{ca} is not a CA certificate: take the ca.crt that `fedlens keys` made at the server"
         ) from e
+
+
+def site_tls(ca: Path, certificate: Path, key: Path) -> ssl.SSLContext:
+    """TLS of a site: trusts this CA alone, and shows a certificate of its own."""
+    secret = read_private_key(key)
+    context = tls_context(ca)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if not certificate.is_file():
+        raise ConfigError(
+            f"there is no certificate {certificate} for {key}: the server's operator makes it with"
+            f" `fedlens keys --certify {key.name}.pub`"
+        )
+    with tempfile.NamedTemporaryFile() as file:  # its owner's alone, and gone at once
+        file.write(pem(secret))
+        file.flush()
+        try:
+            context.load_cert_chain(certificate, file.name)
+        except ssl.SSLError as e:
+            raise ConfigError(f"{certificate} is not the certificate of the key {key}") from e
+    return context
+
+
+def front_tls(keys: Path) -> ssl.SSLContext:
+    """TLS of a server that only sites with a certificate of this folder's authority can open."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(keys / "ca.crt")
+    context.load_cert_chain(keys / "server.pem", keys / "server.key")
+    return context
 
 
 def wait_for_port(

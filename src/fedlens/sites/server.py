@@ -71,7 +71,14 @@ def _flower(
         log=log,
         classes=", ".join(setup.federation.facts.classes),
         receipts=Receipts(folder, job_id(folder), Path(str(run.get("keys") or "."))),
+        bindings=_bindings(run),
     )
+
+
+def _bindings(run: Mapping[str, Any]) -> dict[int, bytes] | None:
+    """client -> public key; None where nobody bound them."""
+    found = json.loads(str(run.get("bindings", "null")))
+    return None if found is None else {int(i): str(key).encode() for i, key in found.items()}
 
 
 def _prepare(config: Config, log: Log) -> Setup:

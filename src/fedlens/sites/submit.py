@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.sites.network import split_address, wait_for_port
 from fedlens.sites.programs import Log, Programs, flower_home, write_connection
+from fedlens.sites.serve import read_served
 
 SERVER = "fedlens.sites.server:run_server"
 SITE = "fedlens.sites.site:make_site"
@@ -23,6 +25,7 @@ def submit(
     superlink: str,
     *,
     ca: Path,
+    unbound: bool,
     resume: bool,
     fresh: bool,
     patience: float,
@@ -30,9 +33,14 @@ def submit(
     forgive: bool,
     log: Log,
 ) -> int:
-    """Hand a recipe to a SuperLink and follow it; an exit code. superlink: an address, or a
-    connection of the user's Flower config.
+    """Hand a recipe to a SuperLink and follow it; an exit code. superlink: the folder of `fedlens
+    serve`, an address, or a connection of the user's Flower config. unbound: a SuperLink that
+    `serve` did not start, whose sites are believed which client they are.
     """
+    bindings: Mapping[int, str] | None = None
+    if not unbound:
+        served = read_served(Path(superlink))
+        superlink, ca, bindings = served.address, served.ca, served.bindings
     run_config: dict[str, bool | int | float | str] = {
         "name": config.name,
         "text": config.to_toml(),
@@ -43,6 +51,7 @@ def submit(
         "least": least,
         "forgive": forgive,
         "keys": str(ca.parent.absolute()),
+        "bindings": json.dumps(bindings),
     }
     home = flower_home()
     with Programs(log, home) as programs:

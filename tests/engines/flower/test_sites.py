@@ -47,6 +47,7 @@ def job(here: Deployment, name: str, **config: Any) -> Path:
         "timeout": 0.0,
         "patience": PATIENCE,
         "personal": False,
+        "bindings": json.dumps({k: v.decode() for k, v in here.bindings().items()}),
         "job": name,
         "out": str(out),
         **config,
@@ -102,7 +103,7 @@ def working(out: Path, client: int, number: int) -> bool:
 def two_sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """For the tests that break nothing: starting a deployment takes longer than they do."""
     with deployment(tmp_path_factory.mktemp("flower")) as here:
-        here.superlink()
+        here.serve()
         here.site(0)
         here.site(1)
         yield here
@@ -112,7 +113,7 @@ def two_sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 def two_supernodes(tmp_path: Path) -> Iterator[Deployment]:
     """Flower's own, for apps that bring their ClientApp along."""
     with deployment(tmp_path) as here:
-        here.superlink()
+        here.serve()
         here.supernode(0)
         here.supernode(1)
         yield here
@@ -161,6 +162,7 @@ def test_every_method_ends_in_the_simulators_bits(two_sites: Deployment, name: s
         "patience": PATIENCE,
         "least": 2,
         "forgive": False,
+        "bindings": json.dumps({k: v.decode() for k, v in here.bindings().items()}),
     }
     flower.write_app(
         here.folder / f"app-{name}",
@@ -237,8 +239,8 @@ def test_a_node_dies_and_another_comes_late(tmp_path: Path) -> None:
     """Site 2 joins when the run is under way; site 1 is killed in the middle of a round and comes
     back with its memory. Whoever is heard, the bits are those of a federation in which just they
     were heard."""
-    with deployment(tmp_path) as here:
-        here.superlink()
+    with deployment(tmp_path, 3) as here:
+        here.serve()
         here.site(0)
         here.site(1)
         here.wait_for(
@@ -264,27 +266,35 @@ def test_a_node_dies_and_another_comes_late(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stranger_stays_outside(tmp_path: Path) -> None:
-    """A key nobody registered, a site that is somebody else already, and a site with another
-    recipe: all refused, in words.
+    """A key that is not on the server's list, a site that calls itself somebody else, and a site
+    with another recipe: all refused, in words.
     """
-    from fedlens.sites import keys
-
-    with deployment(tmp_path) as here:
-        here.superlink()
+    with deployment(tmp_path, 3) as here:
+        here.make_key("site-9")  # has a certificate, and is not on the list
+        here.serve()
         here.site(0)
-        keys.make_site_key(here.keys / "site-1")  # made, and not registered
-        here.site(1)
-        stranger = here.running["site-1"]
+        here.site(9, client=1)
+        stranger = here.running["site-9"]
         here.wait_for(lambda: stranger.poll() is not None, PATIENCE, "the stranger's refusal")
         assert stranger.returncode != 0
+        assert "refused this site's key" in here.log("site-9")
+        assert "refused a stranger: a certificate whose key is not on the list" in here.log(
+            "server"
+        )
+        here.site(1, agreed="something else")
         here.site(2, client=0)
-        here.site(3, client=1, agreed="something else")
         out = job(here, "strangers", rounds=1, patience=60.0)
         here.submit(here.folder / "app-strangers")
         finished(here, out)
         said = here.log("run")
-        assert "calls itself client 0, which is somebody else already" in said
-        assert "agreed to another recipe; these keys differ: unknown" in said
+        assert (
+            "the site of client 2 was not let in: calls itself client 0, but its key belongs to"
+            " client 2" in said
+        )
+        assert (
+            "the site of client 1 was not let in: agreed to another recipe; these keys differ:"
+            " unknown" in said
+        )
         assert rounds(out)[0]["heard"] == [0] and rounds(out)[0]["lost"] == [[1, "has not joined"]]
 
 
@@ -294,14 +304,14 @@ def test_a_superlink_that_restarts_in_the_middle_and_a_server_that_dies(tmp_path
     then the run itself is killed and submitted anew from its last checkpoint. The bits are those of
     an undisturbed run."""
     with deployment(tmp_path) as here:
-        here.superlink()
+        here.serve()
         here.site(0)
         here.site(1)
         out = job(here, "twice", rounds=6, delay=1.0)
         here.submit(here.folder / "app-twice")
         here.wait_for(lambda: working(out, 0, 1), PATIENCE, "round 1 at site 0")
-        here.stop("superlink", signal.SIGKILL)
-        here.superlink()
+        here.stop("server", signal.SIGKILL)
+        here.serve()
         before = len(rounds(out))
         with contextlib.suppress(
             AssertionError
@@ -314,7 +324,7 @@ def test_a_superlink_that_restarts_in_the_middle_and_a_server_that_dies(tmp_path
         print("rounds before and after the SuperLink's death:", before, len(rounds(out)))
         for process in psutil.process_iter(["cmdline"]):
             command = " ".join(process.info["cmdline"] or [])
-            if "flwr-serverapp" in command and f":{here.port}" in command:
+            if "flwr-serverapp" in command and f":{here.inner}" in command:
                 process.kill()
         (out / "done").unlink(missing_ok=True)
         here.submit(here.folder / "app-twice", "again")

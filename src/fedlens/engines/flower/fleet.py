@@ -311,6 +311,8 @@ def _call(method: Callable[[Any], Result], request: Any) -> Result:
     try:
         return method(request)
     except httpx.TransportError as e:
+        if "CERTIFICATE_VERIFY_FAILED" in str(e):  # waiting makes no other certificate of it
+            raise Refused("the server cannot prove that it is the one of this CA file") from e
         raise Away(str(e) or type(e).__name__) from e
     except httpx.HTTPStatusError as e:
         if e.response.status_code in AWAY:

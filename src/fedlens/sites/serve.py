@@ -1,0 +1,128 @@
+"""The server: a SuperLink on this machine alone, the front before it, and a note for `fedlens run`
+that says where it is and which key belongs to which client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedlens.config.convert import ConfigError
+from fedlens.core.files import write_atomically
+from fedlens.sites.front import Front, run_front
+from fedlens.sites.keys import (
+    make_authority,
+    make_server_certificate,
+    public_pem,
+    read_public_key,
+)
+from fedlens.sites.network import front_tls, tls_context, wait_for_port
+from fedlens.sites.programs import (
+    Log,
+    Programs,
+    flower_home,
+    private_file,
+    write_connection,
+)
+
+ANY_ADDRESS = ("0.0.0.0", "::")
+NOTE = "server.json"
+
+
+@dataclass(frozen=True)
+class Served:
+    """Where a SuperLink is, and who may join it.
+
+    Args:
+        address: of its control API, host:port.
+        ca: by which it is known.
+        bindings: client -> public key as PEM.
+    """
+
+    address: str
+    ca: Path
+    bindings: Mapping[int, str]
+
+    def save(self, folder: Path) -> None:
+        facts = {"address": self.address, "ca": str(self.ca), "sites": dict(self.bindings)}
+        write_atomically(folder / NOTE, json.dumps(facts, indent=1))
+
+
+def read_served(folder: Path) -> Served:
+    """The note that `fedlens serve` left in its folder."""
+    try:
+        facts: dict[str, Any] = json.loads((folder / NOTE).read_text())
+        sites = {int(k): str(v) for k, v in facts["sites"].items()}
+        return Served(str(facts["address"]), Path(facts["ca"]), sites)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as e:
+        raise ConfigError(
+            f"{folder / NOTE} does not say where the server is: `fedlens serve --state {folder}`"
+            " writes it"
+        ) from e
+
+
+def open_door(
+    host: str,
+    port: int,
+    inner: int,
+    keys: Path,
+    state: Path,
+    bindings: Mapping[int, Path],
+    log: Log,
+) -> None:
+    """Start everything and stay until the SuperLink ends or somebody ends us.
+
+    Args:
+        host: address for the sites.
+        port: of the front.
+        inner: port of the SuperLink, on this machine.
+        keys: folder of the authority and the server's certificate.
+        state: folder of the SuperLink's database.
+        bindings: client -> file of its public key.
+    """
+    if not (keys / "server.pem").exists():
+        make_authority(keys)
+        make_server_certificate(keys, [] if host in ANY_ADDRESS else [host])
+        log(f"made certificates in {keys}; sites need {keys / 'ca.crt'}")
+    database = private_file(state / "superlink.db")
+    public = {client: public_pem(read_public_key(path)) for client, path in bindings.items()}
+    if len(set(public.values())) < len(public):
+        raise ConfigError("one key cannot belong to two clients")
+    home, ca = flower_home(), (keys / "ca.crt").absolute()
+    with Programs(log, home) as running:
+        link = running.start(
+            "flower-superlink", "--host", "127.0.0.1", "--port", str(inner),
+            "--database", str(database), "--ssl-ca-certfile", str(ca),
+            "--ssl-certfile", str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key"),
+            "--enable-supernode-auth", "--disable-runtime-dependency-installation",
+        )  # fmt: skip
+        wait_for_port("127.0.0.1", inner, ca, running.all_alive)
+        connection = write_connection(home, f"127.0.0.1:{inner}", ca)
+        for client, path in bindings.items():
+            register_site(running, client, path, connection)
+        Served(f"127.0.0.1:{inner}", ca, {i: key.decode() for i, key in public.items()}).save(state)
+        if running.all_alive():
+            log(f"sites can join at {host}:{port}; runs start on this machine; end with Ctrl-C")
+            front = Front({k: i for i, k in public.items()}, inner, tls_context(ca), log)
+            asyncio.run(run_front(front, host, port, front_tls(keys), running.all_alive))
+        code = link.wait()
+        raise ConfigError(
+            f"the SuperLink ended by itself (exit code {code}): its own words are above"
+        )
+
+
+def register_site(running: Programs, client: int, public: Path, connection: str) -> None:
+    name = f"client-{client}"
+    command = ("flwr", "supernode", "register", str(public), connection, "--name", name)
+    output = running.run(*command, check=False)
+    if not running.all_alive():
+        return
+    known = "already in use" in output  # a restart finds its sites registered
+    if "rror" in output and not known:
+        raise ConfigError(f"{public} could not be registered: {' '.join(output.split())[:300]}")
+    log = running.log
+    log(f"{public.name} may join as client {client}" + (" (known from before)" if known else ""))
