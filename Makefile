@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: install install-all demo test test-slow test-all check bench clean
+.PHONY: install install-all demo test test-trust test-slow test-all check bench clean
 
 install: $(VENV)/.installed
 install-all: $(VENV)/.installed-all
@@ -34,10 +34,13 @@ demo: install
 test: install-all
 	$(BIN)/pytest -n $(WORKERS)
 
+test-trust: install-all
+	$(BIN)/pytest -m trust --timeout 600
+
 test-slow: install-all
 	$(BIN)/pytest -m slow --timeout 1800
 
-test-all: test test-slow
+test-all: test-trust test test-slow
 
 check: install-all
 	$(BIN)/ruff check .

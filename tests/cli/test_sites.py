@@ -19,12 +19,13 @@ pytest.importorskip("flwr")
 from cryptography import x509
 
 from fedlens.cli.main import invoke
+from fedlens.cli.sites import bound_keys
 from fedlens.config import recipe as recipes
 from fedlens.config.recipe import ConfigError
 from fedlens.core import imports
 from fedlens.core.files import lock_folder
 from fedlens.data.source import DataError
-from fedlens.sites import agreement, keys, network, programs, site, submit
+from fedlens.sites import agreement, keys, network, programs, serve, site, submit
 from fedlens.sites import join as joining
 
 STUDY = """
@@ -132,11 +133,36 @@ def test_without_the_authoritys_key_only_sites_get_one(capsys: pytest.CaptureFix
     assert "no ca.key beside it" in refused(capsys, "serve", "--port", str(network.free_port()))
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.7", "fl.example.org", "::"])
-def test_serving_to_the_world_takes_a_flag(capsys: pytest.CaptureFixture[str], host: str) -> None:
-    said = refused(capsys, "serve", "--host", host)
-    assert host in said and "start runs" in said and "firewall" in said and "--expose" in said
-    assert not Path("keys").exists()
+def test_a_site_that_made_its_key_itself_is_certified(capsys: pytest.CaptureFixture[str]) -> None:
+    """It sends its .pub; the certificate that comes back fits its key and the authority."""
+    keys.make_authority(Path("keys"))
+    keys.make_site_key(Path("site-5"))
+    assert invoke(["keys", "--certify", "site-5.pub"]) == 0
+    assert "goes to the site that sent site-5.pub" in capsys.readouterr().err
+    network.site_tls(Path("keys/ca.crt"), Path("keys/site-5.crt"), Path("site-5"))
+    assert "not a site's public key" in refused(capsys, "keys", "--certify", "site-5")
+    issued = x509.load_pem_x509_certificate(Path("keys/site-5.crt").read_bytes())
+    usage = issued.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(usage) == [x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH]
+
+
+def test_a_key_belongs_to_one_client_and_a_client_has_one_key(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("site-0", "site-1", "clinic"):
+        keys.make_site_key(Path(name))
+    serve = ("serve", "--port", str(network.free_port()))
+    assert "client 0 has two keys: site-0.pub and clinic.pub" in refused(
+        capsys, *serve, "--site", "site-0.pub", "--site", "0=clinic.pub"
+    )
+    assert "one key cannot belong to two clients" in refused(
+        capsys, *serve, "--site", "site-0.pub", "--site", "1=site-0.pub"
+    )
+    assert "clinic.pub does not say" in refused(capsys, *serve, "--site", "clinic.pub")
+    assert bound_keys(["3=clinic.pub", "site-1.pub"]) == {
+        3: Path("clinic.pub"),
+        1: Path("site-1.pub"),
+    }
 
 
 def test_serve_wants_public_keys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +199,7 @@ def test_a_superlink_that_ends_by_itself_is_spoken_of(
         "start",
         lambda running, *_: start(running, "python", "-c", "raise SystemExit(3)"),
     )
-    monkeypatch.setattr(network, "wait_for_port", lambda *_: None)
+    monkeypatch.setattr(serve, "wait_for_port", lambda *_: None)
     assert "the SuperLink ended by itself (exit code 3)" in refused(
         capsys, "serve", "--port", str(network.free_port())
     )
@@ -194,6 +220,13 @@ def test_the_superlinks_database_is_its_owners_alone(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600 and file.read_text() == "kept"
 
 
+def make_site_files() -> None:
+    """What a site has: the CA file, its key, its certificate."""
+    keys.make_authority(Path("keys"))
+    public = keys.make_site_key(Path("site-0"))[1]
+    keys.make_site_certificate(Path("keys"), public).rename("site-0.crt")
+
+
 def test_join_looks_before_it_leaps(capsys: pytest.CaptureFixture[str]) -> None:
     keys.make_authority(Path("keys"))
     keys.make_site_key(Path("site-0"))
@@ -205,6 +238,9 @@ def test_join_looks_before_it_leaps(capsys: pytest.CaptureFixture[str]) -> None:
         capsys, "join", "127.0.0.1:1", *here, "--ca", "other.crt"
     )
     Path("junk.crt").write_text("junk")
+    assert "there is no certificate site-0.crt for site-0" in refused(
+        capsys, "join", "127.0.0.1:1", *here, "--recipe", "study.toml"
+    )
     for junk in ("junk.crt", "site-0"):
         assert f"{junk} is not a CA certificate" in refused(
             capsys, "join", "127.0.0.1:1", *here, "--ca", junk, "--recipe", "study.toml"
@@ -234,8 +270,7 @@ def test_a_site_says_what_it_may_do(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_site_that_trusts_its_server_is_warned(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys.make_authority(Path("keys"))
-    keys.make_site_key(Path("site-0"))
+    make_site_files()
     nodes = []
     monkeypatch.setattr(joining, "take_part", lambda *args, **_: nodes.append(args[3]))
     join = ["join", "127.0.0.1:1", "generate=no", "--key", "site-0", "--trust-server"]
@@ -257,8 +292,7 @@ def test_a_site_is_read_in_a_process_of_its_own(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it finds wrong is one message; where all is well, who cannot be reached is spoken of."""
-    keys.make_authority(Path("keys"))
-    keys.make_site_key(Path("site-0"))
+    make_site_files()
     Path("study.toml").write_text(STUDY.replace("[data]", "size = 8\n[data]\nsize = 8"))
     Path("scans/benign").mkdir(parents=True)
     join = ("join", "127.0.0.1:1", "--key", "site-0", "--data", "scans", "--recipe", "study.toml")
@@ -370,7 +404,7 @@ def test_what_is_no_address_is_refused_by_all(
     Path("study.toml").write_text(STUDY)
     assert "write host:port" in refused(capsys, "join", address, "--key", "site-0")
     assert "write host:port" in refused(
-        capsys, "run", "study.toml", "--engine", "flower", "--superlink", address
+        capsys, "run", "study.toml", "--engine", "flower", "--superlink", address, "--unbound"
     )
     assert not Path("home/flwr/config.toml").exists()
 
@@ -382,10 +416,25 @@ def test_addresses() -> None:
 
 def test_run_on_flower_needs_a_superlink(capsys: pytest.CaptureFixture[str]) -> None:
     Path("study.toml").write_text(STUDY)
-    assert "--superlink host:port" in refused(capsys, "run", "study.toml", "--engine", "flower")
-    flower = ("run", "study.toml", "--engine", "flower", "--superlink", "127.0.0.1:1")
+    run = ("run", "study.toml", "--engine", "flower")
+    said = refused(capsys, *run)
+    assert "superlink/server.json does not say where the server is" in said
+    assert "fedlens serve --state superlink" in said
+    flower = (*run, "--superlink", "127.0.0.1:1", "--unbound")
     assert "no CA certificate" in refused(capsys, *flower)
     assert "study.toml is not a CA certificate" in refused(capsys, *flower, "--ca", "study.toml")
+    # keys are bound to clients unless somebody says otherwise
+    assert "does not say where the server is" in refused(capsys, *flower[:-1])
+
+
+def test_where_the_server_is_survives_being_written_down(tmp_path: Path) -> None:
+    served = serve.Served("127.0.0.1:9", Path("/keys/ca.crt"), {0: "a", 12: "b"})
+    served.save(tmp_path)
+    assert serve.read_served(tmp_path) == served
+    for junk in ("", "[]", "{}", '{"address": 1, "ca": 2, "sites": []}'):
+        (tmp_path / "server.json").write_text(junk)
+        with pytest.raises(ConfigError, match=r"server.json does not say where the server is"):
+            serve.read_served(tmp_path)
 
 
 def test_the_line_that_ends_a_run_works_as_printed(
@@ -403,11 +452,13 @@ def test_the_line_that_ends_a_run_works_as_printed(
 
     Path("study.toml").write_text(STUDY)
     keys.make_authority(Path("keys"))
+    Path("superlink").mkdir()
     monkeypatch.setenv("FEDLENS_HOME", str(tmp_path / "my home"))
     monkeypatch.setattr(submit, "wait_for_port", lambda *_: None)
     monkeypatch.setattr(programs.Programs, "start", start)
     monkeypatch.setattr(programs.subprocess, "run", lambda *_, **__: Done)
-    assert invoke(["run", "study.toml", "--engine", "flower", "--superlink", "127.0.0.1:9"]) == 130
+    serve.Served("127.0.0.1:9", Path("keys/ca.crt"), {}).save(Path("superlink"))
+    assert invoke(["run", "study.toml", "--engine", "flower"]) == 130
     ran, said = capsys.readouterr().err.strip().splitlines()
     home = f"FLWR_HOME='{tmp_path / 'my home' / 'flwr'}'"
     assert ran.startswith(f"$ {home} flwr run ")

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from fedlens.runs.setup import Setup
 
 app = typer.Typer()
+HEARD_NOBODY = (
+    "nobody was heard in any round: nothing was learned, and metrics.jsonl says why each client"
+    " was lost"
+)
 
 
 @app.command(
@@ -170,7 +174,7 @@ def run_recipe(
         if ray_address:
             os.environ["RAY_ADDRESS"] = ray_address
         listener = progress.live(spinner)
-        run_job(
+        done = run_job(
             config,
             folder,
             engine=engine,
@@ -179,6 +183,8 @@ def run_recipe(
             listener=listener,
             record=record_messages,
         )
+    if done.heard_nobody:
+        raise click.ClickException(HEARD_NOBODY)
 
 
 def default_folder(recipe: str, config: Config, resume: bool, fresh: bool) -> Path:

@@ -156,7 +156,7 @@ def read_public_key(path: Path) -> Any:
     _, ec, _, ser = _cryptography()
     try:
         key = ser.load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, _unsupported()) as e:
         raise ValueError(
             f"{path} is not a site's public key: `fedlens keys 0` makes one and calls it site-0.pub"
         ) from e
@@ -183,7 +183,7 @@ def read_private_key(path: Path) -> Any:
     _, ec, _, ser = _cryptography()
     try:
         key = ser.load_ssh_private_key(path.read_bytes(), None)
-    except (ValueError, TypeError) as e:
+    except (ValueError, TypeError, _unsupported()) as e:
         raise ValueError(
             f"{path} is not a site's private key: `fedlens keys` makes one, without a password"
         ) from e
@@ -230,6 +230,13 @@ def _write(path: Path, data: bytes, secret: bool = False) -> None:
         os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if secret else 0o644), "wb"
     ) as f:
         f.write(data)
+
+
+def _unsupported() -> type[Exception]:
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    kind: type[Exception] = UnsupportedAlgorithm
+    return kind
 
 
 def _cryptography() -> tuple[Any, Any, Any, Any]:

@@ -31,6 +31,8 @@ def run_server(grid: Any, run: Mapping[str, Any]) -> None:
     """The ServerApp: an ordinary job whose engine is Flower. The run folder is written here, on the
     SuperLink's machine.
     """
+    from fedlens.engines.flower.engine import NoSites
+
     config = recipe_of_request(run)
     agreed = recipe_hash(config)
     # Sites remember one round back, not more: see engines/flower/site.py.
@@ -40,7 +42,7 @@ def run_server(grid: Any, run: Mapping[str, Any]) -> None:
         return _flower(grid, run, setup, agreed, folder, log)
 
     lines = _LogLines()
-    run_job(
+    done = run_job(
         config,
         Path(str(run["out"])),
         engine=make_engine,
@@ -49,6 +51,8 @@ def run_server(grid: Any, run: Mapping[str, Any]) -> None:
         listener=lines,
         setup=_prepare(config, lines.log),
     )
+    if done.heard_nobody:
+        raise NoSites("no site was heard in any round: nothing was learned")
 
 
 def _flower(
@@ -129,7 +133,9 @@ class _LogLines(Listener):
                 self.log(f"  client {lost['client']}: {prefix}{lost['reason']}")
 
     def log(self, text: str) -> None:
-        print(f"fedlens: {text}", flush=True)
+        # metrics are named by sites: no control characters, whatever they are called
+        plain = "".join(c if c.isprintable() else "?" for c in text)
+        print(f"fedlens: {plain}", flush=True)
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
         self.log("done")
