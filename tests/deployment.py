@@ -109,7 +109,7 @@ class Deployment:
 
     def bindings(self) -> dict[int, bytes]:
         """client -> public key, as the server's list has it."""
-        return {k: keys.public_pem(keys.read_public_key(p)) for k, p in enumerate(self.known)}
+        return {k: keys.public_pem(keys.site_public_key(p)) for k, p in enumerate(self.known)}
 
     def serve(self) -> None:
         self.start(

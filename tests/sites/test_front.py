@@ -25,6 +25,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedlens.sites import keys, network
 from fedlens.sites.front import PATHS, Front
+from fedlens.trust.signing import read_signing_key
 
 PULL = "/v1/fleet/pull-messages"
 
@@ -111,14 +112,14 @@ class Door:
         self.loop.close()
 
     def public(self, name: str) -> bytes:
-        return keys.public_pem(keys.read_public_key(self.keys / f"{name}.pub"))
+        return keys.public_pem(keys.site_public_key(self.keys / f"{name}.pub"))
 
     def tls(self, name: str) -> ssl.SSLContext:
         return network.site_tls(self.keys / "ca.crt", self.keys / f"{name}.crt", self.keys / name)
 
     def signed(self, name: str) -> dict[str, str]:
         """The headers by which a node proves itself, as Flower makes them."""
-        secret = keys.read_private_key(self.keys / name)
+        secret = read_signing_key(self.keys / name)
         seen: dict[str, str] = {}
 
         class Keep(httpx.BaseTransport):
@@ -360,7 +361,7 @@ def test_while_the_superlink_is_down_sites_are_told_so(tmp_path: Path) -> None:
 
 
 def test_keys_of_flower_and_ours_are_written_alike(door: Door) -> None:
-    public = keys.read_public_key(door.keys / "site-0.pub")
+    public = keys.site_public_key(door.keys / "site-0.pub")
     assert keys.public_pem(public) == public_key_to_bytes(public)
 
 

@@ -78,7 +78,7 @@ def keys(
         make_server_certificate,
         make_site_certificate,
         make_site_key,
-        read_public_key,
+        site_public_key,
     )
 
     sites, hosts = site or [], host or []
@@ -87,7 +87,7 @@ def keys(
     for name in sites:
         check_name(name)
     for public in certify or []:
-        read_public_key(public)
+        site_public_key(public)
     if (
         sites
         and not certify
@@ -175,7 +175,7 @@ def serve_sites(
 
 def bound_keys(sites: list[str]) -> dict[int, Path]:
     """N=FILE or FILE: which public key belongs to which client."""
-    from fedlens.sites.keys import read_public_key
+    from fedlens.sites.keys import site_public_key
 
     bindings: dict[int, Path] = {}
     for text in sites:
@@ -183,7 +183,7 @@ def bound_keys(sites: list[str]) -> dict[int, Path]:
         if not equals or not (number.isascii() and number.isdigit()):
             number, file = "", text
         path = Path(file)
-        read_public_key(path)
+        site_public_key(path)
         client = int(number) if number else client_number(path)
         if client in bindings:
             raise click.UsageError(f"client {client} has two keys: {bindings[client]} and {path}")

@@ -13,9 +13,9 @@ from typing import Any
 
 from fedlens.config.convert import ConfigError
 from fedlens.core.files import lock_folder
-from fedlens.sites.keys import read_private_key
 from fedlens.sites.programs import Log
 from fedlens.sites.worker import COMMAND, SiteWorker
+from fedlens.trust.signing import read_signing_key
 
 
 def take_part(
@@ -44,7 +44,7 @@ def take_part(
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a polite kill goes offline too
     folder = Path(str(node["folder"]))
-    secret = read_private_key(key)
+    secret = read_signing_key(key)
     taken = "another `fedlens join` is running with {folder}"
     with lock_folder(folder, taken), SiteWorker(node, log, command) as worker:
         folder.chmod(0o700)

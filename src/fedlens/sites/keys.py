@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedlens.trust.signing import read_public_key
+
 YEARS = 2
 # in every certificate: `serve` talks to its own SuperLink there, whatever name the sites use
 LOCAL_HOSTS = (
@@ -123,7 +125,7 @@ def make_site_certificate(folder: Path, public: Path) -> Path:
     x509, _, _, _ = _cryptography()
     purpose = x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH
     place = folder / f"{public.stem}.crt"
-    _write(place, _issue(folder, public.stem, read_public_key(public), purpose))
+    _write(place, _issue(folder, public.stem, site_public_key(public), purpose))
     return place
 
 
@@ -151,18 +153,13 @@ def _issue(folder: Path, name: str, public: Any, purpose: Any, names: Any = None
     return data
 
 
-def read_public_key(path: Path) -> Any:
-    """A site's public key, as `make_site_key` or ssh-keygen wrote it."""
-    _, ec, _, ser = _cryptography()
-    try:
-        key = ser.load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError, _unsupported()) as e:
+def site_public_key(path: Path) -> Any:
+    """A site's public key, from the .pub that `make_site_key` or ssh-keygen wrote."""
+    if not path.is_file():
         raise ValueError(
             f"{path} is not a site's public key: `fedlens keys 0` makes one and calls it site-0.pub"
-        ) from e
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError(f"{path} is not a key on an elliptic curve, as `fedlens keys` makes it")
-    return key
+        )
+    return read_public_key(path.read_text(errors="replace"), str(path))
 
 
 def public_pem(key: Any) -> bytes:
@@ -176,20 +173,6 @@ def certified_key(certificate: bytes) -> bytes:
     """The public key in a certificate in DER form, as PEM."""
     x509, _, _, _ = _cryptography()
     return public_pem(x509.load_der_x509_certificate(certificate).public_key())
-
-
-def read_private_key(path: Path) -> Any:
-    """A site's key, as `make_site_key` or ssh-keygen wrote it."""
-    _, ec, _, ser = _cryptography()
-    try:
-        key = ser.load_ssh_private_key(path.read_bytes(), None)
-    except (ValueError, TypeError, _unsupported()) as e:
-        raise ValueError(
-            f"{path} is not a site's private key: `fedlens keys` makes one, without a password"
-        ) from e
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"{path} is not a key on an elliptic curve, as `fedlens keys` makes it")
-    return key
 
 
 def _certificate(x509: Any, subject: Any, issuer: Any, public: Any) -> Any:
@@ -230,13 +213,6 @@ def _write(path: Path, data: bytes, secret: bool = False) -> None:
         os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if secret else 0o644), "wb"
     ) as f:
         f.write(data)
-
-
-def _unsupported() -> type[Exception]:
-    from cryptography.exceptions import UnsupportedAlgorithm
-
-    kind: type[Exception] = UnsupportedAlgorithm
-    return kind
 
 
 def _cryptography() -> tuple[Any, Any, Any, Any]:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedlens.config.convert import ConfigError
-from fedlens.sites.keys import pem, read_private_key
+from fedlens.sites.keys import pem
+from fedlens.trust.signing import read_signing_key
 
 
 def is_loopback(host: str) -> bool:
@@ -77,7 +78,7 @@ def tls_context(ca: Path) -> ssl.SSLContext:
 
 def site_tls(ca: Path, certificate: Path, key: Path) -> ssl.SSLContext:
     """TLS of a site: trusts this CA alone, and shows a certificate of its own."""
-    secret = read_private_key(key)
+    secret = read_signing_key(key)
     context = tls_context(ca)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if not certificate.is_file():

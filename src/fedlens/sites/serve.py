@@ -18,7 +18,7 @@ from fedlens.sites.keys import (
     make_authority,
     make_server_certificate,
     public_pem,
-    read_public_key,
+    site_public_key,
 )
 from fedlens.sites.network import front_tls, tls_context, wait_for_port
 from fedlens.sites.programs import (
@@ -89,7 +89,7 @@ def open_door(
         make_server_certificate(keys, [] if host in ANY_ADDRESS else [host])
         log(f"made certificates in {keys}; sites need {keys / 'ca.crt'}")
     database = private_file(state / "superlink.db")
-    public = {client: public_pem(read_public_key(path)) for client, path in bindings.items()}
+    public = {client: public_pem(site_public_key(path)) for client, path in bindings.items()}
     if len(set(public.values())) < len(public):
         raise ConfigError("one key cannot belong to two clients")
     home, ca = flower_home(), (keys / "ca.crt").absolute()
