@@ -77,7 +77,7 @@ class Federation(Deployment):
             "--folder": home / "memory",
         }
         command = ["python", "-m", "fedlens.cli.main", "join", f"127.0.0.1:{self.port}"]
-        return [*command, *(str(word) for pair in options.items() for word in pair)]
+        return [*command, *(str(word) for pair in options.items() for word in pair), "--yes"]
 
     def join(self, site: int) -> None:
         self.start(f"site-{site}", *self.join_command(site))

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.trust.signing import read_public_key
+from fedlens.trust.signing import parse_public_key
 
 YEARS = 2
 # in every certificate: `serve` talks to its own SuperLink there, whatever name the sites use
@@ -159,7 +159,7 @@ def site_public_key(path: Path) -> Any:
         raise ValueError(
             f"{path} is not a site's public key: `fedlens keys 0` makes one and calls it site-0.pub"
         )
-    return read_public_key(path.read_text(errors="replace"), str(path))
+    return parse_public_key(path.read_text(errors="replace"), str(path))
 
 
 def public_pem(key: Any) -> bytes:
