@@ -1,13 +1,16 @@
 """Seconds a round for simulator, Ray and Flower on the same work, the same bits checked at the end;
 and a large payload through Flower.
 
-    python benchmarks/engines.py [--rounds 8] [--clients 2] [--only local|flower|floor|payload]
+    python benchmarks/engines.py [--rounds 8] [--clients 2]
+        [--only local|flower|floor|study|megabyte|payload]
 
 Work: ResNet-8 on 32 x 32 images, a few hundred per client, one epoch. Simulator and Ray take turns
 round by round, so that whatever else the machine does troubles both alike. "floor" is a round in
-which clients do nothing: what the engine itself costs. The payload part sends 35.6 M float32 (142
-MB) down and up, once per round, and reports the peak resident memory of each kind of process above
-what it holds without the payload, in copies of the payload.
+which clients do nothing: what the engine itself costs. "study" is the study of docs/sites.md, whose
+rounds train and evaluate; "megabyte" sends 1 MB down and up. The payload part sends 35.6 M float32
+(142 MB) down and up, once per round, and reports the peak resident memory of each kind of process
+above what it holds without the payload, in copies of the payload. Flower's parts run with `fedlens
+serve` and the fleet client of `fedlens join`: TLS, certificates and the front included.
 
 Prints progress to stderr and ends with one JSON object.
 """
@@ -31,14 +34,17 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests"), str(ROOT / "src")]
 
+import numpy as np  # noqa: E402
 import psutil  # noqa: E402
 import torch  # noqa: E402
+from PIL import Image  # noqa: E402
 
 from fedlens import Algorithm, Client, Federation, Message, Progress, Round, run  # noqa: E402
 from fedlens.algorithms import FedAvg  # noqa: E402
 from fedlens.core.replies import Replies  # noqa: E402
 from fedlens.data.images.tensors import Tensors  # noqa: E402
 from fedlens.engines.flower.site import Site, federation_of_one  # noqa: E402
+from fedlens.sites import site as recipe_site  # noqa: E402
 from fedlens.tasks.classification import Classification  # noqa: E402
 
 torch.set_num_threads(1)
@@ -82,12 +88,14 @@ class Echo(Algorithm):
 def make_algorithm(name: str) -> Algorithm:
     if name == "train":
         return FedAvg(Classification(model="resnet8"), lr=0.05, batch=32)
-    return Echo(PAYLOAD if name == "payload" else 1)
+    return Echo({"payload": PAYLOAD, "megabyte": 250_000}.get(name, 1))
 
 
-def make_site(node: Mapping[str, Any], config: Mapping[str, Any]) -> Site:
-    id, name = int(node["client"]), str(config["work"])
-    data = federation(int(config["clients"])).holdings[id] if name == "train" else ()
+def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
+    if request.get("text"):  # a recipe's
+        return recipe_site.make_site({**node, "trust-server": True}, request)
+    id, name = int(node["client"]), str(request["job"])
+    data = federation(int(node["clients"])).holdings[id] if name == "train" else ()
     return Site(id, make_algorithm(name), federation_of_one(id, data), Path(str(node["folder"])))
 
 
@@ -169,17 +177,53 @@ def flower(here: Any, work: str, rounds: int, clients: int) -> tuple[dict[str, A
 
     out = here.folder / work
     out.mkdir()
-    write_app(
-        here.folder / f"app-{work}",
-        "engines:main",
-        "engines:make_site",
-        {"work": work, "rounds": rounds, "clients": clients, "out": str(out), "job": work},
-    )
+    config = {"work": work, "rounds": rounds, "clients": clients, "out": str(out), "job": work}
+    write_app(here.folder / f"app-{work}", "engines:main", "engines:make_site", config)
     here.submit(here.folder / f"app-{work}", f"run-{work}")
     here.wait_for(lambda: (out / "server.json").exists(), 900, f"the end of {work}")
     facts: dict[str, Any] = json.loads((out / "server.json").read_text())
     tell(f"flower, {work}", facts["seconds"])
     return facts, out
+
+
+def study(here: Any, rounds: int) -> list[float]:
+    """Seconds of each round of the study in docs/sites.md; a round trains and evaluates."""
+    from fedlens.engines.flower.engine import write_app
+
+    walkthrough = (ROOT / "docs" / "sites.md").read_text()
+    recipe = walkthrough.split("server/study.toml <<'END'\n")[1].split("END")[0]
+    out = here.folder / "study"
+    config = {
+        "name": "study",
+        "text": recipe.replace("rounds = 2", f"rounds = {rounds}"),
+        "out": str(out),
+        "resume": False,
+        "fresh": False,
+        "patience": 120.0,
+        "least": 2,
+        "forgive": False,
+    }
+    app = here.folder / "app-study"
+    write_app(app, "fedlens.sites.server:run_server", "fedlens.sites.site:make_site", config)
+    here.submit(app, "run-study")
+    here.wait_for(lambda: (out / "summary.json").exists(), 900, "the end of study")
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    seconds = [float(json.loads(line)["seconds"]) for line in lines]
+    tell("flower, study", seconds)
+    return seconds
+
+
+def scans(folder: Path, clients: int) -> None:
+    """Pictures as in docs/sites.md."""
+    rng = np.random.default_rng(0)
+    for client in range(clients):
+        for name, period in (("benign", 4), ("malignant", 8)):
+            place = folder / f"scans-{client}" / name
+            place.mkdir(parents=True)
+            for k in range(40):
+                wave = 60 * np.sin(np.arange(16) * 2 * np.pi / period + rng.random() * 6)
+                pixels = 100 + 40 * client + wave[None] + rng.normal(0, 20, (16, 16))
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(place / f"{k}.png")
 
 
 def benchmark(rounds: int, clients: int, only: str) -> dict[str, Any]:
@@ -205,18 +249,24 @@ def real(rounds: int, clients: int, only: str, wanted: bytes | None, found: dict
 
     with (
         tempfile.TemporaryDirectory(prefix="fedlens-bench-") as folder,
-        deployment(Path(folder)) as here,
+        deployment(Path(folder), clients) as here,
     ):
         here.env["PYTHONPATH"] += f":{ROOT / 'benchmarks'}"
-        here.superlink()
+        scans(here.folder, clients)
+        here.serve()
         for client in range(clients):
-            here.supernode(client)
-        if only not in ("floor", "payload"):
+            data = str(here.folder / f"scans-{client}")
+            here.site(client, "engines", clients=clients, data=data)
+        if only in ("all", "flower"):
             facts, out = flower(here, "train", rounds, clients)
             found["flower_s"] = steady(facts["seconds"])
             found["flower_same_bits"] = (
                 None if wanted is None else (out / "state").read_bytes() == wanted
             )
+        if only in ("all", "study"):
+            found["study_s"] = steady(study(here, rounds))
+        if only in ("all", "megabyte"):
+            found["megabyte_s"] = steady(flower(here, "megabyte", rounds, clients)[0]["seconds"])
         with Watch(here) as watch:
             facts, _ = flower(here, "floor", rounds, clients)
         found["flower_floor_s"], found["flower_floor_down_s"] = (
@@ -226,9 +276,8 @@ def real(rounds: int, clients: int, only: str, wanted: bytes | None, found: dict
         if only in ("all", "payload"):
             found |= large(here, clients, watch.most)
     found["explain"] = (
-        "down: an idle SuperNode looks for work every 3 s (1.5 s on average), then Flower starts a"
-        " process for the message; up: that process ends, the SuperNode looks for its reply every"
-        " 0.5 s, the server every 0.1 s"
+        "down: a site looks for work every 0.1 s while there is some, every second later; up: the"
+        " server looks for replies every 0.1 s"
     )
 
 
@@ -238,7 +287,7 @@ def large(here: Any, clients: int, floor: Mapping[str, int]) -> dict[str, Any]:
     """
     size = PAYLOAD * 4
     with Watch(here) as watch:
-        facts, _ = flower(here, "payload", 2, clients)
+        facts, _ = flower(here, "payload", 3, clients)
     copies = {
         role: round((top - floor.get(role, 0)) / size, 2)
         for role, top in sorted(watch.most.items())
@@ -255,13 +304,8 @@ class Watch(threading.Thread):
     looked at twenty times a second, because processes come and go. Where the kernel does not say,
     what they held when they were looked at."""
 
-    ROLES = (
-        "flwr-serverapp",
-        "flwr-clientapp",
-        "flower-superlink",
-        "flower-supernode",
-        "fedlens.engines.flower.site",
-    )
+    # a site's two processes: its worker is a child of its network
+    ROLES = ("flwr-serverapp", "flower-superlink", "fedlens.cli.main serve", "a_site.py")
 
     def __init__(self, here: Any) -> None:
         super().__init__(daemon=True)
@@ -303,7 +347,9 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument(
-        "--only", choices=("all", "local", "flower", "floor", "payload"), default="all"
+        "--only",
+        choices=("all", "local", "flower", "floor", "study", "megabyte", "payload"),
+        default="all",
     )
     options = parser.parse_args()
     print(json.dumps(benchmark(options.rounds, options.clients, options.only)))
