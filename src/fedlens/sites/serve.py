@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,13 @@ class Served:
         write_atomically(folder / NOTE, json.dumps(facts, indent=1))
 
 
-def read_served(folder: Path) -> Served:
-    """The note that `fedlens serve` left in its folder."""
+def read_served(folder: Path, seconds: float = 0.0) -> Served:
+    """The note that `fedlens serve` left in its folder. seconds: to wait for one, where it is just
+    being started.
+    """
+    until = time.monotonic() + seconds
+    while not (folder / NOTE).exists() and time.monotonic() < until:
+        time.sleep(0.2)
     try:
         facts: dict[str, Any] = json.loads((folder / NOTE).read_text())
         sites = {int(k): str(v) for k, v in facts["sites"].items()}
@@ -93,6 +99,7 @@ def open_door(
     if len(set(public.values())) < len(public):
         raise ConfigError("one key cannot belong to two clients")
     home, ca = flower_home(), (keys / "ca.crt").absolute()
+    Served(f"127.0.0.1:{inner}", ca, {i: key.decode() for i, key in public.items()}).save(state)
     with Programs(log, home) as running:
         link = running.start(
             "flower-superlink", "--host", "127.0.0.1", "--port", str(inner),
@@ -104,7 +111,6 @@ def open_door(
         connection = write_connection(home, f"127.0.0.1:{inner}", ca)
         for client, path in bindings.items():
             register_site(running, client, path, connection)
-        Served(f"127.0.0.1:{inner}", ca, {i: key.decode() for i, key in public.items()}).save(state)
         if running.all_alive():
             log(f"sites can join at {host}:{port}; runs start on this machine; end with Ctrl-C")
             front = Front({k: i for i, k in public.items()}, inner, tls_context(ca), log)

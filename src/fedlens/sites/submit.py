@@ -39,7 +39,7 @@ def submit(
     """
     bindings: Mapping[int, str] | None = None
     if not unbound:
-        served = read_served(Path(superlink))
+        served = read_served(Path(superlink), min(60.0, patience))
         superlink, ca, bindings = served.address, served.ca, served.bindings
     run_config: dict[str, bool | int | float | str] = {
         "name": config.name,
