@@ -56,9 +56,9 @@ class Finding:
 
     sentence: the result for people. measure: the name of `score`, `score` and `baseline` the
     attack's one number and what it is for somebody who learned nothing; more is worse for the
-    client unless `smaller_leaks`. numbers: everything else worth a line. curve: (round, score)
-    pairs: leakage over the rounds. budget: what was spent. unrelated: what the third column of the
-    pictures is.
+    client unless `smaller_leaks`. margin: by how much chance alone could exceed the baseline.
+    numbers: everything else worth a line. curve: (round, score) pairs: leakage over the rounds.
+    budget: what was spent. unrelated: what the third column of the pictures is.
     """
 
     attack: str
@@ -67,6 +67,7 @@ class Finding:
     score: float
     baseline: float
     smaller_leaks: bool = False
+    margin: float = 0.0
     numbers: Mapping[str, str] = field(default_factory=dict)
     comparisons: Sequence[Comparison] = ()
     curve: Sequence[tuple[int, float]] = ()
@@ -76,9 +77,9 @@ class Finding:
 
     @property
     def leaks(self) -> bool:
-        """Is the score beyond the baseline at all?"""
+        """Is the score beyond the baseline, by more than chance?"""
         gain = self.baseline - self.score if self.smaller_leaks else self.score - self.baseline
-        return gain > 0
+        return gain > self.margin
 
 
 class Attack(Protocol):

@@ -23,12 +23,26 @@ from fedlens.audit.evidence import (
     replay,
 )
 from fedlens.audit.feddeblur import CuriousDeblurring
+from fedlens.audit.gradient import GradientInversion
+from fedlens.audit.labels import LabelCounts
+from fedlens.audit.linear import LinearInversion
+from fedlens.audit.membership import Membership
+from fedlens.audit.probe import Probe
+from fedlens.audit.properties import ClassCounts, Resolution
 from fedlens.config.convert import suggestion
 from fedlens.core.files import write_atomically
 from fedlens.engines.worker import threads
 from fedlens.runs.setup import Setup
 
-ATTACKS: tuple[Attack, ...] = (CuriousDeblurring(),)
+ATTACKS: tuple[Attack, ...] = (
+    CuriousDeblurring(),
+    LabelCounts(),
+    LinearInversion(),
+    GradientInversion(),
+    Membership(),
+    ClassCounts(),
+    Resolution(),
+)
 ROUNDS = 12  # that are replayed of a run that trains nothing
 MOST = 4  # clients that are attacked where an attack has to search and nobody said whom
 FAILED = "An attack that fails proves nothing: another one, or more time, may succeed."
@@ -128,6 +142,10 @@ def run_attack(
     log(f"{attack.name}: {plain.sentence} ({plain.seconds:.1f} s)")
     rows = [Row(PLAIN.name, PLAIN.about, plain, _metrics(source.metrics))]
     few = replace(evidence, clients=list(evidence.clients)[:3])
+    for probe in getattr(attack, "probes", ()) if protections else ():
+        found = timed(attack, few, probe)
+        log(f"{attack.name}, {probe.name}: {found.sentence} ({found.seconds:.1f} s)")
+        rows.append(Row(probe.name, probe.about, found))
     for protection in protections_of(attack) if protections else ():
         setup, metrics, exchanges = evidence.setup, source.metrics, source.exchanges
         if protection.change:
@@ -142,8 +160,8 @@ def run_attack(
 
 def protections_of(attack: Attack) -> Sequence[Protection]:
     own: Sequence[Protection] | None = getattr(attack, "protections", None)
-    if own is not None:
-        return own
+    if own is not None or hasattr(attack, "probes"):
+        return own or ()
     return (
         Protection("noise 1 %", "Gaussian noise of 1 % on every number of w - x", noisy(0.01)),
         Protection("noise 10 %", "Gaussian noise of 10 % on every number of w - x", noisy(0.1)),
@@ -151,10 +169,10 @@ def protections_of(attack: Attack) -> Sequence[Protection]:
     )
 
 
-def timed(attack: Attack, evidence: Evidence) -> Finding:
+def timed(attack: Any, evidence: Evidence, *probe: Probe) -> Finding:
     began = time.perf_counter()
     with threads(evidence.setup.settings.threads):  # small arrays: more of them only wait
-        found = attack.run(evidence)
+        found: Finding = attack.run(evidence, *probe)
     return replace(found, seconds=time.perf_counter() - began)
 
 

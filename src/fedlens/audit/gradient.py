@@ -1,0 +1,217 @@
+r"""Gradient inversion (Geiping et al., "Inverting gradients: how easy is it to break privacy in
+federated learning?", 2020; several local steps: Dimitrov et al., "Data leakage in federated
+averaging", 2022).
+
+Made-up examples x are changed until a client that trained on them would have sent this delta:
+    min_x  1 - cos(delta(x), delta) + alpha TV(x)
+delta(x) is `steps` differentiable steps of gradient descent from the received model. Labels are
+taken from the bias of the last layer (`audit/labels.py`) or given, as the worst case. Targets that
+are images themselves (video) are unknown too and are sought together with the input.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from statistics import mean
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedlens.algorithms.fedavg import FedAvg
+from fedlens.audit.attack import Comparison, Evidence, Finding, nearest, score_images
+from fedlens.audit.labels import BIAS, single_label
+from fedlens.audit.linear import total_variation
+from fedlens.audit.probe import (
+    PROBES,
+    Caught,
+    Probe,
+    catch,
+    fedavg_of,
+    flat_image,
+    others,
+    parameters_of,
+)
+from fedlens.core.client import Batch, generator
+from fedlens.runs.setup import Setup
+
+ITERATIONS = 600
+MOST_STEPS = 8  # local steps that are differentiated through
+MOST_EXAMPLES = 8
+
+
+class GradientInversion:
+    """known_labels: the worst case, where the server has them from elsewhere."""
+
+    name = "gradient"
+    title = "Images from a model update, by matching it"
+    paper = "Geiping et al. 2020; Dimitrov et al. 2022"
+    probes = PROBES
+
+    def __init__(self, known_labels: bool = False, iterations: int = ITERATIONS) -> None:
+        self.known_labels, self.iterations = known_labels, iterations
+
+    def applies(self, setup: Setup) -> str:
+        if fedavg_of(setup) is None:
+            return f"{type(setup.algorithm.base).__name__} trains no network"
+        held = next((h for h in setup.federation.holdings if h is not None and len(h)), None)
+        if held is None:
+            return "the clients' data is not here"
+        x = held.batch(torch.arange(1)).get("x")
+        return "" if x is not None and x.is_floating_point() else "its examples are not images"
+
+    def run(self, evidence: Evidence, probe: Probe | None = None) -> Finding:
+        began = time.perf_counter()
+        clients = list(evidence.clients)[:2]
+        each = 60 * evidence.minutes / len(clients)
+        rows = []
+        cosines = []
+        for client in clients:
+            caught = catch(evidence, client, probe)
+            made, cosine = self.reconstruct(evidence.setup, caught, each)
+            cosines.append(cosine)
+            rows.append(self._compare(evidence.setup, client, caught, made))
+        score, base = (mean(getattr(r, k)["psnr"] for r in rows) for k in ("scores", "baseline"))
+        better = score > base
+        return Finding(
+            self.name,
+            f"Matching the update gives the best image at {score:.1f} dB,"
+            f" {'beyond' if better else 'not beyond'} the {base:.1f} dB of the nearest image of"
+            " somebody else.",
+            "PSNR of the image, dB",
+            score,
+            base,
+            numbers={
+                "labels": "known" if self.known_labels else "from the last layer's bias",
+                "cosine reached": f"{mean(cosines):.4f}",
+            },
+            comparisons=rows,
+            budget=f"{self.iterations} steps a client, at most {evidence.minutes:g} minutes in all",
+            seconds=time.perf_counter() - began,
+        )
+
+    def reconstruct(self, setup: Setup, caught: Caught, seconds: float) -> tuple[Batch, float]:
+        """Examples that would have given this delta, and the cosine they reach."""
+        base = fedavg_of(setup)
+        assert base is not None
+        count = min(caught.examples, MOST_EXAMPLES)
+        made = self._beginning(caught, count)
+        unknown = [t for t in made.values() if t.is_floating_point()]
+        delta_of = local_work(base, caught)
+        names = parameters_of(base, caught.delta)
+        wanted = torch.cat([caught.delta[n].float().reshape(-1) for n in names])
+        optimiser = torch.optim.Adam(unknown, lr=0.1)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(
+            optimiser, [int(self.iterations * s) for s in (0.4, 0.65, 0.85)], 0.3
+        )
+        best, kept = -2.0, {n: t.detach().clone() for n, t in made.items()}
+        began = time.perf_counter()
+        for _ in range(self.iterations):
+            optimiser.zero_grad()
+            moved = delta_of(made)
+            found = torch.cat([moved[n].reshape(-1) for n in names])
+            cosine = torch.nn.functional.cosine_similarity(found, wanted, dim=0)
+            (1 - cosine + 1e-3 * total_variation(made["x"])).backward()  # type: ignore[no-untyped-call]
+            if float(cosine.detach()) > best:
+                best, kept = (
+                    float(cosine.detach()),
+                    {n: t.detach().clone() for n, t in made.items()},
+                )
+            for t in unknown:
+                assert t.grad is not None
+                t.grad.sign_()
+            optimiser.step()
+            schedule.step()
+            with torch.no_grad():
+                for t in unknown:
+                    t.clamp_(0, 1)
+            if time.perf_counter() - began > seconds:
+                break
+        return kept, best
+
+    def _beginning(self, caught: Caught, count: int) -> Batch:
+        """Noise around grey where a number is real; what is whole (labels, indices) is guessed or
+        known.
+        """
+        rng = generator(0, 0x6AD)
+        made: Batch = {}
+        for name, t in caught.truth.items():
+            if t.is_floating_point():
+                shape = (count, *t.shape[1:])
+                made[name] = (0.5 + 0.1 * torch.randn(shape, generator=rng)).clamp(0, 1)
+                made[name].requires_grad_()
+            else:
+                made[name] = t[:count].clone()
+        y = made.get("y")
+        classes = y is not None and not y.is_floating_point() and y.dim() == 1
+        if classes and not self.known_labels and BIAS in caught.delta:
+            made["y"] = guess_labels(caught, count)
+        return made
+
+    def _compare(self, setup: Setup, client: int, caught: Caught, made: Batch) -> Comparison:
+        """The pair of a made-up and a real image that fits best: their order is unknown."""
+        guesses = [flat_image(x) for x in made["x"]]
+        truths = [flat_image(x) for x in caught.truth["x"]]
+        pairs = [((g - t).square().mean(), g, t) for g in guesses for t in truths]
+        _, guess, truth = min(pairs, key=lambda p: float(p[0]))
+        unrelated = nearest(truth, others(setup, truth))
+        return Comparison(
+            f"client {client}", guess, truth, unrelated, score_images(guess, truth),
+            score_images(unrelated, truth),
+        )  # fmt: skip
+
+
+def guess_labels(caught: Caught, count: int) -> Tensor:
+    """One image: the class whose bias rose. Several: those that rose most, again and again."""
+    if count == 1:
+        return single_label(caught.delta)
+    bias = caught.delta[BIAS].double()
+    labels = []
+    step = float(bias.abs().sum()) / count
+    for _ in range(count):
+        label = int(bias.argmax())
+        labels.append(label)
+        bias[label] -= step
+    return torch.tensor(labels)
+
+
+def local_work(base: FedAvg, caught: Caught) -> Callable[[Batch], Mapping[str, Tensor]]:
+    """delta(batch): differentiable gradient descent from the received model."""
+    received = {n: t.clone() for n, t in caught.down.trees["model"].items()}
+    model = base.load(received).train()
+    trained = base.parameter_names
+    fixed = {n: t.clone() for n, t in model.state_dict().items() if n not in trained}
+    start = {n: p.detach().clone() for n, p in model.named_parameters() if n in trained}
+    steps = max(1, min(caught.steps, MOST_STEPS))
+
+    def loss(weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        module = _Called(base, model, {**weights, **{n: t.clone() for n, t in fixed.items()}})
+        return base.task.loss(base.task.forward(module, batch), batch)
+
+    def delta(batch: Batch) -> Mapping[str, Tensor]:
+        weights = {n: t.clone().requires_grad_() for n, t in start.items()}
+        for _ in range(steps):
+            grads = torch.autograd.grad(
+                loss(weights, batch), list(weights.values()), create_graph=True, allow_unused=True
+            )
+            weights = {
+                n: w if g is None else w - caught.lr * g
+                for (n, w), g in zip(weights.items(), grads, strict=True)
+            }
+        return {n: w - start[n] for n, w in weights.items()}
+
+    return delta
+
+
+class _Called(torch.nn.Module):
+    """A model with other weights, for a task that calls it, or its features and head."""
+
+    def __init__(self, base: FedAvg, model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        object.__setattr__(self, "called", model)
+        object.__setattr__(self, "weights", dict(weights))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        out: Tensor = functional_call(self.called, self.weights, inputs)  # type: ignore[arg-type]
+        return out

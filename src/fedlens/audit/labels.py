@@ -1,0 +1,123 @@
+r"""Label counts from the bias of the last layer (Zhao, Mopuri and Bilen, "iDLG", 2020; Wainakh et
+al., "User-level label leakage from gradients", 2022).
+
+With cross-entropy, the gradient of the head's bias is mean_i (p_i - onehot(y_i)). After S steps of
+SGD with learning rate lr and momentum m the bias has moved by -lr S / (1 - m) times the mean of
+that, so
+    n_c / N = pbar_c + delta_c / (lr R),   R = sum over k = 1..S of (1 - m^k) / (1 - m)
+pbar, the mean prediction, is what the server sees when it asks the model halfway (received + delta
+/ 2) about images of its own. With one step on one image the smallest entry of the gradient is the
+label.
+
+What somebody would say who learned nothing: all classes alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import mean
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedlens.audit.attack import Evidence, Finding
+from fedlens.audit.evidence import SECURE_SUM
+from fedlens.audit.probe import Caught, catch, fedavg_of, flat_image, labelled, others
+from fedlens.runs.setup import Setup
+
+BIAS = "head.bias"
+
+
+class LabelCounts:
+    name = "labels"
+    title = "How many images of each class a client has"
+    paper = "Zhao et al. 2020 (iDLG); Wainakh et al. 2022 (LLG)"
+    protections: ClassVar = (SECURE_SUM,)
+
+    def applies(self, setup: Setup) -> str:
+        return labelled(setup)
+
+    def run(self, evidence: Evidence) -> Finding:
+        curve = []
+        errors: list[float] = []
+        naive: list[float] = []
+        for k, exchange in enumerate(evidence.exchanges):
+            whom = [c for c in evidence.clients if c in exchange.replies]
+            if not whom or BIAS not in exchange.replies[whom[0]].trees.get("delta", {}):
+                continue
+            found = [self._of_client(evidence, c, k) for c in whom]
+            curve.append((exchange.round, mean(e for e, _ in found)))
+            errors += [e for e, _ in found]
+            naive += [b for _, b in found]
+        if not errors:
+            return Finding(
+                self.name, "The last layer never left a client.", MEASURE, 1.0, 1.0, True
+            )
+        score, base = mean(errors), mean(naive)
+        return Finding(
+            self.name,
+            f"Of a client's class histogram the server gets {100 * (1 - score):.0f} % right from"
+            f" one reply; guessing all classes alike gets {100 * (1 - base):.0f} % right.",
+            MEASURE,
+            score,
+            base,
+            smaller_leaks=True,
+            numbers={"replies attacked": str(len(errors)), "best": f"{min(errors):.3f}"},
+            curve=curve,
+            budget="closed form",
+        )
+
+    def _of_client(self, evidence: Evidence, client: int, number: int) -> tuple[float, float]:
+        caught = catch(evidence, client, None, number)
+        shares = estimate_shares(evidence, caught)
+        truth = true_shares(evidence.setup, client, len(shares))
+        return distance(shares, truth), distance(torch.ones_like(truth) / len(truth), truth)
+
+
+MEASURE = "wrong share of the class histogram"
+
+
+def estimate_shares(evidence: Evidence, caught: Caught) -> Tensor:
+    base = fedavg_of(evidence.setup)
+    assert base is not None
+    received = caught.down.trees["model"]
+    halfway = {
+        n: t + caught.delta[n].to(t.dtype) / 2 if n in caught.delta and t.is_floating_point() else t
+        for n, t in received.items()
+    }
+    like = flat_image(caught.truth["x"][0])
+    model = base.load(halfway).eval()
+    with torch.no_grad():
+        mean_prediction = model(others(evidence.setup, like, 200)).softmax(1).mean(0).double()
+    reach = caught.lr * momentum_reach(caught.steps, base.momentum)
+    return shares_of(caught.delta[BIAS].double(), mean_prediction, reach)
+
+
+def momentum_reach(steps: int, momentum: float) -> float:
+    """How far S steps along one gradient go: sum over k = 1..S of (1 - m^k) / (1 - m)."""
+    return sum((1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1))
+
+
+def shares_of(moved: Tensor, prediction: Tensor, reach: float) -> Tensor:
+    """n_c / N from how far the bias moved, the mean prediction, and lr times `momentum_reach`."""
+    shares = (prediction + moved / reach).clamp_min(0)
+    whole = float(shares.sum())
+    return shares / whole if whole > 0 else torch.ones_like(shares) / len(shares)
+
+
+def true_shares(setup: Setup, client: int, classes: int) -> Tensor:
+    data = setup.federation.holdings[client]
+    index = torch.arange(len(data)).split(1000)
+    counts = sum(torch.bincount(data.batch(i)["y"], minlength=classes) for i in index)
+    return torch.as_tensor(counts).double() / len(data)
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Total variation: the share of the histogram that is in the wrong place."""
+    return float((a - b).abs().sum() / 2)
+
+
+def single_label(delta: Mapping[str, Tensor]) -> Tensor:
+    """iDLG: of one image, the class whose bias rose."""
+    return delta[BIAS].argmax()[None]

@@ -1,0 +1,239 @@
+"""Attacks on updates of a network. References: closed forms, numbers by hand, SciPy, and the
+images that the updates were made from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import mannwhitneyu
+from torch.nn import functional as F
+
+from fedlens.audit.attack import Evidence, nearest, summed
+from fedlens.audit.evidence import replay
+from fedlens.audit.gradient import GradientInversion
+from fedlens.audit.labels import LabelCounts, shares_of
+from fedlens.audit.linear import LinearInversion, invert_linear
+from fedlens.audit.membership import Membership, auc, found_at, ratio, roc
+from fedlens.audit.probe import PROBES, WORST, Few, catch
+from fedlens.audit.properties import ClassCounts, Resolution, movement, ridge
+from fedlens.config import recipe as recipes
+from fedlens.core.message import Message
+from fedlens.engines.recorder import Exchange
+from fedlens.runs.setup import Setup, make_setup
+
+SMALL = {
+    "task.model": "cnn",
+    "task.size": 12,
+    "data.size": 12,
+    "clients": 4,
+    "cohort": 4,
+    "epochs": 1,
+    "images": 120,
+    "test_images": 120,
+}
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[Setup, list[Exchange]]:
+    """One round of the demo on 12 x 12 images: four clients, a small convolutional network."""
+    setup = make_setup(recipes.read("demo", SMALL))
+    return setup, list(replay(setup, 1).exchanges)
+
+
+def test_a_linear_layers_input_is_exact() -> None:
+    """One example, any loss: autograd's own gradients give the input back."""
+    torch.manual_seed(0)
+    x = torch.rand(1, 17, dtype=torch.float64)
+    layer = torch.nn.Linear(17, 5).double()
+    loss = F.cross_entropy(torch.tanh(layer(x)), torch.tensor([3]))
+    weight, bias = torch.autograd.grad(loss, [layer.weight, layer.bias])
+    assert torch.allclose(invert_linear(weight, bias), x[0].float(), atol=1e-6)
+
+
+def test_label_counts_by_hand() -> None:
+    """Four images, labels 0 0 1 2, all predictions alike (1/3): the mean gradient of the bias is
+    1/3 - (2, 1, 1) / 4, one step with lr 0.1 moves it by -0.1 times that."""
+    prediction = torch.full((3,), 1 / 3, dtype=torch.float64)
+    wanted = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    moved = -0.1 * (prediction - wanted)
+    assert torch.allclose(shares_of(moved, prediction, 0.1), wanted)
+
+
+def test_label_counts_of_real_replies(demo: Any) -> None:
+    setup, exchanges = demo
+    found = LabelCounts().run(Evidence(setup, exchanges, [0, 1, 2, 3]))
+    assert found.leaks and found.score < 0.3 * found.baseline
+    hidden = LabelCounts().run(Evidence(setup, summed(exchanges), [0, 1, 2, 3]))
+    assert hidden.score > found.score
+
+
+def test_labels_of_noise_and_of_another_client_say_nothing(demo: Any) -> None:
+    """Replies that are noise of the same size, and replies of the next client, give no more than
+    the flat guess."""
+    setup, exchanges = demo
+    rng = torch.Generator().manual_seed(0)
+
+    def noise(reply: Message) -> Message:
+        delta = {
+            n: t.std() * torch.randn(t.shape, generator=rng) if t.numel() > 1 else t
+            for n, t in reply.trees["delta"].items()
+        }
+        return reply.put(delta=delta)
+
+    first = exchanges[0]
+    noisy = [replace(first, replies={k: noise(r) for k, r in first.replies.items()})]
+    turned = [replace(first, replies={k: first.replies[(k + 1) % 4] for k in first.replies})]
+    honest = LabelCounts().run(Evidence(setup, exchanges, [0, 1, 2, 3]))
+    for what in (noisy, turned):
+        found = LabelCounts().run(Evidence(setup, what, [0, 1, 2, 3]))
+        assert found.score > honest.score + 0.5 * (honest.baseline - honest.score)
+
+
+def test_the_image_behind_a_fully_connected_layer(demo: Any) -> None:
+    setup, exchanges = demo
+    evidence = Evidence(setup, exchanges, [0])
+    found = LinearInversion().run(evidence, WORST)
+    assert float(found.numbers["relative error of the features"]) < 1e-3
+    assert found.leaks and found.score > found.baseline + 3
+    many = LinearInversion().run(evidence, PROBES[1])  # four images: a mixture
+    assert many.score < found.score - 3
+    hidden = LinearInversion().run(evidence, PROBES[-1])
+    assert hidden.score < found.score - 3
+
+
+def test_an_image_by_matching_its_gradient(demo: Any) -> None:
+    setup, exchanges = demo
+    evidence = Evidence(setup, exchanges, [0], minutes=1.0)
+    attack = GradientInversion(iterations=250)
+    found = attack.run(evidence, WORST)
+    assert found.leaks and found.score > found.baseline + 3
+    assert float(found.numbers["cosine reached"]) > 0.95
+
+
+def test_gradients_of_noise_or_of_somebody_else_give_no_image(demo: Any) -> None:
+    setup, exchanges = demo
+    attack = GradientInversion(iterations=120)
+    caught = catch(Evidence(setup, exchanges, [0]), 0, WORST)
+    rng = torch.Generator().manual_seed(0)
+    noise = {
+        n: t.std() * torch.randn(t.shape, generator=rng) if t.numel() > 1 else t
+        for n, t in caught.delta.items()
+    }
+    other = catch(Evidence(setup, exchanges, [1]), 1, WORST)
+    for delta in (noise, other.delta):
+        made, _ = attack.reconstruct(setup, replace(caught, delta=delta), 30)
+        row = attack._compare(setup, 0, caught, made)
+        assert row.scores["psnr"] < row.baseline["psnr"] + 1
+
+
+def test_five_local_steps_are_followed(demo: Any) -> None:
+    """The simulated local work equals the real one, to rounding: five steps of SGD with momentum 0
+    on the very images."""
+    from fedlens.audit.gradient import local_work
+    from fedlens.audit.probe import fedavg_of, working
+
+    setup, exchanges = demo
+    plain = replace(setup, algorithm=working(setup.algorithm, momentum=0.0))
+    probe = replace(WORST, examples=2, steps=5)
+    caught = catch(Evidence(plain, exchanges, [2]), 2, probe)
+    base = fedavg_of(plain)
+    assert base is not None
+    moved = local_work(base, caught)(caught.truth)
+    for name, t in moved.items():
+        assert torch.allclose(t, caught.delta[name], atol=1e-5)
+
+
+def test_the_area_against_scipy() -> None:
+    rng = torch.Generator().manual_seed(1)
+    inside = (torch.randn(300, generator=rng) + 0.5).round(decimals=1).double()
+    outside = torch.randn(400, generator=rng).round(decimals=1).double()  # with ties
+    wanted = mannwhitneyu(inside.numpy(), outside.numpy()).statistic / (300 * 400)
+    assert auc(inside, outside) == pytest.approx(wanted)
+    assert auc(outside, inside) == pytest.approx(1 - wanted)  # members and others swapped
+
+
+def test_the_rate_at_one_percent_by_hand() -> None:
+    """100 others, 0 to 99: one false alarm allowed, so the limit is 98. Of the members 97, 98, 99
+    and 120 two lie above it."""
+    others = torch.arange(100).double()
+    assert found_at(torch.tensor([97.0, 98.0, 99.0, 120.0]).double(), others) == 0.5
+
+
+def test_random_relabelling_gives_a_coin() -> None:
+    """Scores that do differ, dealt out at random: 0.5 lies within the interval."""
+    rng = torch.Generator().manual_seed(2)
+    scores = torch.cat([torch.randn(200, generator=rng) + 2, torch.randn(200, generator=rng)])
+    dealt = scores[torch.randperm(400, generator=rng)].double()
+    rates = roc(dealt[:200], dealt[200:])
+    assert rates.auc_low < 0.5 < rates.auc_high
+    assert rates.tpr_low <= 0.01 + 0.03
+
+
+def test_a_model_that_learned_by_heart_is_found_out(demo: Any) -> None:
+    """Trained for 40 epochs on forty images, its members stand out; asked about images that it
+    never saw it is a coin."""
+    setup, exchanges = demo
+    from fedlens.audit.probe import working
+    from fedlens.core.answer import answer
+    from fedlens.core.memory import Memory
+
+    algorithm = working(setup.algorithm, epochs=40, batch=10)
+    held = Few(
+        setup.federation.holdings[0], torch.arange(min(40, len(setup.federation.holdings[0])))
+    )
+    federation = replace(setup.federation, holdings=[held, *setup.federation.holdings[1:]])
+    down = exchanges[0].down
+    delta = answer(algorithm, down, 0, federation, Memory()).trees["delta"]
+    model = {n: t + delta[n].to(t.dtype) for n, t in down.trees["model"].items()}
+    last = [Exchange(down.put(model=model), exchanges[0].replies)]
+    learned = replace(setup, federation=federation)
+    found = Membership().run(Evidence(learned, last, [0], minutes=0.5))
+    assert found.leaks and found.score > 0.6
+    strangers = Membership().run(Evidence(learned, last, [1, 2, 3], minutes=0.5))
+    assert not strangers.leaks or strangers.score < found.score - 0.1
+
+
+def test_ratio_by_hand() -> None:
+    """p = 0.9 where others give 0.5: 0.9 / ((1.3 * 0.5 + 0.7) / 2)."""
+    p, out = torch.tensor([0.9]), torch.tensor([0.5])
+    assert float(ratio(p, out)) == pytest.approx(0.9 / 0.675)
+
+
+def test_ridge_finds_a_line() -> None:
+    x = torch.linspace(0, 1, 50, dtype=torch.float64)[:, None]
+    guess = ridge(x, 3 * x[:, 0] + 1, torch.tensor([[0.5]], dtype=torch.float64))
+    assert float(guess) == pytest.approx(2.5, abs=0.05)
+
+
+def test_resolutions_by_how_messages_moved(demo: Any) -> None:
+    """Two clients whose first layer moves three times as far as the others'."""
+    setup, exchanges = demo
+    facts = replace(setup.federation.facts, resolutions=((8, 8), (8, 8), (16, 16), (16, 16)))
+    sized = replace(setup, federation=replace(setup.federation, facts=facts))
+    assert Resolution().applies(setup) and not Resolution().applies(sized)
+    base = exchanges[0].replies[0]
+
+    def like(client: int) -> Message:
+        delta = dict(base.trees["delta"])
+        first = next(iter(delta))
+        delta[first] = delta[first] * (3 if client > 1 else 1) * (1 + 0.01 * client)
+        return replace(base, trees={"delta": delta}, sender=client)
+
+    shown = [Exchange(exchanges[0].down, {c: like(c) for c in range(4)})]
+    found = Resolution().run(Evidence(sized, shown, [0, 1, 2, 3]))
+    assert found.score == 1.0 and found.baseline == 0.5
+    assert torch.allclose(movement(like(0)).mean(), torch.tensor(0.0, dtype=torch.float64))
+
+
+def test_counts_are_asked_only_behind_balancing(demo: Any) -> None:
+    setup, _ = demo
+    assert "balances" in ClassCounts().applies(setup)
+
+
+def test_the_nearest_image() -> None:
+    images = torch.stack([torch.full((1, 2, 2), v) for v in (0.0, 0.4, 1.0)])
+    assert float(nearest(torch.full((1, 2, 2), 0.5), images)[0, 0, 0]) == pytest.approx(0.4)
