@@ -74,6 +74,9 @@ class LearningTask(Task):
     pretrained: bool | str = False
     heads: tuple[str, ...] = ("head.*", "keypoint_head.*")
     multiple: int = 1
+    # a user's network may have parts called `features` and `head` that are not all that it does
+    own_network: bool = False
+    _split: bool | None = None
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -113,7 +116,7 @@ class LearningTask(Task):
         """
         extract: Any = getattr(model, "features", None)
         head: Any = getattr(model, "head", None)
-        if extract is None or head is None:
+        if extract is None or head is None or not self._is_split(model, batch):
             if adapt is not None:
                 raise ValueError(
                     f"{type(model).__name__} has no split into features and head, so nothing can"
@@ -123,6 +126,13 @@ class LearningTask(Task):
         features: Tensor = extract(batch["x"])
         features = adapt(features, batch) if adapt else features
         return Output(head(features), features)
+
+    def _is_split(self, model: nn.Module, batch: Batch) -> bool:
+        if not self.own_network:
+            return True
+        if self._split is None:
+            self._split = is_split(model, batch["x"][:1])
+        return self._split
 
     def fits(self, facts: Facts) -> None:
         """Refuse, before any work starts, data that this task cannot learn from: raise a
@@ -163,6 +173,26 @@ class LearningTask(Task):
             {n: t.contiguous() for n, t in state.trees["model"].items()},
             folder / "model.safetensors",
         )
+
+
+def is_split(model: nn.Module, x: Tensor) -> bool:
+    """Is head(features(x)) all that a network does? Compared on one example, without dropout."""
+    extract: Any = getattr(model, "features", None)
+    head: Any = getattr(model, "head", None)
+    if not callable(extract) or not callable(head):
+        return False
+    if type(model).forward is nn.Module.forward:  # it has nothing else
+        return True
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            whole, parts = model(x), head(extract(x))
+        return isinstance(whole, Tensor) and torch.equal(whole, parts)
+    except Exception:  # parts that do not even fit together are no split
+        return False
+    finally:
+        model.train(training)
 
 
 def in_batches(data: Data, size: int, device: torch.device | str = "cpu") -> Iterator[Batch]:

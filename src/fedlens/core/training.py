@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import math
 import multiprocessing as mp
@@ -142,6 +143,7 @@ def _alone(work: Callable[[], None]) -> None:
     """In the child. Without helpers: those that OpenMP remembers stayed with the parent. What only
     raises will be said by whoever does the work in earnest."""
     torch.set_num_threads(1)
+    faulthandler.disable()  # the parent says what happened, in a word
     try:
         work()
     finally:

@@ -1,4 +1,6 @@
-"""Networks for video super-resolution by name: one of ours, or the user's own as "module:Class"."""
+"""Networks by name: one of ours, the user's own as "module:Class", or one that an installed package
+offers under `fedlens.models`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from fedlens.core.imports import load_reference
+from fedlens.core.imports import load_plugin, load_reference, plugins
 
 SHORT_NAMES = {"light": "LightVSR", "bidirectional": "BidirectionalVSR"}
 
@@ -47,10 +49,43 @@ class Call:
         return self.make(**self.arguments)
 
 
+def is_own(name: str) -> bool:
+    """Is this the name of a user's network, or of an installed package's?"""
+    return (":" in name and not name.startswith("timm:")) or name in plugins("models")
+
+
+def load_own(name: str) -> Callable[..., nn.Module]:
+    """The class or function behind such a name."""
+    found: Callable[..., nn.Module] = (
+        load_reference(name) if ":" in name else load_plugin(plugins("models")[name])
+    )
+    if not callable(found):
+        raise ValueError(f"{name} is no class and no function that makes a network")
+    return found
+
+
+def make_own(name: str, **offered: Any) -> nn.Module:
+    """A network of the user's, told as much of this as its constructor asks for."""
+    make = load_own(name)
+    accepts = inspect.signature(make).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in accepts.values())
+    asked = {k: v for k, v in offered.items() if k in accepts or takes_all}
+    needed = [p for p in accepts.values() if p.default is p.empty and p.name not in asked]
+    named = [p.name for p in needed if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    if named:
+        raise ValueError(
+            f"{name} wants {named[0]!r}, which nobody here knows: it can be told"
+            f" {', '.join(offered)}, anything else needs a default"
+        )
+    net = make(**asked)
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"{name} made a {type(net).__name__}, not a torch.nn.Module")
+    return net
+
+
 def find_network(name: str) -> Callable[..., nn.Module]:
-    if ":" in name:
-        own: Callable[..., nn.Module] = load_reference(name)
-        return own
+    if is_own(name):
+        return load_own(name)
     models = importlib.import_module("fedlens.models")
     wanted = SHORT_NAMES.get(name.lower(), name).lower()
     for export in models.__all__:

@@ -18,6 +18,7 @@ from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Natural, Positive, Several, Share
 from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, check_options, in_batches
+from fedlens.models.by_name import is_own, make_own
 from fedlens.models.classification import (
     Norm,
     Stem,
@@ -31,8 +32,9 @@ LISTED = 20  # up to this many classes, each one's accuracy is a metric of its o
 
 
 class Classification(LearningTask):
-    """model: cnn, niid, resnet8, resnet18 or timm:NAME. classes, channels, size: of the images.
-    stem: resnet18's first layers. norm: batch or group normalisation in the resnets. mean, std: of
+    """model: cnn, niid, resnet8, resnet18, timm:NAME or module:Class, a network of your own that
+    gets pixels in [0, 1] and, where it asks for them, classes, channels and size. classes,
+    channels, size: of the images. stem: resnet18's first layers. norm: batch or group normalisation in the resnets. mean, std: of
     the pixels in [0, 1], one number or one per channel. smoothing: of the labels. evaluation_batch:
     images at a time. names: of the classes, for `apply`, where the data does not name them.
     projection: width of a projection in front of the head (MOON's paper has 256); 0 is none. init:
@@ -69,6 +71,9 @@ class Classification(LearningTask):
             size,
             projection,
         )
+        self.own_network = is_own(model)
+        if self.own_network and projection:
+            raise ValueError(f"a projection can be put into our own networks only, not {model}")
         self.stem: Stem = stem
         self.norm: Norm = norm
         self.mean, self.std, self.smoothing, self.evaluation_batch, self.names = (
@@ -80,6 +85,9 @@ class Classification(LearningTask):
         )
 
     def model(self) -> nn.Module:
+        if self.own_network:
+            sizes = {"classes": self.classes, "channels": self.channels, "size": self.size}
+            return make_own(self.network, **sizes)
         return classifier(
             self.network,
             self.classes,

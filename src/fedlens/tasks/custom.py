@@ -28,7 +28,7 @@ from fedlens.core.federation import Federation
 from fedlens.core.imports import load_given
 from fedlens.core.limits import Count
 from fedlens.core.picture import Picture
-from fedlens.core.task import Adapt, LearningTask, check_options, in_batches
+from fedlens.core.task import LearningTask, check_options, in_batches
 from fedlens.tasks.classification import SHEET_IMAGES, confusion_picture, label_sheet
 
 SHOWN = 3  # images beside their targets
@@ -40,6 +40,8 @@ class Custom(LearningTask):
     metrics: (prediction, target) -> number, averaged over batches by their examples, or objects of
     torchmetrics; by name, or a list. names: of the classes, where the data does not name them.
     evaluation_batch: examples at a time. init: weights to start from."""
+
+    own_network = True
 
     def __init__(
         self,
@@ -59,7 +61,6 @@ class Custom(LearningTask):
             raise ValueError(f"loss must be a function of prediction and target, not {loss!r}")
         self.measures = _named_metrics(metrics)
         self.names, self.evaluation_batch, self.init = tuple(names), evaluation_batch, init
-        self.is_split: bool | None = None
 
     def model(self) -> nn.Module:
         """The network that was given starts as it is, weights and all; it is copied, never
@@ -83,15 +84,6 @@ class Custom(LearningTask):
                 " before it is given"
             )
         return net
-
-    def forward(self, model: nn.Module, batch: Batch, adapt: Adapt | None = None) -> Output:
-        """A network may have parts called `features` and `head` and do more than call them one
-        after the other, so that is tried out once."""
-        if self.is_split is None:
-            self.is_split = _is_split(model, batch["x"][:1])
-        if self.is_split or adapt is not None:
-            return super().forward(model, batch, adapt)
-        return Output(model(batch["x"]))
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         if isinstance(self.compute_loss, nn.Module):  # its weights go where the work is done
@@ -177,28 +169,6 @@ def _load(what: str, given: Any) -> Any:
 def _place(model: nn.Module) -> torch.device:
     found = next(model.parameters(), None)
     return torch.device("cpu") if found is None else found.device
-
-
-def _is_split(model: nn.Module, x: Tensor) -> bool:
-    """Is head(features(x)) all that the network does? Compared on one example, without dropout."""
-    extract: Any = getattr(model, "features", None)
-    head: Any = getattr(model, "head", None)
-    if not callable(extract) or not callable(head):
-        return False
-    if type(model).forward is nn.Module.forward:  # it has nothing else
-        return True
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            whole, parts = model(x), head(extract(x))
-        return (
-            isinstance(whole, Tensor) and whole.shape == parts.shape and torch.equal(whole, parts)
-        )
-    except Exception:  # parts that do not even fit together are no split
-        return False
-    finally:
-        model.train(training)
 
 
 def _are_scores(prediction: Any, target: Tensor) -> bool:

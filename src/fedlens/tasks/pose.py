@@ -32,6 +32,7 @@ from fedlens.data.pose.people import (
     transform_joints,
 )
 from fedlens.metrics.pose import coco_ap, pck, pckh
+from fedlens.models.by_name import is_own, load_own, make_own
 from fedlens.models.vitpose import SIZES, SimpleBaseline, ViTPose
 from fedlens.tasks.heatmaps import decode_heatmaps, draw_targets
 from fedlens.tasks.pose_drawing import as_image, draw_heat, draw_joints, enlarge_nearest
@@ -40,7 +41,9 @@ from fedlens.tasks.pose_drawing import as_image, draw_heat, draw_joints, enlarge
 @dataclass
 class Pose(LearningTask):
     """joints: the skeleton, which also decides the metric (mpii: PCKh, lsp: PCK@0.2, coco: AP).
-    network: vit-nano, vit-tiny, vit-small, vitpose-s, vitpose-b or resnet-18 ... resnet-152. patch,
+    network: vit-nano, vit-tiny, vit-small, vitpose-s, vitpose-b, resnet-18 ... resnet-152 or
+    module:Class, a network of your own that makes a heat map for each joint and is told joints and
+    size where it asks. patch,
     positions, size, drop_path: see ViTPose. stages: see SimpleBaseline. sizes: resolutions (height,
     width) to evaluate at; the data's own if none. capture, how: test images have only this
     resolution and are interpolated to each of `sizes`, in each of these ways. embed: how many
@@ -69,11 +72,16 @@ class Pose(LearningTask):
     pretrained: bool | str = False
 
     def __post_init__(self) -> None:
-        if self.network not in SIZES and not self.network.startswith("resnet-"):
+        self.own_network = is_own(self.network)
+        ours = self.network in SIZES or self.network.startswith("resnet-")
+        if not ours and not self.own_network:
             raise ValueError(
                 f"no network {self.network!r}: there are {', '.join(SIZES)} and resnet-18, -34,"
-                " -50, -101, -152"
+                " -50, -101, -152, or module:Class"
             )
+        if self.own_network:
+            self.multiple = int(getattr(load_own(self.network), "multiple", 1))
+            return
         self.multiple = self.patch if self.network in SIZES else 4 * 2 ** (self.stages - 1)
         for size in (*self.sizes, *([self.size] if self.network in SIZES else [])):
             self.check_size(size)
@@ -91,6 +99,8 @@ class Pose(LearningTask):
 
     def model(self) -> nn.Module:
         count = len(self.skeleton.joints)
+        if self.own_network:
+            return make_own(self.network, joints=count, size=self.size)
         if self.network in SIZES:
             return ViTPose(
                 self.network, count, self.patch, self.positions, self.size, self.drop_path
