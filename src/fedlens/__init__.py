@@ -78,4 +78,4 @@ __all__ = [
     "run",
     "stack",
 ]
-__getattr__ = lazily(__name__, _WHERE)
+__getattr__, __dir__ = lazily(__name__, _WHERE)

@@ -13,22 +13,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import click
 import pytest
 from namespaces import NO_NAMESPACE, small_disk
 from PIL import Image
 from torch import Generator, Tensor
 from toy_job import RECIPE, ToySource, write_recipe
+from typer.core import TyperArgument
 
 import fedlens
 from fedlens import Batch, Federation
 from fedlens.cli import list as listing
 from fedlens.cli import main as cli
-from fedlens.cli import text as terminal
 from fedlens.data.images.tensors import Tensors
 from fedlens.report import html as report
 from fedlens.report import page_data as view
 from fedlens.report import reading as folder
+from fedlens.runs import text as terminal
 
 TESTS = Path(__file__).parents[1]
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
@@ -112,7 +112,7 @@ def test_every_argument_of_every_command_is_explained(fedlens_command: Callable[
     commands = cli.command_group().commands
     for name, command in commands.items():
         said = words(fedlens_command(name, "--help")[1].split("Options ─")[0])
-        arguments = [p for p in command.params if isinstance(p, click.Argument)]
+        arguments = [p for p in command.params if isinstance(p, TyperArgument)]
         assert all(p.help and p.help in said for p in arguments), name
         assert all(text in said for text in expected.get(name, [])), name
     assert expected.keys() < commands.keys()

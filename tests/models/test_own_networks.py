@@ -11,7 +11,7 @@ import torch
 from fedlens.core.imports import search_in
 from fedlens.tasks import ActionRecognition, Classification, Pose, Speed, SuperResolution
 
-NETWORKS = '''
+NETWORKS = """
 import torch
 from torch import nn
 
@@ -50,7 +50,7 @@ class Greedy(nn.Module):
 
 def seven():
     return 7
-'''
+"""
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ HOMES = {
     "ray": ("engines/ray.py",),
     "cryptography": ("sites", "trust"),
     "typer": ("cli",),
-    "click": ("cli",),
+    "click": (),  # typer may carry another one
     "fastapi": ("report/board",),
     "uvicorn": ("report/board", "cli/board.py"),
 }

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
-from fedlens.cli.options import examples, loading
+from fedlens.cli.options import UsageError, examples, loading
 from fedlens.cli.results import require_run_folder
 from fedlens.runs.text import console
 
@@ -57,9 +56,9 @@ def audit_run(
     """
     require_run_folder(folder)
     if not budget > 0:
-        raise click.UsageError("--budget is a number of minutes above 0")
+        raise UsageError("--budget is a number of minutes above 0")
     if rounds < 1:
-        raise click.UsageError("--rounds must be at least 1")
+        raise UsageError("--rounds must be at least 1")
     with loading() as spinner:
         from fedlens.audit.audit import FAILED, audit, write_audit
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from rich import box
 from rich.markup import escape
@@ -20,6 +19,7 @@ from fedlens.cli.options import (
     EngineOption,
     OverridesArgument,
     RecipeArgument,
+    UsageError,
     WorkersOption,
     all_overrides,
     examples,
@@ -95,10 +95,10 @@ def compare_algorithms(
     """
     names = unique_algorithms([n.strip() for n in algorithms.split(",") if n.strip()])
     if not names:
-        raise click.UsageError("which ones? add --algorithms fedavg,fedprox")
+        raise UsageError("which ones? add --algorithms fedavg,fedprox")
     numbers = parse_seeds(seeds)
     if tune and 0 in numbers:
-        raise click.UsageError(
+        raise UsageError(
             "--tune spends seed 0 on the search: let others count, such as --seeds 1,2,3"
         )
     given = all_overrides(overrides, workers)
@@ -122,7 +122,7 @@ def parse_seeds(text: str) -> list[int]:
     try:
         return sorted({int(seed) for seed in text.split(",")})
     except ValueError:
-        raise click.UsageError(f"--seeds takes whole numbers such as 0,1,2, not {text!r}") from None
+        raise UsageError(f"--seeds takes whole numbers such as 0,1,2, not {text!r}") from None
 
 
 def unique_algorithms(names: Sequence[str]) -> list[str]:
@@ -132,7 +132,7 @@ def unique_algorithms(names: Sequence[str]) -> list[str]:
     first: dict[str, str] = {}
     for name in names:
         if first.setdefault(name.lower(), name) != name and ":" in name:
-            raise click.UsageError(
+            raise UsageError(
                 f"{first[name.lower()]} and {name} would share one folder: give one of the classes"
                 " another name"
             )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
-from fedlens.cli.options import examples
+from fedlens.cli.options import UsageError, examples
 from fedlens.cli.results import ClientOption, model_of, require_run_folder
 
 app = typer.Typer()
@@ -44,15 +43,15 @@ def export_network(
 
     kind = next((known for known in SUFFIX if known == to), None)
     if kind is None:
-        raise click.UsageError(f"--to is onnx or torch-export, not {to!r}")
+        raise UsageError(f"--to is onnx or torch-export, not {to!r}")
     if client is not None and out is None:
-        raise click.UsageError("a client's own network needs a place of its own: add --out FILE")
+        raise UsageError("a client's own network needs a place of its own: add --out FILE")
     target = out or folder / "export" / f"model{SUFFIX[kind]}"
     with threads(1), model_of(folder, client) as whose:
         done = export_run(whose, kind, target)
     shape = " x ".join("any" if n is None else str(n) for n in done.input)
-    click.echo(f"{done.network} in {done.file}: takes {shape}")
+    typer.echo(f"{done.network} in {done.file}: takes {shape}")
     for size, gap in done.differences.items():
-        click.echo(f"  differs by at most {gap:.1e} at {size}")
+        typer.echo(f"  differs by at most {gap:.1e} at {size}")
     if done.note:
-        click.echo(f"  height and width are fixed, because: {done.note}")
+        typer.echo(f"  height and width are fixed, because: {done.note}")

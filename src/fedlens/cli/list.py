@@ -13,12 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedlens.cli.options import examples
+from fedlens.cli.options import UsageError, examples
 from fedlens.runs.text import ACCENT, console, duration, few
 
 app = typer.Typer()
@@ -71,7 +70,7 @@ def list_parts(
 
     known = next((k for k in KINDS if k.rstrip("s") == kind.lower().rstrip("s")), None)
     if known is None:
-        raise click.UsageError(f"there is no list of {kind!r}{suggestion(kind, KINDS)}")
+        raise UsageError(f"there is no list of {kind!r}{suggestion(kind, KINDS)}")
     rows = rows_of(known)
     if name:
         print_page(known, name, rows)
@@ -92,7 +91,7 @@ def print_page(kind: str, name: str, rows: Mapping[str, str]) -> None:
 
     found = next((n for n in rows if n.lower() == name.lower()), None)
     if found is None:
-        raise click.UsageError(
+        raise UsageError(
             f"there is nothing called {name!r} among the {kind}{suggestion(name, rows)}"
         )
     console().print(escape(page_of(kind, found, rows[found])), highlight=False)

@@ -15,9 +15,8 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-import click
 import typer
-from typer.core import TyperArgument
+from typer.core import TyperArgument, TyperGroup
 from typer.utils import get_params_from_function
 
 from fedlens.cli import audit, board, compare, export, partition, results, run, sites, trust
@@ -25,6 +24,10 @@ from fedlens.cli import list as list_
 from fedlens.cli.options import Stopped
 
 USER_ERROR, INTERRUPTED = 2, 130
+# the base of typer's errors: of the click that it stands on, or that it carries with it
+CommandLineError: type[Exception] = next(
+    c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"
+)
 
 app = typer.Typer(
     name="fedlens",
@@ -39,7 +42,6 @@ app = typer.Typer(
         " methods side by side"
     ),
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -65,12 +67,13 @@ def invoke(argv: Sequence[str] | None = None) -> int:
             prog_name="fedlens",
         )
         return int(code or 0)
-    except click.exceptions.NoArgsIsHelpError as e:
-        click.echo(e.format_message())
-        return 0
-    except click.ClickException as e:
-        return fail(e.format_message(), e)
-    except (click.Abort, KeyboardInterrupt, Stopped):
+    except CommandLineError as e:
+        text = str(getattr(e, "format_message", e.__str__)())
+        if type(e).__name__ == "NoArgsIsHelpError":
+            typer.echo(text)
+            return 0
+        return fail(text, e)
+    except (typer.Abort, KeyboardInterrupt, Stopped):
         return fail("stopped before the first round; there was nothing to save.", code=INTERRUPTED)
     except BrokenPipeError:  # `fedlens list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -79,6 +82,12 @@ def invoke(argv: Sequence[str] | None = None) -> int:
         return fail(describe_os_error(e), e)
     except ValueError as e:
         return fail(str(e), e)
+    except ImportError as e:
+        from fedlens.core.extras import explain_missing
+
+        if (why := explain_missing(e)) is None:
+            raise
+        return fail(why, e)
     except Exception as e:
         from fedlens.runs.job import Interrupted
 
@@ -93,7 +102,7 @@ def fail(message: str, error: BaseException | None = None, code: int = USER_ERRO
         raise error
     text = " ".join(message.split())
     complete = code == INTERRUPTED or text.endswith((".", "?", "!"))
-    click.echo(f"fedlens: {text}" + ("" if complete else "."), err=True)
+    typer.echo(f"fedlens: {text}" + ("" if complete else "."), err=True)
     return code
 
 
@@ -106,13 +115,14 @@ def describe_os_error(e: OSError) -> str:
     return f"{e.strerror or e}{name}" if e.errno else str(e)
 
 
-def command_group() -> click.Group:
+def command_group() -> TyperGroup:
     """All commands. Their arguments get the help back that click takes away: from 8.5 on it has one
     of its own for arguments, and writes None over what typer has put there before."""
-    group = typer.main.get_group(app)
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
     commands = [*group.commands.values()]
     for command in commands:
-        if isinstance(command, click.Group):
+        if isinstance(command, TyperGroup):
             commands += command.commands.values()
         if not command.callback:
             continue

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,8 +16,34 @@ if TYPE_CHECKING:
 
     from fedlens.config.recipe import Config
 
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """For the shell: shipped recipes, and TOML files and run folders that lie here."""
+    from fedlens.config.files import shipped_recipes
+
+    folder = Path(incomplete.rpartition("/")[0] or ("/" if incomplete[:1] == "/" else "."))
+    found = list(shipped_recipes()) if "/" not in incomplete else []
+    for path in sorted(folder.glob("*")) if folder.is_dir() else []:
+        if path.suffix == ".toml" or (path / "config.toml").is_file():
+            found.append(str(path))
+        elif path.is_dir() and not path.name.startswith("."):
+            found.append(f"{path}/")
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def complete_algorithm(incomplete: str) -> list[str]:
+    from fedlens.algorithms.named import NAMED
+
+    return [name for name in NAMED if name.startswith(incomplete.lower())]
+
+
 RecipeArgument = Annotated[
-    str, typer.Argument(help="A shipped recipe, a TOML file, or a run folder.", show_default=False)
+    str,
+    typer.Argument(
+        help="A shipped recipe, a TOML file, or a run folder.",
+        show_default=False,
+        autocompletion=complete_recipe,
+    ),
 ]
 OverridesArgument = Annotated[
     list[str] | None,
@@ -53,6 +80,11 @@ def read_config(
     from fedlens.config import recipe as recipes
 
     return recipes.read(recipe, all_overrides(overrides, workers), algorithm)
+
+
+class UsageError(ValueError):
+    """A command line that cannot be meant; one sentence for the user. Not click's: typer may carry
+    a click of its own, and knows nothing of errors that were raised with another."""
 
 
 class Stopped(Exception):

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedlens.cli.options import OverridesArgument, RecipeArgument, examples, read_config
+from fedlens.cli.options import OverridesArgument, RecipeArgument, UsageError, examples, read_config
 from fedlens.runs.text import ACCENT, bars, console
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def picture_file(path: Path) -> Path:
         path = path.with_name(f"{path.name}.png")
     known = sorted(FigureCanvasBase.get_supported_filetypes())
     if path.suffix[1:].lower() not in known:
-        raise click.UsageError(
+        raise UsageError(
             f"--out {path}: a picture cannot be a {path.suffix} file; {', '.join(known)} are known"
         )
     return path

@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from rich import box
 from rich.table import Table
 
-from fedlens.cli.options import OverridesArgument, examples
+from fedlens.cli.options import OverridesArgument, UsageError, examples
 from fedlens.runs.text import ACCENT, console, rounded
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def report(
 ) -> None:
     """Write the report of a run (again), or of several side by side."""
     if not folder.is_dir():
-        raise click.UsageError(f"there is no run folder {folder}")
+        raise UsageError(f"there is no run folder {folder}")
     from fedlens.report.figures import write_figures
     from fedlens.report.html import write_report
     from fedlens.report.reading import printable
@@ -90,9 +89,9 @@ def apply(
     """Use what was trained: upscale a video, find keypoints, classify, retrieve."""
     require_run_folder(folder)
     if not source.exists():
-        raise click.UsageError(f"there is no {source}")
+        raise UsageError(f"there is no {source}")
     if target.resolve() == source.resolve():
-        raise click.UsageError(f"the result would take the place of {source}: give it another name")
+        raise UsageError(f"the result would take the place of {source}: give it another name")
     from fedlens.config import recipe as recipes
 
     task = recipes.read(folder).build_task()
@@ -148,7 +147,7 @@ def print_evaluation(
     with threads(1):
         config, common, clients = evaluate_run(folder, overrides or [])
     if not common and not clients:
-        raise click.UsageError(
+        raise UsageError(
             f"{config.data.name} has neither test data nor anything that clients held out"
         )
     names = list(dict.fromkeys([*common, *(k for row in clients.values() for k in row)]))
@@ -170,7 +169,7 @@ def print_evaluation(
 
 def require_run_folder(folder: Path) -> None:
     if not (folder / "config.toml").is_file():
-        raise click.UsageError(f"{folder} is not a run folder: it has no config.toml")
+        raise UsageError(f"{folder} is not a run folder: it has no config.toml")
 
 
 def task_options(task: Task, options: Sequence[str]) -> dict[str, Any]:
@@ -185,9 +184,7 @@ def task_options(task: Task, options: Sequence[str]) -> dict[str, Any]:
     chosen = {}
     for key, value in parse_overrides(options):
         if key not in known and not open_ended:
-            raise click.UsageError(
-                f"{type(task).__name__} has no option {key!r}{suggestion(key, known)}"
-            )
+            raise UsageError(f"{type(task).__name__} has no option {key!r}{suggestion(key, known)}")
         chosen[key] = next(value.candidates())
     return chosen
 
@@ -224,7 +221,7 @@ def analyse(
     The plot goes into the report of every run named, the numbers into RUN/analysis/WHAT.json.
     """
     if what not in ANALYSES:
-        raise click.UsageError(f"there is no analysis {what!r}: {', '.join(ANALYSES)} are known")
+        raise UsageError(f"there is no analysis {what!r}: {', '.join(ANALYSES)} are known")
     for run in runs:
         require_run_folder(run)
     from fedlens.core.files import write_atomically
@@ -239,7 +236,7 @@ def analyse(
     with threads(1):
         if what == "target":
             if value is None:
-                raise click.UsageError("which target? add --value 0.2")
+                raise UsageError("which target? add --value 0.2")
             picture, numbers = analysis.target_picture(runs, names, value, metric)
         else:
             finished = [FinishedRun.read(run) for run in runs]
@@ -257,5 +254,5 @@ def analyse(
         add_picture(picture, run / "pictures", what)
         write_report(run)
     for name, fact in picture.facts.items():
-        click.echo(f"{name}: {fact}")
-    click.echo(f"{picture.caption}: in the report of {', '.join(str(r) for r in runs)}")
+        typer.echo(f"{name}: {fact}")
+    typer.echo(f"{picture.caption}: in the report of {', '.join(str(r) for r in runs)}")

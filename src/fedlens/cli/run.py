@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -15,7 +14,9 @@ from fedlens.cli.options import (
     EngineOption,
     OverridesArgument,
     RecipeArgument,
+    UsageError,
     WorkersOption,
+    complete_algorithm,
     examples,
     loading,
     read_config,
@@ -59,6 +60,7 @@ def run_recipe(
                 " parts joined by +."
             ),
             show_default=False,
+            autocompletion=complete_algorithm,
         ),
     ] = None,
     out: Annotated[
@@ -140,7 +142,7 @@ def run_recipe(
     name will do.
     """
     if resume and fresh:
-        raise click.UsageError("--resume goes on, --fresh starts over: choose one")
+        raise UsageError("--resume goes on, --fresh starts over: choose one")
     with loading() as spinner:
         from fedlens.runs import progress
         from fedlens.runs.job import run_job
@@ -153,7 +155,7 @@ def run_recipe(
         folder = out or default_folder(recipe, config, resume, fresh)
         if engine == "flower":
             if record_messages:
-                raise click.UsageError("--record-messages is for simulations: not with flower")
+                raise UsageError("--record-messages is for simulations: not with flower")
             from fedlens.sites.submit import submit
 
             spinner.stop()
@@ -168,7 +170,7 @@ def run_recipe(
                 patience=patience,
                 least=least,
                 forgive=forgive,
-                log=lambda text: click.echo(text, err=True),
+                log=lambda text: typer.echo(text, err=True),
             )
             raise typer.Exit(code)
         if ray_address:
@@ -184,7 +186,7 @@ def run_recipe(
             record=record_messages,
         )
     if done.heard_nobody:
-        raise click.ClickException(HEARD_NOBODY)
+        raise UsageError(HEARD_NOBODY)
 
 
 def default_folder(recipe: str, config: Config, resume: bool, fresh: bool) -> Path:
@@ -208,7 +210,7 @@ def print_dry_run(config: Config, engine: str, spinner: Any) -> None:
     from fedlens.runs.setup import make_setup, try_one_example
 
     if engine not in ENGINES:
-        raise click.UsageError(f"there is no engine {engine!r}{suggestion(engine, ENGINES)}")
+        raise UsageError(f"there is no engine {engine!r}{suggestion(engine, ENGINES)}")
     setup = make_setup(config)
     try_one_example(setup)
     rows = plan_rows(setup, engine, estimate(setup))

@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
-from fedlens.cli.options import examples
+from fedlens.cli.options import UsageError, examples
 
 app = typer.Typer()
 
@@ -26,7 +25,7 @@ TRUSTED = (
 
 
 def log(text: str) -> None:
-    click.echo(text, err=True)
+    typer.echo(text, err=True)
 
 
 @app.command(
@@ -186,7 +185,7 @@ def bound_keys(sites: list[str]) -> dict[int, Path]:
         site_public_key(path)
         client = int(number) if number else client_number(path)
         if client in bindings:
-            raise click.UsageError(f"client {client} has two keys: {bindings[client]} and {path}")
+            raise UsageError(f"client {client} has two keys: {bindings[client]} and {path}")
         bindings[client] = path
     return bindings
 
@@ -292,12 +291,12 @@ def join(
     network.split_address(address)
     for path, what in ((key, "private key"), (ca, "CA certificate"), (policy, "policy")):
         if path is not None and not path.is_file():
-            raise click.UsageError(f"there is no {what} {path}")
+            raise UsageError(f"there is no {what} {path}")
     number = client if client is not None else client_number(key)
     if data is not None and not data.exists():
-        raise click.UsageError(f"there is no data at {data}")
+        raise UsageError(f"there is no data at {data}")
     if (recipe is None) != trust_server:
-        raise click.UsageError(RECIPE_OR_TRUST)
+        raise UsageError(RECIPE_OR_TRUST)
     home = (folder or Path("sites") / key.name).absolute()
     node: dict[str, Any] = {
         "client": number,
@@ -321,7 +320,7 @@ def join(
 def client_number(key: Path) -> int:
     found = re.findall(r"\d+", key.name)
     if len(found) != 1:
-        raise click.UsageError(
+        raise UsageError(
             f"which client is this site? {key.name} does not say: add --client N, or write"
             f" --site N={key} at the server"
         )
@@ -336,6 +335,6 @@ def site_options(options: list[str]) -> dict[str, str]:
     chosen = {}
     for name, value in parse_overrides(options):
         if not name.isascii() or not name.isidentifier() or not value:
-            raise click.UsageError(f"{name}={value} is no site option: write NAME=VALUE")
+            raise UsageError(f"{name}={value} is no site option: write NAME=VALUE")
         chosen[OPTION + name] = str(value)
     return chosen

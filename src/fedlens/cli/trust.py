@@ -9,12 +9,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedlens.cli.options import OverridesArgument, RecipeArgument, examples, loading, read_config
+from fedlens.cli.options import (
+    OverridesArgument,
+    RecipeArgument,
+    UsageError,
+    examples,
+    loading,
+    read_config,
+)
 from fedlens.runs.text import console, few, size
 
 if TYPE_CHECKING:
@@ -93,10 +99,10 @@ def show_ledger(
     from fedlens.trust.departures import find_ledgers, read_departures
 
     if not folder.exists():
-        raise click.UsageError(f"there is no {folder}")
+        raise UsageError(f"there is no {folder}")
     ledgers = find_ledgers(folder)
     if not ledgers:
-        raise click.UsageError(
+        raise UsageError(
             f"there is no ledger in {folder}: a site has one in its own folder, a simulation with"
             " --ledger in its run folder"
         )
@@ -228,7 +234,7 @@ def known_head(path: Path, run: Path) -> Head | None:
     heads = read_heads(run)
     found = [heads[i] for i in read_departures(path).clients if i in heads]
     if not found:
-        raise click.UsageError(f"the server of {run} has kept no head of {path}")
+        raise UsageError(f"the server of {run} has kept no head of {path}")
     return found[0]
 
 
@@ -267,7 +273,7 @@ def init_policy(
     from fedlens.trust.policy import policy_text, strict_policy
 
     if out.exists():
-        raise click.UsageError(f"{out} exists already: a policy is never overwritten")
+        raise UsageError(f"{out} exists already: a policy is never overwritten")
     with loading():
         terms = recipe_terms(recipe, overrides, data, None)
     about = (
@@ -398,7 +404,7 @@ def ask_operator(told: Mapping[str, Any], policy: Path | None, yes: bool) -> Non
         if not print_terms(terms, allowed if policy else None, str(policy)):
             raise ConfigError(f"this site does not take part: {policy} does not allow it")
     if policy is None:
-        click.echo(
+        typer.echo(
             "no --policy: this site sends whatever the recipe makes; `fedlens policy init` writes"
             " a strict one",
             err=True,
@@ -406,5 +412,5 @@ def ask_operator(told: Mapping[str, Any], policy: Path | None, yes: bool) -> Non
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("nobody is here to agree: read the page above, then add --yes")
+        raise UsageError("nobody is here to agree: read the page above, then add --yes")
     click.confirm("Take part?", abort=True)

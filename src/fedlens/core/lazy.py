@@ -5,16 +5,23 @@ in it is wanted.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def lazily(package: str, where: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module's `__getattr__`. where: in which module of the package each name is."""
+def lazily(
+    package: str, where: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """A module's `__getattr__` and `__dir__`, so that `dir()` and tab completion show what is not
+    loaded yet. where: in which module of the package each name is."""
 
     def load(name: str) -> Any:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(f"{package}.{where[name]}"), name)
 
-    return load
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *where})
+
+    return load, names

@@ -27,4 +27,4 @@ _WHERE = {
     "Videos": "video.videos",
 }  # fmt: skip
 __all__ = list(_WHERE)
-__getattr__ = lazily(__name__, _WHERE)
+__getattr__, __dir__ = lazily(__name__, _WHERE)

@@ -23,4 +23,4 @@ KINDS = {
     "algorithm": ("CenDeblur", "FedAvgDeblur", "FedDeblur", "FedGDDeblur", "LocDeblur"),
 }
 __all__ = list(_WHERE)
-__getattr__ = lazily(__name__, _WHERE)
+__getattr__, __dir__ = lazily(__name__, _WHERE)

@@ -12,4 +12,4 @@ _WHERE = {
     "StableDiffusion": "stable_diffusion",
 }
 __all__ = list(_WHERE)
-__getattr__ = lazily(__name__, _WHERE)
+__getattr__, __dir__ = lazily(__name__, _WHERE)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedlens.core.extras import is_installed
 from fedlens.core.federation import Federation
 from fedlens.core.message import Message
 from fedlens.core.picture import Picture, first_of_each_class, real_above_made
@@ -51,10 +52,10 @@ def show(
     names = layer._classes or [str(k) for k in range(layer.head.out_features)]
     real = first_of_each_class(reference, sorted(made), POINTS)
     shift = layer.pace**0.5 * memory(chosen)[ALIGN]["shift"] if chosen in aligned else None
-    return [
-        sheet(real, made, names, chosen),
-        projection(layer.result(state), real, made, shift, names, chosen),
-    ]
+    shown = [sheet(real, made, names, chosen)]
+    if is_installed("matplotlib"):
+        shown.append(projection(layer.result(state), real, made, shift, names, chosen))
+    return shown
 
 
 def sheet(

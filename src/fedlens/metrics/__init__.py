@@ -20,4 +20,4 @@ _WHERE = {
     "vote": "retrieval",
 }
 __all__ = list(_WHERE)
-__getattr__ = lazily(__name__, _WHERE)
+__getattr__, __dir__ = lazily(__name__, _WHERE)

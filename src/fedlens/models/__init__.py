@@ -22,4 +22,4 @@ _WHERE = {
     "vrt_small": "vrt",
 }
 __all__ = list(_WHERE)
-__getattr__ = lazily(__name__, _WHERE)
+__getattr__, __dir__ = lazily(__name__, _WHERE)

@@ -30,12 +30,7 @@ def make_engine(name: str | MakeEngine, setup: Setup, folder: Path, log: Log) ->
     """
     if not isinstance(name, str):
         return name(setup, folder, log)
-    if name not in ENGINES:
-        raise ConfigError(f"there is no engine {name!r}{suggestion(name, ENGINES)}")
-    if name == "flower":
-        raise ConfigError(
-            "Flower runs at a SuperLink: fedlens run RECIPE --engine flower --superlink host:port"
-        )
+    check_engine(name)
     settings = setup.settings
     options: dict[str, Any] = {
         "workers": settings.workers,
@@ -49,12 +44,23 @@ def make_engine(name: str | MakeEngine, setup: Setup, folder: Path, log: Log) ->
         from fedlens.engines.simulator import Simulator
 
         return Simulator(setup.algorithm, setup.federation, **options)
-    try:
-        from fedlens.engines.ray import Ray
-    except ImportError as e:
-        raise ConfigError(
-            f'the engine {name} cannot be loaded ({e}): pip install "fedlens[{name}]"'
-        ) from e
+    from fedlens.engines.ray import Ray
+
     # As everywhere with Ray: the cluster that RAY_ADDRESS names, or a local one.
     address = os.environ.get("RAY_ADDRESS")
     return Ray(setup.algorithm, setup.federation, address=address, **options)
+
+
+def check_engine(name: str) -> None:
+    """Refuse an engine that is not there, before any work."""
+    if name not in ENGINES:
+        raise ConfigError(f"there is no engine {name!r}{suggestion(name, ENGINES)}")
+    if name == "flower":
+        raise ConfigError(
+            "Flower runs at a SuperLink: fedlens run RECIPE --engine flower --superlink host:port"
+        )
+    if name == "ray":
+        try:
+            import fedlens.engines.ray  # noqa: F401
+        except ImportError as e:
+            raise ConfigError(f"the engine {name} cannot be loaded: {e}") from e

@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedlens.core.algorithm import Algorithm
+from fedlens.core.extras import is_installed
 from fedlens.core.federation import Federation
 from fedlens.core.files import name_in_errors
 from fedlens.core.replies import Lost
@@ -98,9 +99,13 @@ def versions() -> dict[str, str]:
 
 class Curves:
     """TensorBoard events, written as they come and without a thread, so that a full disk is noticed
-    here. A resumed run says from which round on older events are void."""
+    here. A resumed run says from which round on older events are void. Without tensorboard there
+    are none: `metrics.jsonl` has it all."""
 
     def __init__(self, folder: Path, done: int) -> None:
+        self.file: IO[bytes] | None = None
+        if not is_installed("tensorboard"):
+            return
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -117,6 +122,8 @@ class Curves:
             )
 
     def add(self, record: Mapping[str, Any]) -> None:
+        if self.file is None:
+            return
         values = {
             "loss": record["loss"],
             "seconds": record["seconds"],
@@ -133,13 +140,15 @@ class Curves:
         )
 
     def _write(self, event: Any) -> None:
+        assert self.file is not None
         with name_in_errors(Path(self.file.name)):
             self.writer.write(event.SerializeToString())
             self.file.flush()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self.file.close()
+            if self.file:
+                self.file.close()
 
 
 class Peak:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.core.direction import smaller_is_better
+from fedlens.core.extras import is_installed
 from fedlens.runs.folder import read_records, read_summary
 
 if TYPE_CHECKING:
@@ -194,8 +195,10 @@ def tuned_values(table: Mapping[str, Any]) -> list[str]:
 
 def draw_comparison(table: Mapping[str, Any], path: Path) -> None:
     """The headline metric over the rounds, and the training loss: a line for the mean, a band for
-    the spread.
+    the spread. Without matplotlib there is none; the report has the same curves.
     """
+    if not is_installed("matplotlib"):
+        return
     import matplotlib
 
     matplotlib.use("Agg")

@@ -16,4 +16,4 @@ _WHERE = {
     "VCOP": "vcop",
 }
 __all__ = list(_WHERE)
-__getattr__ = lazily(__name__, _WHERE)
+__getattr__, __dir__ = lazily(__name__, _WHERE)
