@@ -413,4 +413,4 @@ def ask_operator(told: Mapping[str, Any], policy: Path | None, yes: bool) -> Non
         return
     if not sys.stdin.isatty():
         raise UsageError("nobody is here to agree: read the page above, then add --yes")
-    click.confirm("Take part?", abort=True)
+    typer.confirm("Take part?", abort=True)
