@@ -30,7 +30,7 @@ def make_engine(name: str | MakeEngine, setup: Setup, folder: Path, log: Log) ->
     """
     if not isinstance(name, str):
         return name(setup, folder, log)
-    check_engine(name)
+    require_engine(name)
     settings = setup.settings
     options: dict[str, Any] = {
         "workers": settings.workers,
@@ -51,7 +51,7 @@ def make_engine(name: str | MakeEngine, setup: Setup, folder: Path, log: Log) ->
     return Ray(setup.algorithm, setup.federation, address=address, **options)
 
 
-def check_engine(name: str) -> None:
+def require_engine(name: str) -> None:
     """Refuse an engine that is not there, before any work."""
     if name not in ENGINES:
         raise ConfigError(f"there is no engine {name!r}{suggestion(name, ENGINES)}")

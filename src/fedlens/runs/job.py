@@ -30,7 +30,7 @@ from fedlens.core.tree import Tree
 from fedlens.engines.recorder import Recorder
 from fedlens.engines.worker import threads
 from fedlens.runs.checkpoint import Checkpoint
-from fedlens.runs.engines import MakeEngine, check_engine, make_engine
+from fedlens.runs.engines import MakeEngine, make_engine, require_engine
 from fedlens.runs.folder import (
     check_rounds,
     check_settings,
@@ -136,7 +136,7 @@ def run_job(
                 " --out DIR puts the new one elsewhere"
             )
         if isinstance(engine, str):
-            check_engine(engine)
+            require_engine(engine)
         setup = setup or make_setup(config)
         if not resume:
             try_one_example(setup)
