@@ -104,7 +104,9 @@ def _section(rows: Sequence[Row], attack: Attack) -> str:
     left = len(plain.comparisons) - PICTURES
     more = f'<p class="soft small">{left} more clients are not drawn.</p>' if left > 0 else ""
     under = "".join(map(_protected, rows[1:]))
-    protected = f"<details open><summary>The same attack under protections</summary>{under}</details>"
+    protected = (
+        f"<details open><summary>The same attack under protections</summary>{under}</details>"
+    )
     return (
         f'<section id="{attack.name}"><h2>{_text(attack.title)}</h2>'
         f'<p>{_text(plain.sentence)}</p><p class="soft small">Method: {_text(attack.paper)}</p>'
