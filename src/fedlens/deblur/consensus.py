@@ -39,7 +39,11 @@ def since_last(w: Tree, client: Client) -> Message:
 
 def mean_of_last(state: Message, replies: Replies) -> tuple[Message, Tree]:
     """The mean, and the state with the new total."""
-    met = state.scalars.get("met", 0.0) + replies.total("first")
+    # at least who answers now and at most everybody, however often somebody says that it is new
+    met = min(
+        max(state.scalars.get("met", 0.0) + replies.total("first"), float(len(replies))),
+        float(state.header.population),
+    )
     moved = scale(replies.mean("dw"), replies.weight("dw"))
     total = add(state.trees["total"], moved) if "total" in state.trees else moved
     return state.put(total=total).note(met=met), scale(total, 1 / met)

@@ -369,7 +369,8 @@ class FedDeblur(Algorithm):
                     relative_change(w, state.trees["w"][n]) for n, w in mean.items()
                 )
         if (gap := replies.average("squared_gap")) is not None:
-            notes["consensus"] = math.sqrt(gap)
+            # a square, as long as everybody tells the truth
+            notes["consensus"] = math.sqrt(max(0.0, gap))
         if (misfit := replies.average("loss")) is not None:
             # the image the clients measured
             values = [self.regulariser.value(x) for x in state.trees["image"].values()]

@@ -117,10 +117,15 @@ class FedGen(TrainingLayer):
     def server_step(self, state: Message, replies: Replies) -> Message:
         new = self.inner.server_step(state, replies)
         singles = list(replies)
-        counts = torch.stack([r.trees["labels"]["counts"] for r in singles])
+        # nobody holds less than no image of a class, whatever it says
+        counts = torch.stack([r.trees["labels"]["counts"] for r in singles]).clamp_min(0)
+        if not float(counts.sum()):
+            return new
         old = state.trees["model"]
         heads = [{n: old[n] + t for n, t in r.trees["head"].items()} for r in singles]
         made = self._learn(state, heads, counts)
+        if not tree.is_finite(made):  # extreme heads: the generator stays as it was
+            made = dict(state.trees["generator"])
         return new.put(generator=made, seen={"counts": counts.sum(0)})
 
     def _learn(self, state: Message, heads: list[Tree], counts: Tensor) -> Tree:

@@ -66,6 +66,7 @@ class LossAware(Layer):
     def client_step(self, message: Message, client: Client) -> Message:
         reply = self.inner.client_step(message, client)
         importance = max(reply.scalars["loss"], 1e-12) ** -self.exponent(message)
+        importance = min(importance, message.header.max_weight)
         sums = {
             "value": torch.tensor(importance, dtype=torch.float64),
             "root": torch.tensor(math.sqrt(importance), dtype=torch.float64),
@@ -87,6 +88,10 @@ class LossAware(Layer):
 
 
 def gate(mean_root: float, mean_value: float, tau: float) -> float:
-    """m from mean sqrt(I) and mean I: H^2 = 1 - mean sqrt(I) / sqrt(mean I)."""
-    hellinger = math.sqrt(max(0.0, 1 - mean_root / math.sqrt(mean_value)))
+    """m from mean sqrt(I) and mean I: H^2 = 1 - mean sqrt(I) / sqrt(mean I). Both are positive, and
+    H between 0 and 1, whatever the importances are; what a liar makes of them counts as alike.
+    """
+    if not (mean_root > 0 and mean_value > 0):
+        return 0.0
+    hellinger = math.sqrt(min(1.0, max(0.0, 1 - mean_root / math.sqrt(mean_value))))
     return 0.0 if hellinger < tau else (hellinger - tau) / (1 - tau)

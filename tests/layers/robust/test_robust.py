@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import Rounds, fedavg, federation, targets
+from torch import Tensor
 
 from fedlens import Layer, StackError, stack
 from fedlens.layers import (
@@ -107,6 +108,50 @@ def test_geometric_median_with_samples() -> None:
     assert merged(
         GeometricMedian("examples"), crowd, [0.0, 0.0], [9.0, 0.0], size=2
     ) == pytest.approx([3, 4], abs=1e-3)
+
+
+def test_geometric_median_is_that_of_scipy_with_and_without_a_liar() -> None:
+    """The sum of distances of seven points in five dimensions, minimised by scipy from their
+    median; then with one of them at 1e8 and beyond. |p - z| is |p| - <p, z> / |p| there: the liar
+    only pulls with force 1 in its direction, and the point stays as near as the theory has it,
+    2 (n - f) / (n - 2f) = 12/5 times the largest honest distance from the honest mean."""
+    from scipy.optimize import minimize
+
+    points = torch.randn(7, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    for liar in (None, 1e8, -1e12):
+        if liar is not None:
+            points[3] = liar
+        honest = points[[0, 1, 2, 4, 5, 6]]
+
+        def objective(z: Any, honest: Tensor = honest, liar: float | None = liar) -> float:
+            point = torch.tensor(z)
+            far = points[3] / points[3].norm()
+            last = (points[3] - point).norm() if liar is None else -far @ point
+            return float((honest - point).norm(dim=1).sum() + last)
+
+        best = minimize(
+            objective,
+            points.median(0).values.numpy(),
+            method="Nelder-Mead",
+            options={"xatol": 1e-9, "fatol": 1e-12, "maxiter": 20_000, "maxfev": 20_000},
+        )
+        deltas = [{"w": p} for p in points]
+        found = GeometricMedian().merge(deltas, [1.0] * 7)["w"]
+        assert torch.allclose(found, torch.tensor(best.x), atol=1e-4)
+        centre = honest.mean(0)
+        reach = float((honest - centre).norm(dim=1).max())
+        assert float((found - centre).norm()) <= 12 / 5 * reach
+        pulls = (points - found) / (points - found).norm(dim=1, keepdim=True)
+        assert float(pulls.sum(0).norm()) < 1e-5  # unit vectors to all points add up to nothing
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_geometric_median_has_no_scale_of_its_own(scale: float) -> None:
+    top = math.sqrt(3)
+    corners = [[0.0, 0.0], [2.0, 0.0], [1.0, top]]
+    deltas = [{"w": scale * torch.tensor(c, dtype=torch.float64)} for c in corners]
+    found = GeometricMedian().merge(deltas, [1.0] * 3)["w"] / scale
+    assert found.tolist() == pytest.approx([1, top / 3], abs=1e-5)
 
 
 def test_norm_clip_by_hand() -> None:

@@ -1,14 +1,17 @@
 """Norm clipping (Sun et al., 2019): no update may be longer than a bound, so that nobody can shout
 the others down.
 
-u_i <- u_i min(1, C / |u_i|), over trained parameters; buffers (BatchNorm statistics) pass as they
-are. On the server it also holds against liars and needs single replies; on the clients it needs
-only sums and works behind secure aggregation, but trusts them. The other robust rules may stand
-inside it: they then see the clipped updates.
+u_i <- u_i min(1, C / |u_i|), over trained parameters. On the server it also holds against liars and
+needs single replies; there buffers (BatchNorm statistics) are clipped too, at the round's median
+length of them: a client could ruin a network by its statistics alone. On the clients it needs only
+sums and works behind secure aggregation, but trusts them, and buffers pass as they are. The other
+robust rules may stand inside it: they then see the clipped updates.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -47,22 +50,34 @@ class NormClip(Layer):
     def server_step(self, state: Message, replies: Replies) -> Message:
         if self.where == "client":
             return self.inner.server_step(state, replies)
-        lengths = sorted(tree.norm(self._counted(r.trees["delta"])) for r in replies)
-        middle = (lengths[(len(lengths) - 1) // 2] + lengths[len(lengths) // 2]) / 2
-        singles = {p: self._clipped(r, self.bound or middle) for p, r in replies.singles.items()}
+        deltas = [r.trees["delta"] for r in replies]
+        bound = self.bound or middle([tree.norm(self._counted(d)) for d in deltas])
+        most = middle([tree.norm(self._buffers(d)) for d in deltas])
+        singles = {p: self._clipped(r, bound, most) for p, r in replies.singles.items()}
         sums = {key: total for key, total in replies.sums.items() if key[0] != "delta"}
         clipped = replace(replies, sums=sums, singles=singles)
         return self.inner.server_step(state, clipped)
 
-    def _clipped(self, reply: Message, bound: float) -> Message:
-        delta = reply.trees["delta"]
-        counted = self._counted(delta)
-        length = tree.norm(counted)
-        if length <= bound:
-            return reply
-        return reply.put(delta={**delta, **tree.scale(counted, bound / length)})
+    def _clipped(self, reply: Message, bound: float, most: float = math.inf) -> Message:
+        """most: the same for buffers."""
+        delta = dict(reply.trees["delta"])
+        for part, limit in ((self._counted(delta), bound), (self._buffers(delta), most)):
+            length = tree.norm(part)
+            if length > limit:
+                delta |= tree.scale(part, limit / length)
+        return reply.put(delta=delta)
 
     def _counted(self, delta: Tree) -> Tree:
         base = self.inner.base
         names = base.parameter_names if isinstance(base, FedAvg) else delta.keys()
         return {n: t for n, t in delta.items() if n in names}
+
+    def _buffers(self, delta: Tree) -> Tree:
+        counted = self._counted(delta)
+        return {n: t for n, t in delta.items() if n not in counted and t.is_floating_point()}
+
+
+def middle(lengths: Sequence[float]) -> float:
+    """The median."""
+    ranked = sorted(lengths)
+    return (ranked[(len(ranked) - 1) // 2] + ranked[len(ranked) // 2]) / 2
