@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: install install-all demo test test-trust test-slow test-all check bench clean
+.PHONY: install install-all demo test test-trust test-slow test-all check fuzz bench clean
 
 install: $(VENV)/.installed
 install-all: $(VENV)/.installed-all
@@ -46,6 +46,9 @@ check: install-all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+fuzz: install-all
+	$(BIN)/python tests/fuzz.py
 
 bench: install-all
 	for f in $(filter-out benchmarks/measure.py benchmarks/flower_peer.py, $(wildcard benchmarks/*.py)); do $(BIN)/python $$f || exit 1; done

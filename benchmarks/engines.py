@@ -114,7 +114,7 @@ def main(grid: Any, config: Mapping[str, Any]) -> None:
             s["at"] - (time.time() - done.seconds) for s in done.scalars.values() if "at" in s
         )
 
-    engine = Flower(grid, algorithm, int(config["clients"]), job=str(config["job"]), patience=120)
+    engine = Flower(grid, algorithm, int(config["clients"]), job=str(config["job"]), wait=120)
     final = run(algorithm, engine, int(config["rounds"]), after_round=note)
     (out / "state").write_bytes(bits(final) if name == "train" else b"")
     (out / "server.json").write_text(json.dumps({"seconds": seconds, "down": down}))

@@ -26,7 +26,7 @@ def main(grid: Any, config: Mapping[str, Any]) -> None:
         recipe=str(config["stack"]),
         job=str(config["job"]),
         timeout=float(config["timeout"]) or None,
-        patience=float(config["patience"]),
+        wait=float(config["wait"]),
         bindings={int(k): v.encode() for k, v in json.loads(str(config["bindings"])).items()},
     )
     progress = None

@@ -302,14 +302,14 @@ def test_a_site_is_read_in_a_process_of_its_own(
         for k in range(6):
             Image.new("RGB", (8, 8), (40 * k, 0, 0)).save(Path("scans", name, f"{k}.png"))
     Path("scans/benign/broken.png").write_bytes(b"no picture")
-    assert invoke([*join, "--patience", "0"]) == 2
+    assert invoke([*join, "--wait", "0"]) == 2
     read = capsys.readouterr()
     assert "10 rounds among 2 clients each, 1 epochs of training in each" in read.out
     assert "nobody is here to agree: read the page above, then add --yes" in read.err
     Path("policy.toml").write_text("max_epochs = 1\nmin_cohort = 3\n")
     assert "policy.toml does not allow it" in refused(capsys, *join, "--policy", "policy.toml")
     assert not Path("sites/site-0/ledger.jsonl").exists()  # nothing has left so far
-    assert invoke([*join, "--yes", "--patience", "0"]) == 2
+    assert invoke([*join, "--yes", "--wait", "0"]) == 2
     said = capsys.readouterr().err
     assert said.count("1 file could not be read and was left out: broken.png: ") == 1
     assert "client 0 has 10 examples" in said

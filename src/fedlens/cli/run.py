@@ -114,8 +114,8 @@ def run_recipe(
     ca: Annotated[
         Path, typer.Option("--ca", help="With --unbound: the federation's CA certificate.")
     ] = Path("keys/ca.crt"),
-    patience: Annotated[
-        float, typer.Option("--patience", help="With --engine flower: seconds to wait for sites.")
+    wait: Annotated[
+        float, typer.Option("--wait", help="With --engine flower: seconds to wait for sites.")
     ] = 600.0,
     least: Annotated[
         int, typer.Option("--least", help="With --engine flower: sites a round needs.")
@@ -167,7 +167,7 @@ def run_recipe(
                 unbound=unbound,
                 resume=resume,
                 fresh=fresh,
-                patience=patience,
+                wait=wait,
                 least=least,
                 forgive=forgive,
                 log=lambda text: typer.echo(text, err=True),

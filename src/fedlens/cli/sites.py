@@ -272,8 +272,8 @@ def join(
     yes: Annotated[
         bool, typer.Option("--yes", help="Join without asking: the page was read before.")
     ] = False,
-    patience: Annotated[
-        float, typer.Option("--patience", help="Seconds to keep trying at the beginning.")
+    wait: Annotated[
+        float, typer.Option("--wait", help="Seconds to keep trying at the beginning.")
     ] = 60.0,
 ) -> None:
     """Take part with this site's data, by this site's own copy of the recipe.
@@ -314,7 +314,7 @@ def join(
         log(TRUSTED)
     tls = network.site_tls(ca, certificate or key.with_name(f"{key.name}.crt"), key)
     agree = partial(ask_operator, policy=policy, yes=yes)
-    joining.take_part(address, tls, key, node, patience, log, agree=agree)
+    joining.take_part(address, tls, key, node, wait, log, agree=agree)
 
 
 def client_number(key: Path) -> int:

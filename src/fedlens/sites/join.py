@@ -23,7 +23,7 @@ def take_part(
     tls: ssl.SSLContext,
     key: Path,
     node: Mapping[str, Any],
-    patience: float,
+    wait: float,
     log: Log,
     command: Sequence[str] = COMMAND,
     agree: Callable[[Mapping[str, Any]], None] | None = None,
@@ -35,7 +35,7 @@ def take_part(
         tls: trusts the federation's CA, and holds this site's certificate.
         key: file of this site's private key.
         node: this site's settings, see `sites.site.make_site`.
-        patience: seconds to keep trying at the beginning.
+        wait: seconds to keep trying at the beginning.
         command: of the worker's process.
         agree: hears what the site has and what is asked of it before the server is, and raises
             if its operator does not agree.
@@ -56,7 +56,7 @@ def take_part(
         if agree:
             agree(told)
         try:
-            Fleet(address, tls, secret, folder, log).serve(worker.handle, patience)
+            Fleet(address, tls, secret, folder, log).serve(worker.handle, wait)
         except Refused as e:
             raise ConfigError(
                 f"{e}: the server's operator has to add --site {key.name}.pub, and --ca must be"

@@ -68,7 +68,7 @@ def _flower(
         text=str(run["text"]),
         job=job_id(folder),
         timeout=setup.settings.timeout,
-        patience=float(run["patience"]),
+        wait=float(run["wait"]),
         least=int(run["least"]),
         late=setup.settings.late,
         forgive=bool(run["forgive"]),

@@ -17,6 +17,7 @@ from toy import same_bits, toy_federation
 
 from fedlens import Round, run
 from fedlens.config import recipe as recipes
+from fedlens.core.message import BadMessage
 from fedlens.data.images.folders import ImageFolder
 from fedlens.engines.loopback import Loopback
 from fedlens.runs.checkpoint import Checkpoint
@@ -120,7 +121,7 @@ def identity(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def engine(grid: Grid, stack: str, **options: Any) -> Any:
     return flower.Flower(
-        grid, STACKS[stack].make(), 3, recipe="recipe", poll=0.01, patience=1.0, **options
+        grid, STACKS[stack].make(), 3, recipe="recipe", poll=0.01, wait=1.0, **options
     )
 
 
@@ -231,7 +232,7 @@ def test_a_number_out_of_range_and_a_double_are_not_let_in(tmp_path: Path) -> No
     grid.clients |= {24: 1, 25: 2}
     grid.online |= {24, 25}
     here = flower.Flower(
-        grid, STACKS["fedavg"].make(), 2, recipe="recipe", poll=0.01, patience=1.0, log=said.append
+        grid, STACKS["fedavg"].make(), 2, recipe="recipe", poll=0.01, wait=1.0, log=said.append
     )
     run(here.algorithm, here, 1)
     text = "\n".join(said)
@@ -395,7 +396,7 @@ def test_a_full_disk_at_a_site_is_that_sites_alone(tmp_path: Path) -> None:
         "out": str(tmp_path / "real"),
         "resume": False,
         "fresh": False,
-        "patience": 5.0,
+        "wait": 5.0,
         "least": 3,
         "forgive": False,
     }
@@ -437,7 +438,7 @@ def test_recipes_end_in_the_simulators_bits_also_when_resumed(
             "out": str(tmp_path / "real"),
             "resume": resume,
             "fresh": False,
-            "patience": 5.0,
+            "wait": 5.0,
             "least": 3,
             "forgive": False,
         }
@@ -452,3 +453,67 @@ def test_recipes_end_in_the_simulators_bits_also_when_resumed(
             k: v for k, v in b.items() if k not in ("seconds", "metrics")
         }
     assert "client 1 has joined" in capsys.readouterr().out
+
+
+class Loud(Grid):
+    """Client 1's reply comes with 40 MB of its own, as the pieces of a message or as something that
+    Flower cannot put together."""
+
+    def __init__(self, folder: Path, stack: str, junk: bool) -> None:
+        super().__init__(folder, stack)
+        self.junk = junk
+
+    def pull_messages(self, names: list[str]) -> list[Message]:
+        out = super().pull_messages(names)
+        for reply in out:
+            if reply.content["fedlens"].get("client") == 1 and "message" in reply.content:
+                if self.junk:
+                    raise KeyError("an object that nobody sent")
+                big = Array("uint8", (40 << 20,), "fedlens.core.message", bytes(40 << 20))
+                reply.content["message"]["9999"] = big
+        return out
+
+
+@pytest.mark.parametrize(
+    ("junk", "why"),
+    [
+        (False, "is larger than 1.1 MB, the most that it could be"),
+        (True, "cannot be put together: KeyError"),
+    ],
+)
+def test_what_is_too_large_or_no_reply_at_all_costs_that_reply(
+    tmp_path: Path, junk: bool, why: str
+) -> None:
+    _, rounds = go(Loud(tmp_path, "fedavg", junk), "fedavg", 2)
+    for r in rounds:
+        assert list(r.heard) == [0, 2]
+        assert [(x.sender, x.reason, x.refused) for x in r.lost] == [(1, why, True)]
+
+
+def test_a_reply_is_not_fetched_beyond_what_it_can_be(tmp_path: Path) -> None:
+    """Flower's own grid fetches an object at a time: of a reply of 100 pieces of 1 MB, where 1.2 MB
+    are expected, the second piece is the last."""
+
+    class Response:
+        object_content = bytes(1 << 20)
+
+    class Client:
+        fetched = 0
+
+        def PullObject(self, request: Any) -> Response:
+            self.fetched += 1
+            return Response()
+
+    grid = Grid(tmp_path, "fedavg")
+    grid._runtime_client = client = Client()  # type: ignore[attr-defined]
+
+    def pull_messages(names: list[str]) -> list[Message]:
+        for _ in range(100):
+            grid._runtime_client.PullObject(None)  # type: ignore[attr-defined]
+        return []
+
+    grid.pull_messages = pull_messages  # type: ignore[method-assign]
+    built = engine(grid, "fedavg")
+    with pytest.raises(BadMessage, match=r"larger than 1\.2 MB"):
+        built._fetch("m1", 1_200_000)
+    assert client.fetched == 2

@@ -32,7 +32,7 @@ from fedlens.engines.flower import engine as flower
 
 pytestmark = pytest.mark.timeout(1200)
 # seconds until something that should happen counts as not happening; a busy machine is no failure
-PATIENCE = 600.0
+WAIT = 600.0
 
 
 def job(here: Deployment, name: str, **config: Any) -> Path:
@@ -45,7 +45,7 @@ def job(here: Deployment, name: str, **config: Any) -> Path:
         "rounds": 2,
         "delay": 0.0,
         "timeout": 0.0,
-        "patience": PATIENCE,
+        "wait": WAIT,
         "personal": False,
         "bindings": json.dumps({k: v.decode() for k, v in here.bindings().items()}),
         "job": name,
@@ -61,7 +61,7 @@ def job(here: Deployment, name: str, **config: Any) -> Path:
 def finished(here: Deployment, out: Path) -> Message:
     here.wait_for(
         lambda: (out / "done").exists() or (out / "failed").exists(),
-        PATIENCE,
+        WAIT,
         f"the end of {out.name}",
     )
     assert (out / "done").exists(), (out / "failed").read_text()
@@ -159,7 +159,7 @@ def test_every_method_ends_in_the_simulators_bits(two_sites: Deployment, name: s
         "out": str(out),
         "resume": False,
         "fresh": False,
-        "patience": PATIENCE,
+        "wait": WAIT,
         "least": 2,
         "forgive": False,
         "bindings": json.dumps({k: v.decode() for k, v in here.bindings().items()}),
@@ -171,7 +171,7 @@ def test_every_method_ends_in_the_simulators_bits(two_sites: Deployment, name: s
         facts,
     )
     here.submit(here.folder / f"app-{name}", f"run-{name}")
-    here.wait_for(lambda: (out / "summary.json").exists(), PATIENCE, f"the end of {name}")
+    here.wait_for(lambda: (out / "summary.json").exists(), WAIT, f"the end of {name}")
     wanted = run_job(config, here.folder / f"{name}-simulated")
     found = Checkpoint(out / "checkpoint").load()
     assert found and same_bits(found[0].state, wanted.state)
@@ -208,12 +208,12 @@ def test_the_example_app_runs_both_ways(two_supernodes: Deployment) -> None:
     )
     here.start("first", "flwr", "run", str(example), "here", "--stream")
     here.wait_for(
-        lambda: "round 1: loss" in here.log("first"), PATIENCE, "the second round of the example"
+        lambda: "round 1: loss" in here.log("first"), WAIT, "the second round of the example"
     )
     here.start("second", "flwr", "run", str(own), "here", "--stream")
     here.wait_for(
         lambda: "Strategy execution finished" in here.log("second"),
-        PATIENCE,
+        WAIT,
         "the end of Flower's own loop",
     )
     assert here.log("second").count("aggregate_train: Received 2 results and 0 failures") == 2
@@ -245,15 +245,15 @@ def test_a_node_dies_and_another_comes_late(tmp_path: Path) -> None:
         here.site(1)
         here.wait_for(
             lambda: all("joined" in here.log(f"site-{k}") for k in (0, 1)),
-            PATIENCE,
+            WAIT,
             "two sites",
         )
-        out = job(here, "bad-day", clients=3, rounds=7, delay=2.0, patience=60.0)
+        out = job(here, "bad-day", clients=3, rounds=7, delay=2.0, wait=60.0)
         here.submit(here.folder / "app-bad-day")
-        here.wait_for(lambda: working(out, 1, 1), PATIENCE, "round 1 at site 1")
+        here.wait_for(lambda: working(out, 1, 1), WAIT, "round 1 at site 1")
         here.stop("site-1", signal.SIGKILL)
         here.site(2)
-        here.wait_for(lambda: len(rounds(out)) > 1, PATIENCE, "the end of round 1")
+        here.wait_for(lambda: len(rounds(out)) > 1, WAIT, "the end of round 1")
         here.site(1)
         final = finished(here, out)
         lines = rounds(out)
@@ -275,7 +275,7 @@ def test_a_stranger_stays_outside(tmp_path: Path) -> None:
         here.site(0)
         here.site(9, client=1)
         stranger = here.running["site-9"]
-        here.wait_for(lambda: stranger.poll() is not None, PATIENCE, "the stranger's refusal")
+        here.wait_for(lambda: stranger.poll() is not None, WAIT, "the stranger's refusal")
         assert stranger.returncode != 0
         assert "refused this site's key" in here.log("site-9")
         assert "refused a stranger: a certificate whose key is not on the list" in here.log(
@@ -283,7 +283,7 @@ def test_a_stranger_stays_outside(tmp_path: Path) -> None:
         )
         here.site(1, agreed="something else")
         here.site(2, client=0)
-        out = job(here, "strangers", rounds=1, patience=60.0)
+        out = job(here, "strangers", rounds=1, wait=60.0)
         here.submit(here.folder / "app-strangers")
         finished(here, out)
         said = here.log("run")
@@ -309,7 +309,7 @@ def test_a_superlink_that_restarts_in_the_middle_and_a_server_that_dies(tmp_path
         here.site(1)
         out = job(here, "twice", rounds=6, delay=1.0)
         here.submit(here.folder / "app-twice")
-        here.wait_for(lambda: working(out, 0, 1), PATIENCE, "round 1 at site 0")
+        here.wait_for(lambda: working(out, 0, 1), WAIT, "round 1 at site 0")
         here.stop("server", signal.SIGKILL)
         here.serve()
         before = len(rounds(out))

@@ -35,7 +35,7 @@ from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import BadMessage, Message
-from fedlens.core.replies import Arrival, Lost
+from fedlens.core.replies import Arrival, Lost, most_bytes
 from fedlens.engines.flower.site import (
     MakeSite,
     answer_request,
@@ -53,11 +53,13 @@ try:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
+    from httpx import HTTPError  # comes with it
 except ImportError as e:
     raise ImportError('this needs Flower: pip install "fedlens[flower]"') from e
 
 from fedlens.engines.flower.records import take_fields, take_pieces, to_records
 
+GREETING_BYTES = 1 << 20  # of what a site says of itself
 RETRY_SECONDS = 30.0  # after which a site that was refused may have been put right
 _FAILURES = {
     1: "could not load the app: is the same version of FedLens installed at the site?",
@@ -90,7 +92,7 @@ class Flower:
         text: the recipe itself, for sites to name what differs.
         job: a name that stays the same when the run is resumed.
         timeout: seconds a round may take.
-        patience: seconds to wait for sites, at the beginning until all are there and later until at
+        wait: seconds to wait for sites, at the beginning until all are there and later until at
             least `least` are.
         late: replies up to so many rounds behind are still waited for.
         forgive: let a site that lost its memory begin anew.
@@ -108,7 +110,7 @@ class Flower:
     text: str = ""
     job: str = "job"
     timeout: float | None = None
-    patience: float = 600.0
+    wait: float = 600.0
     least: int = 1
     late: int = 0
     forgive: bool = False
@@ -126,6 +128,10 @@ class Flower:
     _online: dict[int, bytes] = field(default_factory=dict)  # node -> its public key
     _polled: float = 0.0
     _started: bool = False
+    _most: int = 0  # bytes of a reply to what was sent last
+
+    def __post_init__(self) -> None:
+        self._meter = _Meter(self.grid)
 
     def ids(self) -> Sequence[int]:
         return range(self.clients)
@@ -138,6 +144,7 @@ class Flower:
         # asks nobody here: it checks and folds what comes in, as every engine does
         worker = Worker(self.algorithm, Federation([]), Memory())
         worker.begin(message, self.algorithm.needs != "replies" and not self.late)
+        self._most = most_bytes(worker.expected)
         place = {id: p for p, id in enumerate(sorted(ids))}
         earlier = set(self._pending)
         yield from self._send(message, sorted(ids), heard)
@@ -205,14 +212,28 @@ class Flower:
         next.
         """
         for message_id in [m for m in self._pending if m in wanted]:
-            for envelope in self.grid.pull_messages([message_id]):
-                request = self._pending.pop(message_id)
-                try:
-                    outcome = self._read(request, envelope)
-                except BadMessage as e:
-                    outcome = Lost(request.client, str(e), refused=True)
+            request = self._pending[message_id]
+            try:
+                envelopes = self._fetch(message_id, self._most)
+                outcomes = [self._read(request, envelope) for envelope in envelopes]
+            except BadMessage as e:
+                outcomes = [Lost(request.client, str(e), True, self._meter.bytes)]
+            for outcome in outcomes:
+                self._pending.pop(message_id, None)
                 if message_id in wanted or not request.evaluating:
                     yield message_id, outcome
+
+    def _fetch(self, message_id: str, most: int) -> list[Envelope]:
+        """What answers a message, if anything does yet; BadMessage for what is too large, or cannot
+        be put together: Flower takes apart whatever a site calls an object.
+        """
+        self._meter.begin(most)
+        try:
+            return list(self.grid.pull_messages([message_id]))
+        except (BadMessage, OSError, HTTPError):
+            raise
+        except Exception as e:
+            raise BadMessage(f"cannot be put together: {type(e).__name__}") from e
 
     def _see_head(self, client: int, envelope: Envelope) -> None:
         """Of the site's ledger, as its reply brings it."""
@@ -225,7 +246,10 @@ class Flower:
         self._see_head(client, envelope)
         if why := _failure(envelope):
             return Lost(client, why)
-        reply = from_pieces(take_pieces(envelope.content))
+        pieces = take_pieces(envelope.content)
+        if sum(len(piece) for piece in pieces) > self._most:
+            raise BadMessage(_too_large(self._most))
+        reply = from_pieces(pieces)
         size = reply.count_bytes()
         if reply.sender != client:
             return Lost(client, f"answered as client {reply.sender}", refused=True, bytes=size)
@@ -242,7 +266,7 @@ class Flower:
         """
         self._poll_nodes(now=True)
         wanted = self.least if self._started else self.clients
-        until = time.monotonic() + self.patience
+        until = time.monotonic() + self.wait
         while (present := self._count_present()) < wanted and time.monotonic() < until:
             time.sleep(self.poll)
             self._poll_nodes()
@@ -250,7 +274,7 @@ class Flower:
         if present < self.least:
             reasons = "; ".join(dict.fromkeys(why for why, _ in self.refused.values()))
             raise NoSites(
-                f"{present} of {self.clients} sites joined within {self.patience:g} s"
+                f"{present} of {self.clients} sites joined within {self.wait:g} s"
                 + (f" ({reasons})" if reasons else "")
             )
 
@@ -267,8 +291,11 @@ class Flower:
             for node in sorted(self._online.keys() - self._settled()):
                 self._query(node)
         for message_id in list(self._queries):
-            for envelope in self.grid.pull_messages([message_id]):
-                self._register(self._queries.pop(message_id), envelope)
+            try:
+                for envelope in self._fetch(message_id, GREETING_BYTES):
+                    self._register(self._queries.pop(message_id), envelope)
+            except BadMessage as e:
+                self._turn_away(self._queries.pop(message_id), str(e))
 
     def _settled(self) -> set[int]:
         """Nodes that need not be queried: known, being queried, or refused a moment ago."""
@@ -280,7 +307,7 @@ class Flower:
 
     def _query(self, node: int) -> None:
         content = RecordDict({"fedlens": ConfigRecord(self._fields())})
-        envelope = Envelope(content, node, "query", ttl=max(self.patience, 60.0))
+        envelope = Envelope(content, node, "query", ttl=max(self.wait, 60.0))
         for message_id in self.grid.push_messages([envelope]):
             self._queries[message_id] = node
 
@@ -289,16 +316,19 @@ class Flower:
         fields = {} if why else take_fields(envelope.content) or {}
         why = why or self._objection(node, fields)
         if why:
-            why = f"{self._name(node)} was not let in: {why}"
-            if self.refused.get(node, ("", 0.0))[0] != why:
-                self.log(why)
-            self.refused[node] = (why, time.monotonic())
+            self._turn_away(node, why)
         else:
             self.refused.pop(node, None)
             self.nodes[fields["client"]] = node
             self._see_head(fields["client"], envelope)
             self.classes = self.classes or str(fields.get("classes", ""))
             self.log(f"client {fields['client']} has joined with {fields['examples']} examples")
+
+    def _turn_away(self, node: int, why: str) -> None:
+        why = f"{self._name(node)} was not let in: {why}"
+        if self.refused.get(node, ("", 0.0))[0] != why:
+            self.log(why)
+        self.refused[node] = (why, time.monotonic())
 
     def _bound(self, node: int) -> int | None:
         """The client that a node's key belongs to."""
@@ -346,6 +376,32 @@ class Flower:
 
     def close(self) -> None:
         pass
+
+
+class _Meter:
+    """Counts what a reply brings while Flower's grid fetches it, an object at a time, and breaks
+    off when that is more than it can be: a site may have stored hundreds of megabytes for us."""
+
+    def __init__(self, grid: Any) -> None:
+        self.bytes = self.most = 0
+        # Flower's own; a grid that does not fetch (in the same process) has none
+        client = getattr(grid, "_runtime_client", None)
+        if client is not None:
+            self.fetch, client.PullObject = client.PullObject, self.pull
+
+    def begin(self, most: int) -> None:
+        self.bytes, self.most = 0, most
+
+    def pull(self, request: Any, *args: Any, **keys: Any) -> Any:
+        response = self.fetch(request, *args, **keys)
+        self.bytes += len(response.object_content)
+        if self.bytes > self.most:
+            raise BadMessage(_too_large(self.most))
+        return response
+
+
+def _too_large(most: int) -> str:
+    return f"is larger than {most / 1e6:.1f} MB, the most that it could be"
 
 
 def _failure(envelope: Envelope) -> str | None:
