@@ -5,6 +5,7 @@ because its clients remember.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -95,8 +96,10 @@ def test_death_before_every_change_of_the_file_system(tmp_path: Path, step: int)
     assert call > 40  # a checkpoint alone changes the file system ten times
 
 
-def test_death_at_random_moments_with_workers(tmp_path: Path) -> None:
-    """One run, killed again and again wherever it is, workers and all."""
+@pytest.mark.parametrize("wanted", [5, pytest.param(100, marks=pytest.mark.slow)])
+def test_death_at_random_moments_with_workers(tmp_path: Path, wanted: int) -> None:
+    """Runs, each killed again and again wherever it is, workers and all; a hundred times in the
+    slow part."""
     recipe = write_recipe(tmp_path)
     job: dict[str, Any] = {
         "rounds": 6,
@@ -105,24 +108,26 @@ def test_death_at_random_moments_with_workers(tmp_path: Path) -> None:
         "pause": 0.004,
         "checkpoint_every": 2,
     }
-    began = time.monotonic()
     whole = fedlens.experiment(recipe, out=tmp_path / "whole", **job).state
-    length, rng, kills = time.monotonic() - began, random.Random(5), 0
-    out = tmp_path / "cut"
-    while True:
-        child = in_child(
-            lambda: fedlens.experiment(
-                recipe, out=out, resume=(out / "config.toml").exists(), **job
-            )
-        )
-        if kills < 5:
-            time.sleep(rng.uniform(0, length))
-            os.kill(child, signal.SIGKILL)
-        if (code := wait_for(child)) == 0:
+    began = time.monotonic()  # now that everything is loaded, as it is in a fork
+    fedlens.experiment(recipe, out=tmp_path / "again", **job)
+    length, rng, killed = time.monotonic() - began, random.Random(5), 0
+    for number in itertools.count():
+        out, kills = tmp_path / f"cut-{number}", 0
+        while True:
+            resume = (out / "config.toml").exists()
+            child = in_child(lambda: fedlens.experiment(recipe, out=out, resume=resume, **job))  # noqa: B023
+            if kills < 5:
+                time.sleep(rng.uniform(0, length))
+                os.kill(child, signal.SIGKILL)
+            if (code := wait_for(child)) == 0:
+                break
+            assert code == -signal.SIGKILL
+            kills += 1
+        assert same_bits(final_state(out), whole), f"run {number}, killed {kills} times"
+        killed += kills
+        if killed >= wanted:
             break
-        assert code == -signal.SIGKILL
-        kills += 1
-    assert same_bits(final_state(out), whole)
 
 
 def test_death_before_the_first_checkpoint_leaves_no_memories_behind(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ class NormClip(Layer):
         if self.where == "client":
             return self.inner.server_step(state, replies)
         deltas = [r.trees["delta"] for r in replies]
-        bound = self.bound or middle([tree.norm(self._counted(d)) for d in deltas])
-        most = middle([tree.norm(self._buffers(d)) for d in deltas])
+        bound = self.bound or _middle([tree.norm(self._counted(d)) for d in deltas])
+        most = _middle([tree.norm(self._buffers(d)) for d in deltas])
         singles = {p: self._clipped(r, bound, most) for p, r in replies.singles.items()}
         sums = {key: total for key, total in replies.sums.items() if key[0] != "delta"}
         clipped = replace(replies, sums=sums, singles=singles)
@@ -77,7 +77,7 @@ class NormClip(Layer):
         return {n: t for n, t in delta.items() if n not in counted and t.is_floating_point()}
 
 
-def middle(lengths: Sequence[float]) -> float:
+def _middle(lengths: Sequence[float]) -> float:
     """The median."""
     ranked = sorted(lengths)
     return (ranked[(len(ranked) - 1) // 2] + ranked[len(ranked) // 2]) / 2
