@@ -458,7 +458,7 @@ def fuzz(name: str, cases: int, seed: int = 0, first: int = 0) -> dict[str, Any]
     context = mp.get_context("fork")
     began, faults, refused, last = time.monotonic(), [], 0, first + cases
     while first < last:
-        at, found = context.Array("d", [first, time.monotonic()]), context.Array("d", [0])
+        at, found = context.Array("d", [-1, time.monotonic()]), context.Array("d", [0])
         out: Any = context.SimpleQueue()
         child = context.Process(target=run_cases, args=(name, seed, first, last, at, found, out))
         child.start()
@@ -467,6 +467,9 @@ def fuzz(name: str, cases: int, seed: int = 0, first: int = 0) -> dict[str, Any]
                 faults.append(out.get())
             child.join(0.2)
         number = int(at[0])
+        if number < 0:
+            child.kill()
+            raise RuntimeError(f"{name}: not even the first case was reached")
         if child.is_alive():
             child.kill()
             faults.append((number, f"hangs: longer than {SECONDS} s", []))
