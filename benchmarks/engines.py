@@ -199,7 +199,7 @@ def study(here: Any, rounds: int) -> list[float]:
         "out": str(out),
         "resume": False,
         "fresh": False,
-        "patience": 120.0,
+        "wait": 120.0,
         "least": 2,
         "forgive": False,
     }

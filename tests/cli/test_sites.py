@@ -416,7 +416,7 @@ def test_addresses() -> None:
 
 def test_run_on_flower_needs_a_superlink(capsys: pytest.CaptureFixture[str]) -> None:
     Path("study.toml").write_text(STUDY)
-    run = ("run", "study.toml", "--engine", "flower", "--patience", "0")
+    run = ("run", "study.toml", "--engine", "flower", "--wait", "0")
     said = refused(capsys, *run)
     assert "superlink/server.json does not say where the server is" in said
     assert "fedlens serve --state superlink" in said

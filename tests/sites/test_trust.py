@@ -240,7 +240,7 @@ def test_our_own_app_with_one_byte_changed_is_not_run_either(here: Federation) -
             "out": str(out),
             "resume": False,
             "fresh": False,
-            "patience": 60.0,
+            "wait": 60.0,
             "least": 2,
             "forgive": False,
             "bindings": json.dumps({k: v.decode() for k, v in here.bindings().items()}),
@@ -303,7 +303,7 @@ def test_a_run_of_the_server_and_what_it_says_when_it_fails(here: Federation) ->
     assert code == 0, said
     assert (here.folder / "good" / "model.safetensors").is_file()
     (here.folder / "other.toml").write_text(STUDY.replace('"FedAvg"', '"FedAvg"\nlr = 0.5'))
-    code, said = here.run("bad", "--patience", "8", recipe="other.toml")
+    code, said = here.run("bad", "--wait", "8", recipe="other.toml")
     assert code == 1, said
     assert "Traceback" not in said
     for site in (0, 1):

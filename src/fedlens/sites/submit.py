@@ -39,7 +39,7 @@ def submit(
     """
     bindings: Mapping[int, str] | None = None
     if not unbound:
-        served = read_served(Path(superlink), min(60.0, patience))
+        served = read_served(Path(superlink), min(60.0, wait))
         superlink, ca, bindings = served.address, served.ca, served.bindings
     run_config: dict[str, bool | int | float | str] = {
         "name": config.name,
