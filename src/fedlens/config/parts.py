@@ -30,7 +30,7 @@ from fedlens.core.imports import (
 PACKAGES = {
     "task": ("tasks", "deblur"),
     "data": ("data", "deblur"),
-    "algorithm": ("algorithms", "layers", "deblur"),
+    "algorithm": ("algorithms", "layers", "deblur", "trust"),
     "any": ("models", "generators", "layers", "algorithms", "data", "tasks", "deblur", "metrics"),
 }
 # groups of entry points under which installed packages offer parts of each kind

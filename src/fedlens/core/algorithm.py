@@ -123,11 +123,6 @@ class Algorithm(metaclass=Limited):
         """What a round brought, once all its trips are made."""
         return Brought(state, trips.replies[0], trips.lost[0])
 
-    def one_time(self, message: Message, id: int) -> str | None:
-        """What of this message may be used in one answer only, by name. A real site that gets the
-        same message again sends the stored answer; another one that would use it is refused."""
-        return None
-
     def score(self, message: Message, client: Client) -> Message:
         """A client's metrics on its held-out part, as a reply."""
         held_out = client.held_out

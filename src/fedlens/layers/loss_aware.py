@@ -47,6 +47,7 @@ class LossAware(Layer):
     by: Literal["sums", "replies"] = "sums"
     stage: ClassVar[Stage] = "merge"
     merges: ClassVar[bool] = True
+    weighs: ClassVar[Mapping[str, tuple[str, ...]]] = {"delta": ("uniform", "loss")}
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"tau": (0.0, 0.1, 0.2)}
 
     @property
@@ -66,6 +67,7 @@ class LossAware(Layer):
     def client_step(self, message: Message, client: Client) -> Message:
         reply = self.inner.client_step(message, client)
         importance = max(reply.scalars["loss"], 1e-12) ** -self.exponent(message)
+        # a loss of almost nothing would claim a weight that no server takes
         importance = min(importance, message.header.max_weight)
         sums = {
             "value": torch.tensor(importance, dtype=torch.float64),

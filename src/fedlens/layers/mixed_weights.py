@@ -27,6 +27,7 @@ class MixedWeights(Layer):
     alpha: Share = 0.9
     stage: ClassVar[Stage] = "merge"
     merges: ClassVar[bool] = True
+    weighs: ClassVar[Mapping[str, tuple[str, ...]]] = {"delta": ("loss", "examples")}
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"alpha": (0.0, 0.5, 1.0)}
 
     def client_step(self, message: Message, client: Client) -> Message:

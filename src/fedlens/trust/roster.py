@@ -1,0 +1,321 @@
+"""Who adds to a sum, under which keys: how clients agree on it, what each checks, how it is opened.
+
+Terms are what a sum is about: the job, its round and purpose, who holds shares, and how many of
+them open a mask. Every client makes a `Deal` for these terms: fresh keys, signed, and a box for
+each holder with shares of its secrets. A `Roster` is the deals under which masks are made. A client
+checks every one of them itself: what the server says about others' keys counts for nothing.
+
+Why replaying does not help a server, as long as clients are honest: a deal names its holders, so
+all deals of a roster have the same ones; a client refuses a roster with a key that it has seen in
+another; a key whose secret came out was in a roster that more than half of the holders accepted,
+and a sum opens with more than half of the same ones. At least one of them has seen the key before.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from fedlens.trust.masking import (
+    SHARE_BYTES,
+    Secrets,
+    Streams,
+    Tampered,
+    expand,
+    fingerprint,
+    join,
+    pair_key,
+    public_of,
+    seal,
+    unseal,
+)
+from fedlens.trust.signing import canonical
+from fedlens.trust.vault import Refused, Vault
+
+Purpose = Literal["train", "evaluate"]
+MOST_HOLDERS = 10_000
+
+
+@dataclass(frozen=True)
+class Terms:
+    """threshold: shares that open a mask; 0 where masks are never opened (`dropouts = "skip"`)."""
+
+    job: str
+    round: int
+    purpose: Purpose
+    holders: tuple[int, ...]
+    threshold: int
+
+    @property
+    def about(self) -> str:
+        return f"{self.job}-{self.round:06d}-{self.purpose}"
+
+    def table(self) -> dict[str, Any]:
+        return {
+            "job": self.job,
+            "round": self.round,
+            "purpose": self.purpose,
+            "holders": list(self.holders),
+            "threshold": self.threshold,
+        }
+
+    @cached_property
+    def hash(self) -> str:
+        return fingerprint(canonical(self.table()).decode())
+
+    @staticmethod
+    def read(table: Any) -> Terms:
+        """From somebody else's JSON."""
+        try:
+            job, number, purpose = table["job"], table["round"], table["purpose"]
+            holders, threshold = table["holders"], table["threshold"]
+            fine = (
+                isinstance(job, str)
+                and purpose in ("train", "evaluate")
+                and all(type(n) is int and n >= 0 for n in (number, threshold, *holders))
+                and len(set(holders)) == len(holders) <= MOST_HOLDERS
+            )
+        except (KeyError, TypeError) as e:
+            raise Refused("the terms of a sum are malformed") from e
+        if not fine:
+            raise Refused("the terms of a sum are malformed")
+        return Terms(job, number, purpose, tuple(sorted(holders)), threshold)
+
+    def check(self, least: int, recover: bool) -> None:
+        """What a client accepts. least: holders."""
+        n = len(self.holders)
+        if n < least:
+            raise Refused(f"a sum of {n} is none that hides anybody: at least {least} take part")
+        if recover and not n // 2 < self.threshold <= n:
+            raise Refused(
+                f"{self.threshold} of {n} shares are to open a mask: more than half it must be"
+            )
+        if not recover and self.threshold:
+            raise Refused("masks are to be opened, but dropouts are skipped in this job")
+
+
+@dataclass(frozen=True)
+class Deal:
+    """One client's keys for one sum. box: the key that boxes for it are sealed with. mask: of the
+    masks it shares. own: hash of the seed of its own mask. boxes: shares, by holder."""
+
+    client: int
+    box: str
+    mask: str
+    own: str
+    name: str
+    signature: str
+    boxes: Mapping[int, str]
+
+    def table(self) -> dict[str, Any]:
+        fields = {k: getattr(self, k) for k in _DEAL}
+        return {**fields, "boxes": {str(i): box for i, box in self.boxes.items()}}
+
+    @staticmethod
+    def read(client: int, table: Any) -> Deal:
+        try:
+            boxes = {int(i): box for i, box in table["boxes"].items()}
+            fields = {k: table[k] for k in _DEAL}
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise Refused(f"the keys of client {client} are malformed") from e
+        if not all(isinstance(text, str) for text in (*fields.values(), *boxes.values())):
+            raise Refused(f"the keys of client {client} are malformed")
+        return Deal(client, **fields, boxes=boxes)
+
+    def statement(self, terms: Terms) -> bytes:
+        """What its client signs."""
+        mine = {"client": self.client, "box": self.box, "mask": self.mask, "own": self.own}
+        return canonical({**mine, "name": self.name, "terms": terms.hash, "kind": "fedlens deal"})
+
+
+_DEAL = ("box", "mask", "own", "name", "signature")
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def from_b64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as e:
+        raise Tampered("not base64") from e
+
+
+# -- a client's half -------------------------------------------------------------------------------
+
+
+def greet(vault: Vault, client: int, job: str) -> dict[str, str]:
+    """A client's box key, signed."""
+    box = b64(public_of(vault.box))
+    return {"box": box, "signature": vault.sign(_greeting(client, job, box))}
+
+
+def _greeting(client: int, job: str, box: str) -> bytes:
+    return canonical({"client": client, "job": job, "box": box, "kind": "fedlens greeting"})
+
+
+def deal(vault: Vault, client: int, terms: Terms, greetings: Mapping[int, Any]) -> Deal:
+    """Fresh keys of this client for these terms, and shares of them for every holder."""
+    name, seed = vault.new(terms.about)
+    secrets = Secrets(seed)
+    mask = public_of(secrets.mask)
+    boxes: dict[int, str] = {}
+    if terms.threshold:
+        shares = secrets.shares(terms.holders, terms.threshold)
+        for holder in terms.holders:
+            box = _checked_box(vault, holder, terms.job, greetings.get(holder))
+            key = pair_key(vault.box, box, "box", client, holder, b64(mask))
+            boxes[holder] = b64(seal(key, shares[holder]))
+    own = fingerprint(secrets.own.hex())
+    unsigned = Deal(client, b64(public_of(vault.box)), b64(mask), own, name, "", boxes)
+    signature = vault.sign(unsigned.statement(terms))
+    return Deal(client, unsigned.box, unsigned.mask, own, name, signature, boxes)
+
+
+def _checked_box(vault: Vault, client: int, job: str, greeting: Any) -> bytes:
+    try:
+        box, signature = str(greeting["box"]), str(greeting["signature"])
+    except (KeyError, TypeError) as e:
+        raise Refused(f"client {client} is to hold shares, but has sent no key for them") from e
+    if not vault.is_signed(client, _greeting(client, job, box), signature):
+        raise Refused(f"the box key of client {client} is not signed by it")
+    return from_b64(box)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The deals under which a sum is masked, by client."""
+
+    terms: Terms
+    deals: Mapping[int, Deal]
+
+    def table(self) -> dict[str, Any]:
+        deals = {str(i): d.table() for i, d in self.deals.items()}
+        return {"terms": self.terms.table(), "deals": deals}
+
+    @staticmethod
+    def read(table: Any) -> Roster:
+        try:
+            terms = Terms.read(table["terms"])
+            found = {int(i): d for i, d in table["deals"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise Refused("the list of who takes part is malformed") from e
+        return Roster(terms, {i: Deal.read(i, found[i]) for i in sorted(found)})
+
+    @cached_property
+    def hash(self) -> str:
+        return fingerprint(*(d.statement(self.terms).decode() for d in self.deals.values()))
+
+    def check(self, vault: Vault, client: int, least: int, recover: bool) -> None:
+        """What a client looks at before it masks anything with these keys, or opens them."""
+        self.terms.check(least, recover)
+        if len(self.deals) < least:
+            raise Refused(f"{len(self.deals)} are to take part, not the {least} there must be")
+        if client not in self.deals:
+            raise Refused(f"client {client} is not among those who are to take part")
+        if strangers := sorted(self.deals.keys() - set(self.terms.holders)):
+            raise Refused(f"client {strangers[0]} takes part, but was not among the holders")
+        if len({d.mask for d in self.deals.values()}) < len(self.deals):
+            raise Refused("two clients are to have the same key")
+        for i, d in self.deals.items():
+            if not vault.is_signed(i, d.statement(self.terms), d.signature):
+                raise Refused(
+                    f"the keys of client {i} are not signed by it for round {self.terms.round}"
+                )
+        self.secrets(vault, client)
+        others = (d.mask for i, d in self.deals.items() if i != client)
+        vault.meet(self.terms.about, self.hash, others)
+
+    def secrets(self, vault: Vault, client: int) -> Secrets:
+        mine = self.deals[client]
+        secrets = Secrets(vault.seed(self.terms.about, mine.name))
+        if b64(public_of(secrets.mask)) != mine.mask:
+            raise Refused("the key that is to be this site's own is not")
+        return secrets
+
+    def streams(self, vault: Vault, client: int) -> Streams:
+        """The masks of one client: one with everybody else, and its own where it can be opened."""
+        secrets = self.secrets(vault, client)
+        streams = self._pairs(secrets.mask, client, self.deals)
+        if self.terms.threshold:
+            streams.append((expand(secrets.own, "own", self.hash), True))
+        return streams
+
+    def _pairs(
+        self, secret: bytes, client: int, others: Collection[int]
+    ) -> list[tuple[bytes, bool]]:
+        return [
+            (pair_key(secret, from_b64(self.deals[i].mask), "mask", self.hash), client < i)
+            for i in others
+            if i != client
+        ]
+
+    def open(self, vault: Vault, client: int, survivors: Sequence[int]) -> dict[str, str]:
+        """This client's shares: of survivors for their own masks, of the lost for their keys. Never
+        both of one client, and once only.
+        """
+        out = {}
+        for owner, d in self.deals.items():
+            if client not in d.boxes:
+                continue
+            key = pair_key(vault.box, from_b64(d.box), "box", owner, client, d.mask)
+            shares = unseal(key, from_b64(d.boxes[client]))
+            if len(shares) != 2 * SHARE_BYTES:
+                raise Tampered(f"the shares of client {owner} are of another size")
+            half = shares[SHARE_BYTES:] if owner in survivors else shares[:SHARE_BYTES]
+            out[str(owner)] = b64(half)
+        return out
+
+
+def check_opening(roster: Roster, client: int, survivors: Any, lost: Any, least: int) -> list[int]:
+    """The survivors, if a client may open the masks of just these."""
+    lists = (survivors, lost)
+    if not all(isinstance(x, list) and all(type(i) is int for i in x) for x in lists):
+        raise Refused("the lists of survivors and lost are malformed")
+    both = set(survivors) & set(lost)
+    if both or len(set(survivors)) < len(survivors) or len(set(lost)) < len(lost):
+        raise Refused(
+            f"client {min(both) if both else '?'} is to have survived and to be lost: the shares of"
+            " both would open its reply"
+        )
+    if set(survivors) | set(lost) != set(roster.deals):
+        raise Refused("the lists of survivors and lost are not those who took part")
+    if client not in survivors:
+        raise Refused("this client is said to be lost: it opens nothing")
+    if len(survivors) < (need := max(least, roster.terms.threshold)):
+        raise Refused(f"{len(survivors)} have survived, a sum opens for {need} or more")
+    return sorted(survivors)
+
+
+# -- the server's half -----------------------------------------------------------------------------
+
+
+def recover(
+    roster: Roster, survivors: Collection[int], shares: Mapping[int, Mapping[str, str]]
+) -> Streams:
+    """The streams that are left in the sum of the survivors' replies: their own masks, and what
+    they shared with the lost. shares: by holder, then by owner. Raises Tampered, which names whose
+    secret did not come out."""
+    out: list[tuple[bytes, bool]] = []
+    for owner, d in roster.deals.items():
+        parts = {i: from_b64(own[str(owner)]) for i, own in shares.items() if str(owner) in own}
+        enough = dict(list(parts.items())[: roster.terms.threshold])
+        if len(enough) < roster.terms.threshold:
+            raise Tampered(f"too few shares of client {owner}'s secret came back")
+        secret = join(enough)
+        if owner in survivors:
+            if fingerprint(secret.hex()) != d.own:
+                raise Tampered(f"the shares of client {owner}'s secret do not fit together")
+            out.append((expand(secret, "own", roster.hash), True))
+            continue
+        if b64(public_of(secret)) != d.mask:
+            raise Tampered(f"the shares of client {owner}'s secret do not fit together")
+        # A survivor i added its stream with this owner if i < owner.
+        for key, before in roster._pairs(secret, owner, survivors):
+            out.append((key, not before))
+    return out

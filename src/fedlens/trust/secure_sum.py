@@ -1,0 +1,632 @@
+"""SecureSum: the server learns a sum and nothing else (Bonawitz et al., 2017).
+
+A wire layer over anything that needs only sums. A client writes its reply as whole numbers
+(`fixed_point`) and adds masks (`masking`) that cancel in the sum of all replies and in no other.
+Trees times each of their weights, the weights themselves and every scalar that is declared as a
+mean or a sum go under the mask; scalars that would be read one by one are withheld. In an
+evaluation, metrics are summed in the same way.
+
+Trips of a round, `dropouts = "recover"` (double masking):
+    greet   once a job: everybody's box key
+    deal    everybody's fresh keys for this sum, and boxed shares of their secrets
+    work    down: the message and all deals; up: the masked reply
+    open    down: who survived; up: shares of the survivors' own masks and of the keys of the lost
+Deals for the next round come up with `open`, from those who will be asked then: two trips a round.
+Where that is not known, or somebody's deal is missing, three.
+
+`dropouts = "skip"`: pairwise masks only. Deals come up with the work, nothing is ever opened, one
+trip a round. A lost reply skips the round: nobody was heard, and memory being a transaction, nobody
+remembers. Right for three to five sites, of which one lost leaves too few to hide among anyhow.
+
+What follows for the stack: whoever was lost or heard follows from whose masks were opened. Clipping
+(`saturated` in the state) costs a little of one round where clients remember nothing; where they
+do, what a client remembers would no longer be what the server added: the round is skipped, and the
+bound is twice as large the next time. Nobody can name a liar under a mask; robust layers need
+single replies and are refused. This cryptography is unaudited.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from fedlens.core.algorithm import Algorithm, Brought, Layer, StackError, Stage, Trip, Trips
+from fedlens.core.client import Client, generator
+from fedlens.core.message import MEAN, RING, Header, Message
+from fedlens.core.replies import Heard, Lost, Replies, Sum
+from fedlens.core.tree import Tree
+from fedlens.trust.fixed_point import (
+    SATURATED,
+    TYPES,
+    WRITERS,
+    Layout,
+    declared_sums,
+    decode,
+    encode,
+    next_bounds,
+    quantise,
+    to_mean,
+)
+from fedlens.trust.masking import Streams, Tampered, add_masks, expand, fingerprint, mask_numbers
+from fedlens.trust.roster import (
+    Deal,
+    Purpose,
+    Roster,
+    Terms,
+    check_opening,
+    deal,
+    greet,
+    recover,
+)
+from fedlens.trust.vault import Refused, SimulatedVault, Vault, open_vault
+
+WORK, GREET, DEAL, OPEN = 0, 1, 2, 3
+KEY = "secure"  # the text by which both halves speak
+
+
+@dataclass
+class SecureSum(Layer):
+    """dropouts: "recover" opens the sum of those who are left, "skip" gives the round up.
+    min_cohort: fewer never make a sum. ring: bits of a tensor's entries; 16 halves what goes up and
+    is for updates of a network. masks: false adds the same numbers in the open, for simulations
+    that need not wait for keystreams."""
+
+    dropouts: Literal["recover", "skip"] = "recover"
+    min_cohort: Annotated[int, Ge(3)] = 3
+    ring: Literal[16, 32] = 32
+    masks: bool = True
+    stage: ClassVar[Stage] = "wire"
+    hides_replies: ClassVar[bool] = True
+    weighs: ClassVar[Mapping[str, Sequence[str]]] = dict.fromkeys(
+        ("few", *(f"ring{bits}" for bits in TYPES)), (RING,)
+    )
+    _vault: Vault | None = field(default=None, init=False, repr=False, compare=False)
+
+    def check(self, inner: Algorithm) -> None:
+        if self.ring == 16 and not inner.trains:
+            raise StackError(
+                f"ring=16 is for updates of a network, whose rounding averages out: the replies of"
+                f" {type(inner.base).__name__} need ring=32"
+            )
+
+    @property
+    def recovers(self) -> bool:
+        return self.dropouts == "recover"
+
+    # -- the server's half: trips ------------------------------------------------------------------
+
+    def init(self) -> Message:
+        """The job's name is drawn by chance: no key of another job is ever one of this."""
+        return _Memory(job=secrets.token_hex(8)).into(self.inner.init())
+
+    def next_trip(self, state: Message, trips: Trips) -> Trip | None:
+        memory = _Memory.of(state)
+        last = trips.made[-1].number if trips.made else None
+        if last is None:
+            return self._first_trip(state, memory, trips)
+        here = trips.replies[-1].senders
+        if len(here) < self.min_cohort:
+            return None
+        if last == GREET:
+            if not self.masks:
+                return self._work(state, memory.with_trips(trips), trips, None)
+            return self._deal(memory.with_trips(trips), state, trips, here)
+        if last == DEAL:
+            terms = Terms.read(_told(trips.made[-1].message)["terms"])
+            dealt = _deals(trips.replies[-1], terms)
+            if len(dealt) < max(self.min_cohort, terms.threshold):
+                return None
+            return self._work(state, memory.with_trips(trips), trips, Roster(terms, dealt))
+        if last == WORK and self.masks and self.recovers:
+            return self._open(state, memory, trips, here)
+        return None
+
+    def _first_trip(self, state: Message, memory: _Memory, trips: Trips) -> Trip:
+        asked = trips.asked
+        if len(asked) < self.min_cohort:
+            raise ValueError(
+                f"SecureSum hides a client among at least {self.min_cohort}, but {len(asked)} are"
+                " asked: without it, `secure = false`, the server sees what each of them sends"
+            )
+        unnamed = trips.evaluate and memory.metrics is None
+        ungreeted = self.masks and self.recovers and not set(asked) <= memory.greetings.keys()
+        if unnamed or ungreeted:
+            # Clients find out which metrics they have by making them.
+            down = self.inner.broadcast(state) if unnamed else Message()
+            return Trip(_tell(down, job=memory.job, metrics=unnamed), asked, GREET)
+        if not self.masks:
+            return self._work(state, memory, trips, None)
+        ready = memory.ready(state.round, asked) if not trips.evaluate else None
+        if ready is not None:
+            return self._work(state, memory, trips, ready)
+        return self._deal(memory, state, trips, asked)
+
+    def _terms(self, memory: _Memory, number: int, purpose: Purpose, ids: Sequence[int]) -> Terms:
+        threshold = len(ids) // 2 + 1 if self.recovers else 0
+        return Terms(memory.job, number, purpose, tuple(sorted(ids)), threshold)
+
+    def _deal(self, memory: _Memory, state: Message, trips: Trips, ids: Sequence[int]) -> Trip:
+        purpose: Purpose = "evaluate" if trips.evaluate else "train"
+        terms = self._terms(memory, state.round, purpose, ids)
+        return Trip(_tell(Message(), **memory.invitation(terms)), sorted(ids), DEAL)
+
+    def _work(self, state: Message, memory: _Memory, trips: Trips, roster: Roster | None) -> Trip:
+        told: dict[str, Any] = {"clients": len(trips.asked), "bounds": memory.bounds}
+        if roster is not None:
+            told["roster"] = roster.table()
+        if trips.evaluate:
+            told["metrics"] = memory.metrics or []
+        elif self.masks and not self.recovers and set(trips.upcoming) <= set(trips.asked):
+            told |= self._invitation(memory, state, trips)
+        ids = sorted(roster.deals) if roster is not None else sorted(trips.asked)
+        return Trip(_tell(self.inner.broadcast(state), **told), ids, WORK)
+
+    def _open(self, state: Message, memory: _Memory, trips: Trips, here: Sequence[int]) -> Trip:
+        told = _told(trips.made[-1].message)
+        lost = sorted(set(trips.made[-1].ids) - set(here))
+        told = {"roster": told["roster"], "survivors": list(here), "lost": lost}
+        ids = set(here)
+        if not trips.evaluate and set(trips.upcoming) <= memory.with_trips(trips).greetings.keys():
+            told |= self._invitation(memory.with_trips(trips), state, trips)
+            ids |= set(trips.upcoming)
+        return Trip(_tell(Message(), **told), sorted(ids), OPEN)
+
+    def _invitation(self, memory: _Memory, state: Message, trips: Trips) -> dict[str, Any]:
+        """To deal for the next round, where it is known who will be asked."""
+        if len(trips.upcoming) < self.min_cohort:
+            return {}
+        return memory.invitation(self._terms(memory, state.round + 1, "train", trips.upcoming))
+
+    # -- the server's half: what came --------------------------------------------------------------
+
+    def read(self, state: Message, trips: Trips) -> Brought:
+        memory = _Memory.of(state).with_trips(trips)
+        before = [
+            x for trip, lost in zip(trips.made, trips.lost) if trip.number != OPEN for x in lost
+        ]
+        at = trips.last(WORK)
+        try:
+            if at is None:
+                raise Tampered(f"{len(trips.replies[-1])} of {len(trips.asked)} took part")
+            totals, flats, layout = self._opened(trips, at)
+            replies = self._replies(trips, at, totals, flats, layout)
+            if not trips.evaluate:
+                memory = memory.bounded(layout, totals)
+                if totals[SATURATED] and totals[WRITERS]:
+                    raise Tampered(f"{totals[SATURATED]:.0f} numbers were beyond their bounds")
+        except Tampered as e:
+            heard = trips.replies[-1 if at is None else at].senders
+            lost = [Lost(i, f"the sum was not made: {e}") for i in heard]
+            skipped = state.scalars.get("skipped", 0.0) + (0.0 if trips.evaluate else 1.0)
+            after = memory.into(state if trips.evaluate else state.note(skipped=skipped))
+            return Brought(after, Replies(), _by_client([*before, *lost]))
+        state = memory.into(state)
+        if not trips.evaluate:
+            state = state.note(saturated=totals[SATURATED])
+        return Brought(state, replies, _by_client(before))
+
+    def _opened(self, trips: Trips, at: int) -> tuple[dict[str, float], dict[int, Tensor], Layout]:
+        """The sums without masks: the few numbers by name, and tensors by width."""
+        message, replies = trips.made[at].message, trips.replies[at]
+        layout = self._layout(message)
+        if not len(replies):
+            raise Tampered("nobody was heard")
+        left: Streams = []
+        if self.masks:
+            left = self._left(trips, at, replies.senders)
+        flats = {bits: replies.ring_sum(f"ring{bits}")["flat"] for bits in layout.widths()}
+        masks = few_masks(left, len(layout.names))
+        add_masks(list(flats.values()), [(expand(k, "flat"), not plus) for k, plus in left])
+        values = decode(replies.ring_sum("few")["flat"], masks)
+        totals = dict(zip(layout.names, values, strict=True))
+        self._check_totals(message, totals, len(replies))
+        return totals, flats, layout
+
+    def _left(self, trips: Trips, at: int, survivors: Sequence[int]) -> Streams:
+        """The streams that are still in the sum."""
+        roster = Roster.read(_told(trips.made[at].message)["roster"])
+        if not self.recovers:
+            if missing := sorted(roster.deals.keys() - set(survivors)):
+                raise Tampered(f"without client {missing[0]} the masks do not cancel")
+            return []
+        need = max(self.min_cohort, roster.terms.threshold)
+        if trips.made[-1].number != OPEN:
+            raise Tampered(f"{len(survivors)} of {len(roster.deals)} were heard, not {need}")
+        shares = {}
+        for i, h in trips.replies[-1].heard.items():
+            found = _parsed(h.texts.get(KEY, "")).get("shares")
+            if i in survivors and isinstance(found, Mapping):
+                shares[i] = {str(k): str(v) for k, v in found.items()}
+        return recover(roster, survivors, shares)
+
+    @staticmethod
+    def _check_totals(message: Message, totals: Mapping[str, float], heard: int) -> None:
+        """Under a mask a client may add what it likes; what honest ones cannot come to is not
+        used.
+        """
+        most = heard * message.header.max_weight * (1 + 1e-9)
+        for name, value in totals.items():
+            if name.startswith(("moment ", "count ")) and value < 0:
+                raise Tampered("what was added up is impossible")
+            if name.startswith("weight ") and not 0 <= value <= most:
+                raise Tampered("the sum of the weights is impossible")
+        if not 0 <= totals[WRITERS] <= heard or totals[SATURATED] < 0:
+            raise Tampered("what was added up is impossible")
+
+    def _replies(
+        self,
+        trips: Trips,
+        at: int,
+        totals: Mapping[str, float],
+        flats: Mapping[int, Tensor],
+        layout: Layout,
+    ) -> Replies:
+        """What the inner algorithm sees: ordinary means and totals."""
+        sums: dict[tuple[str, str], Sum] = {}
+        for cell in layout.cells:
+            weight = totals[f"weight {cell.tree}/{cell.weight}"]
+            total = flats[cell.bits][cell.start : cell.start + cell.numel]
+            mean = to_mean(total, cell, layout.clients, weight)
+            key = cell.tree, cell.weight
+            sums.setdefault(key, Sum({}, weight)).tree[cell.name] = mean
+        scalars = [n.removeprefix("value ") for n in layout.names if n.startswith("value ")]
+        found = {n: (totals[f"value {n}"], totals[f"count {n}"]) for n in scalars}
+        heard = {i: Heard(i, h.round, {}, h.bytes, {}) for i, h in trips.replies[at].heard.items()}
+        return Replies(heard, sums, totals={n: both for n, both in found.items() if both[1]})
+
+    def server_step(self, state: Message, replies: Replies) -> Message:
+        return replace(self.inner.server_step(state, replies), texts=state.texts)
+
+    # -- what a reply looks like -------------------------------------------------------------------
+
+    def _layout(self, message: Message) -> Layout:
+        return message.derived("layout", lambda: self._make_layout(message))
+
+    def _make_layout(self, message: Message) -> Layout:
+        told = _told(message)
+        clients = told.get("clients")
+        if type(clients) is not int or not 1 <= clients < 1 << 20:
+            raise Refused("the message does not say how many are to add")
+        if message.header.evaluate:
+            names = [str(name) for name in told.get("metrics", [])]
+            return Layout.of({}, {}, ["examples", *names], {}, clients, self.ring)
+        bounds = {str(k): int(e) for k, e in told.get("bounds", {}).items()}
+        return Layout.of(
+            self.inner.expects(message),
+            self.inner.weighing(),
+            list(declared_sums(self.inner.declared())),
+            bounds,
+            clients,
+            self.ring,
+        )
+
+    def expects(self, message: Message) -> Mapping[str, Tree]:
+        return self._layout(message).expects()
+
+    def answers(self, message: Message) -> Mapping[str, Tree]:
+        return {} if message.header.trip else self.expects(message)
+
+    # -- a client's half ---------------------------------------------------------------------------
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        told, vault = _told(message), self._vault_of(message, client)
+        trip = message.header.trip
+        if trip == GREET:
+            return _tell(Message(), **self._greeting(told, message, client, vault))
+        if trip == DEAL:
+            return _tell(Message(), **self._dealt(told, message, client, vault))
+        if trip == OPEN:
+            return _tell(Message(), **self._shares(told, message, client, vault))
+        roster = self._accepted(told, message, client, vault)
+        reply = self.inner.client_step(message, client)
+        layout = self._layout(message)
+        values, flats = self._numbers(layout, message, client, reply)
+        masked = self._masked(layout, values, flats, roster, client, vault)
+        return replace(masked, texts=_tell(Message(), **self._invited(told, client, vault)).texts)
+
+    def score(self, message: Message, client: Client) -> Message:
+        told, vault = _told(message), self._vault_of(message, client)
+        roster = self._accepted(told, message, client, vault)
+        scored = super().score(message, client)
+        layout = self._layout(message)
+        values = dict.fromkeys(layout.names, 0.0)
+        for name, value in scored.scalars.items():
+            if f"value {name}" in values:
+                values[f"value {name}"], values[f"count {name}"] = value, 1.0
+        reply = self._masked(layout, values, {}, roster, client, vault)
+        return replace(reply, sender=client.id, header=Header(round=message.round))
+
+    def _vault_of(self, message: Message, client: Client) -> Vault:
+        return self._vault or SimulatedVault(message.header.seed, client.id)
+
+    def _greeting(
+        self, told: Mapping[str, Any], message: Message, client: Client, vault: Vault
+    ) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        if told.get("metrics"):
+            scalars = Layer.score(self, message, client).scalars
+            out["metrics"] = sorted(n for n in scalars if n != "examples")
+        if self.masks and self.recovers:
+            out["greeting"] = greet(vault, client.id, str(told["job"]))
+        return out
+
+    def _dealt(
+        self, told: Mapping[str, Any], message: Message, client: Client, vault: Vault
+    ) -> dict[str, Any]:
+        terms = Terms.read(told.get("terms"))
+        purpose = "evaluate" if message.header.evaluate else "train"
+        if terms.round not in (message.round, message.round + 1) or terms.purpose != purpose:
+            raise Refused("keys are asked for, but for another round")
+        terms.check(self.min_cohort, self.recovers)
+        if client.id not in terms.holders:
+            raise Refused(f"client {client.id} is not among those who are to take part")
+        greetings = {int(i): g for i, g in told.get("greetings", {}).items()}
+        return {"deal": deal(vault, client.id, terms, greetings).table()}
+
+    def _invited(self, told: Mapping[str, Any], client: Client, vault: Vault) -> dict[str, Any]:
+        """The deal for the next round, if this client was invited to it."""
+        if "terms" not in told:
+            return {}
+        terms = Terms.read(told["terms"])
+        if client.id not in terms.holders:
+            return {}
+        terms.check(self.min_cohort, self.recovers)
+        greetings = {int(i): g for i, g in told.get("greetings", {}).items()}
+        return {"deal": deal(vault, client.id, terms, greetings).table()}
+
+    def _accepted(
+        self, told: Mapping[str, Any], message: Message, client: Client, vault: Vault
+    ) -> Roster | None:
+        """The roster to mask under, checked, before any work; None where there are no masks."""
+        if not self.masks:
+            return None
+        roster = self._checked(told, message, client, vault)
+        mine = roster.deals[client.id].mask
+        vault.claim(roster.terms.about, f"roster {mine}", roster.hash)
+        vault.claim(roster.terms.about, f"work {mine}", digest(message))
+        vault.forget(roster.terms.about)
+        return roster
+
+    def _checked(
+        self, told: Mapping[str, Any], message: Message, client: Client, vault: Vault
+    ) -> Roster:
+        if "roster" not in told:
+            raise Refused("a reply without masks is asked for")
+        roster = Roster.read(told["roster"])
+        purpose = "evaluate" if message.header.evaluate else "train"
+        if (roster.terms.round, roster.terms.purpose) != (message.round, purpose):
+            raise Refused(
+                f"the keys are for round {roster.terms.round} ({roster.terms.purpose}), the message"
+                f" is of round {message.round} ({purpose})"
+            )
+        roster.check(vault, client.id, self.min_cohort, self.recovers)
+        return roster
+
+    def _numbers(
+        self, layout: Layout, message: Message, client: Client, reply: Message
+    ) -> tuple[dict[str, float], dict[int, Tensor]]:
+        """A reply as whole numbers: few by name, tensors in flat arrays."""
+        values = dict.fromkeys(layout.names, 0.0)
+        flats = {bits: torch.empty(n, dtype=TYPES[bits]) for bits, n in layout.widths().items()}
+        rng = generator(message.header.seed, message.round, client.id, 0x16)
+        for cell in layout.cells:
+            weight = _weight(reply, cell.tree, cell.weight, message.header.max_weight)
+            peak, clipped = quantise(
+                reply.trees[cell.tree][cell.name],
+                weight,
+                cell,
+                layout.clients,
+                flats[cell.bits][cell.start : cell.start + cell.numel],
+                rng if cell.bits == 16 else None,
+            )
+            if not peak < float("inf"):
+                raise ValueError(f"tree {cell.tree!r} holds NaN or Inf")
+            values[f"moment {cell.key}"] = peak**2
+            values[f"weight {cell.tree}/{cell.weight}"] = weight
+            values[SATURATED] += clipped
+        values[WRITERS] = float(bool(getattr(client.memory, "written", {})))
+        for name, scalar in declared_sums(self.inner.declared()).items():
+            if name in reply.scalars:
+                by = scalar.weight if scalar.read == "mean" else None
+                count = reply.scalars.get(by, 1.0) if by else 1.0
+                values[f"value {name}"] = reply.scalars[name] * count
+                values[f"count {name}"] = count
+        return values, flats
+
+    def _masked(
+        self,
+        layout: Layout,
+        values: Mapping[str, float],
+        flats: Mapping[int, Tensor],
+        roster: Roster | None,
+        client: Client,
+        vault: Vault,
+    ) -> Message:
+        streams: Streams = roster.streams(vault, client.id) if roster is not None else []
+        add_masks(list(flats.values()), [(expand(key, "flat"), plus) for key, plus in streams])
+        few = encode(list(values.values()), few_masks(streams, len(layout.names)))
+        trees = {"few": {"flat": few}} | {f"ring{b}": {"flat": t} for b, t in flats.items()}
+        return Message(trees, weights={tree: {RING: 1.0} for tree in trees})
+
+    def _shares(
+        self, told: Mapping[str, Any], message: Message, client: Client, vault: Vault
+    ) -> dict[str, Any]:
+        invited = self._invited(told, client, vault)
+        if client.id not in told.get("survivors", []) and invited:
+            return invited
+        roster = self._checked(told, message, client, vault)
+        about, mine = roster.terms.about, roster.deals[client.id].mask
+        survivors = check_opening(
+            roster, client.id, told.get("survivors"), told.get("lost"), self.min_cohort
+        )
+        if not vault.claim(about, f"roster {mine}", roster.hash):
+            raise Refused("a sum is to be opened that this site has added nothing to")
+        vault.claim(about, f"open {mine}", fingerprint(*map(str, survivors)))
+        return {"shares": roster.open(vault, client.id, survivors), **invited}
+
+    # -- a real site -------------------------------------------------------------------------------
+
+    def with_vault(self, vault: Vault) -> SecureSum:
+        """This layer at a real site, with secrets of its own."""
+        if not self.masks:
+            raise Refused("masks = false is for simulations: it hides nothing")
+        layer = copy.copy(self)
+        layer._vault = vault
+        return layer
+
+    def at_folder(self, folder: Path, key: Path, peers: Path) -> SecureSum:
+        return self.with_vault(open_vault(folder, key, peers))
+
+
+def few_masks(streams: Streams, count: int) -> list[int]:
+    """The sum of these streams for the few numbers."""
+    total = [0] * count
+    for key, plus in streams:
+        for k, number in enumerate(mask_numbers(expand(key, "few"), count)):
+            total[k] += number if plus else -number
+    return total
+
+
+def digest(message: Message) -> str:
+    """Of a whole request, trees included."""
+    found = hashlib.sha256()
+    for piece in message.pieces(1 << 22):
+        found.update(piece)
+    return found.hexdigest()
+
+
+def _weight(reply: Message, tree: str, name: str, most: float) -> float:
+    weights = reply.weights.get(tree) or {MEAN: 1.0}
+    if name not in weights:
+        raise ValueError(
+            f"the tree {tree!r} has no weight {name!r}: its layer must say so in weighs"
+        )
+    if not 0 <= weights[name] <= most:
+        raise ValueError(f"the weight {name!r} of {tree!r} is {weights[name]:g}, at most {most:g}")
+    return float(weights[name])
+
+
+def _by_client(lost: Sequence[Lost]) -> list[Lost]:
+    """One line a client, the first."""
+    found: dict[int, Lost] = {}
+    for item in lost:
+        found.setdefault(item.sender, item)
+    return [found[i] for i in sorted(found)]
+
+
+# -- texts -----------------------------------------------------------------------------------------
+
+
+def _tell(message: Message, **told: Any) -> Message:
+    if not told:
+        return message
+    return replace(message, texts={**message.texts, KEY: json.dumps(told)}, _derived={})
+
+
+def _told(message: Message) -> dict[str, Any]:
+    return message.derived("told", lambda: _parsed(message.texts.get(KEY, "{}")))
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """Somebody else's JSON; nothing where it is none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _deals(replies: Replies, terms: Terms) -> dict[int, Deal]:
+    """By client, of those who are among the holders and dealt at all."""
+    found = {}
+    for i, heard in replies.heard.items():
+        table = _parsed(heard.texts.get(KEY, "")).get("deal")
+        if table is None or i not in terms.holders:
+            continue
+        try:
+            found[i] = Deal.read(i, table)
+        except Refused:
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What the server remembers between rounds, in the state's text.
+
+    greetings: box keys by client. dealt: terms and deals of the next sum. bounds: exponents, by
+    tensor. metrics: names of what clients evaluate, None while unknown."""
+
+    job: str
+    greetings: Mapping[int, Any] = field(default_factory=dict)
+    dealt: Mapping[str, Any] | None = None
+    bounds: Mapping[str, int] = field(default_factory=dict)
+    metrics: Sequence[str] | None = None
+
+    @staticmethod
+    def of(state: Message) -> _Memory:
+        if KEY not in state.texts:
+            raise ValueError(
+                "this state was made without SecureSum: such a run cannot go on with it"
+            )
+        table = json.loads(state.texts[KEY])
+        greetings = {int(i): g for i, g in table["greetings"].items()}
+        return _Memory(**{**table, "greetings": greetings})
+
+    def into(self, state: Message) -> Message:
+        table = {**self.__dict__, "greetings": {str(i): g for i, g in self.greetings.items()}}
+        return replace(state, texts={**state.texts, KEY: json.dumps(table)}, _derived={})
+
+    def invitation(self, terms: Terms) -> dict[str, Any]:
+        greetings = {str(i): self.greetings[i] for i in terms.holders if terms.threshold}
+        return {"terms": terms.table(), "greetings": greetings}
+
+    def ready(self, number: int, asked: Sequence[int]) -> Roster | None:
+        """The deals for this round, if they are everybody's."""
+        if self.dealt is None:
+            return None
+        roster = Roster.read(self.dealt)
+        terms = roster.terms
+        fits = terms.round == number and list(terms.holders) == sorted(asked)
+        return roster if fits and roster.deals.keys() == set(asked) else None
+
+    def with_trips(self, trips: Trips) -> _Memory:
+        """With what the trips of a round brought, besides sums."""
+        memory = self if trips.evaluate else replace(self, dealt=None)
+        for trip, replies, lost in zip(trips.made, trips.replies, trips.lost, strict=True):
+            memory = memory._with_trip(trip, replies, lost)
+        return memory
+
+    def _with_trip(self, trip: Trip, replies: Replies, lost: Sequence[Lost]) -> _Memory:
+        said = {i: _parsed(h.texts.get(KEY, "")) for i, h in replies.heard.items()}
+        told = _told(trip.message)
+        memory = self
+        if trip.number == GREET:
+            new = {i: s["greeting"] for i, s in said.items() if "greeting" in s}
+            memory = replace(memory, greetings={**memory.greetings, **new})
+            if told.get("metrics"):
+                names = {str(n) for s in said.values() for n in s.get("metrics", [])}
+                memory = replace(memory, metrics=sorted(names))
+        if trip.number == WORK:
+            # whoever could not mask its reply may have lost its box key: it is asked for a new one
+            gone = {x.sender for x in lost}
+            kept = {i: g for i, g in memory.greetings.items() if i not in gone}
+            memory = replace(memory, greetings=kept)
+        if trip.number in (WORK, OPEN) and "terms" in told:
+            terms = Terms.read(told["terms"])
+            roster = Roster(terms, _deals(replies, terms))
+            memory = replace(memory, dealt=roster.table())
+        return memory
+
+    def bounded(self, layout: Layout, totals: Mapping[str, float]) -> _Memory:
+        return replace(self, bounds=next_bounds(layout, totals))

@@ -1,0 +1,217 @@
+"""Where a client keeps what nobody else may know, and what it has already answered.
+
+In a simulation everything follows from the run's seed, which every client and the server know: the
+protocol is the real one, and nothing is secret. A real site draws its secrets from the operating
+system and keeps them in files of its own until they have been used; beside them it notes for every
+key what it was used for, before the answer leaves.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.files import write_atomically
+from fedlens.trust.masking import expand
+from fedlens.trust.signing import (
+    PublicKey,
+    SigningKey,
+    read_public_key,
+    read_signing_key,
+    sign,
+    signature_fits,
+)
+
+
+class Refused(ValueError):
+    """What a site does not do, whoever asks: one sentence."""
+
+
+class Vault(ABC):
+    """Of one client. box: the key that boxes for it are sealed with."""
+
+    @property
+    @abstractmethod
+    def box(self) -> bytes: ...
+
+    @abstractmethod
+    def new(self, about: str) -> tuple[str, bytes]:
+        """A name and 32 secret bytes for one sum. about: the job, the round and its purpose."""
+
+    @abstractmethod
+    def seed(self, about: str, name: str) -> bytes:
+        """Those bytes again; Refused where there are none."""
+
+    @abstractmethod
+    def sign(self, statement: bytes) -> str: ...
+
+    @abstractmethod
+    def is_signed(self, client: int, statement: bytes, signature: str) -> bool:
+        """Did this client sign it? Refused where nobody knows its key."""
+
+    @abstractmethod
+    def claim(self, about: str, use: str, request: str) -> bool:
+        """From now on `use` belongs to this request; Refused if it belongs to another. Whether it
+        was known before.
+        """
+
+    @abstractmethod
+    def meet(self, about: str, roster: str, keys: Iterable[str]) -> None:
+        """Others' keys, seen in this roster; Refused if one was seen in another."""
+
+    @abstractmethod
+    def forget(self, about: str) -> None:
+        """The secrets of sums that came well before this one are no longer needed."""
+
+
+class SimulatedVault(Vault):
+    """Everything from the run's seed. Nothing is kept: a simulated client answers whatever it is
+    asked, as often as it is asked, so that a worker that died can be replaced."""
+
+    def __init__(self, run: int, client: int) -> None:
+        self.run, self.client = run, client
+
+    def _key(self, *words: object) -> bytes:
+        return expand(self.run.to_bytes(16, "big", signed=True), "simulation", *words)
+
+    @property
+    def box(self) -> bytes:
+        return self._key(self.client, "box")
+
+    def new(self, about: str) -> tuple[str, bytes]:
+        return "seeded", self.seed(about, "seeded")
+
+    def seed(self, about: str, name: str) -> bytes:
+        return self._key(self.client, "sum", about, name)
+
+    def sign(self, statement: bytes) -> str:
+        return self._signature(self.client, statement)
+
+    def _signature(self, client: int, statement: bytes) -> str:
+        return hmac.digest(self._key(client, "signature"), statement, "sha256").hex()
+
+    def is_signed(self, client: int, statement: bytes, signature: str) -> bool:
+        return hmac.compare_digest(self._signature(client, statement), signature)
+
+    def claim(self, about: str, use: str, request: str) -> bool:
+        return True
+
+    def meet(self, about: str, roster: str, keys: Iterable[str]) -> None:
+        pass
+
+    def forget(self, about: str) -> None:
+        pass
+
+
+class SiteVault(Vault):
+    """In a folder for its owner only. key: the site's own signing key. peers: the public keys of
+    all sites, by client, which this site's operator has put there."""
+
+    def __init__(self, folder: Path, key: SigningKey, peers: Mapping[int, PublicKey]) -> None:
+        self.folder, self.key, self.peers = folder, key, peers
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @property
+    def box(self) -> bytes:
+        return self._secret(self.folder / "box.secret", make=True)
+
+    def new(self, about: str) -> tuple[str, bytes]:
+        name = os.urandom(16).hex()
+        return name, self._secret(self._place(about) / f"{name}.secret", make=True)
+
+    def seed(self, about: str, name: str) -> bytes:
+        path = self._place(about) / f"{name}.secret"
+        if not re.fullmatch("[0-9a-f]{32}", name) or not path.exists():
+            raise Refused("the key that is to be this site's own was not made here for this")
+        return self._secret(path)
+
+    def sign(self, statement: bytes) -> str:
+        return sign(self.key, statement)
+
+    def is_signed(self, client: int, statement: bytes, signature: str) -> bool:
+        if client not in self.peers:
+            raise Refused(
+                f"client {client} is to take part, but this site does not know its public key: put"
+                " the .pub files of all sites into the folder of --peers"
+            )
+        return signature_fits(self.peers[client], statement, signature)
+
+    def claim(self, about: str, use: str, request: str) -> bool:
+        uses = self._note(about, "uses")
+        known = use in uses
+        if uses.setdefault(use, request) != request:
+            raise Refused(
+                "this site has answered another request with the same key: a second answer under"
+                " the same mask would show the difference"
+            )
+        self._keep(about, "uses", uses)
+        return known
+
+    def meet(self, about: str, roster: str, keys: Iterable[str]) -> None:
+        seen = self._note(about, "seen")
+        for key in keys:
+            if seen.setdefault(key, roster) != roster:
+                raise Refused("a client's key was used before, with others: it is replayed")
+        self._keep(about, "seen", seen)
+
+    def forget(self, about: str) -> None:
+        job, number, _ = about.rsplit("-", 2)
+        for path in self.folder.glob(f"{_plain(job)}-*/*.secret"):
+            # a server that goes on from its last checkpoint asks for one round again
+            if int(path.parent.name.rsplit("-", 2)[1]) < int(number) - 1:
+                path.unlink()
+
+    # -- files -------------------------------------------------------------------------------------
+
+    def _place(self, about: str) -> Path:
+        folder = self.folder / _plain(about)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder
+
+    def _secret(self, path: Path, make: bool = False) -> bytes:
+        if make and not path.exists():
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(os.urandom(32))
+                file.flush()
+                os.fsync(file.fileno())
+        data = path.read_bytes()
+        if len(data) != 32:
+            raise Refused(f"{path.name} in this site's folder is damaged")
+        return data
+
+    def _note(self, about: str, kind: str) -> dict[str, Any]:
+        path = self._place(about) / f"{kind}.json"
+        table: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return table
+
+    def _keep(self, about: str, kind: str, table: Mapping[str, Any]) -> None:
+        write_atomically(self._place(about) / f"{kind}.json", json.dumps(table), sync=True)
+
+
+def _plain(text: str) -> str:
+    """As the name of a folder, whoever chose it."""
+    return re.sub(r"[^A-Za-z0-9-]", "_", text)[:120]
+
+
+def read_peers(folder: Path, numbers: Mapping[str, int] | None = None) -> dict[int, PublicKey]:
+    """The public keys (*.pub) in a folder, by client: the number in a file's name."""
+    found: dict[int, PublicKey] = {}
+    for path in sorted(folder.glob("*.pub")):
+        digits = re.findall(r"\d+", path.stem)
+        number = (numbers or {}).get(path.stem, int(digits[0]) if len(digits) == 1 else None)
+        if number is None:
+            continue
+        if number in found:
+            raise Refused(f"two public keys in {folder} are of client {number}: keep one")
+        found[number] = read_public_key(path.read_text(), str(path))
+    return found
+
+
+def open_vault(folder: Path, key: Path, peers: Path) -> SiteVault:
+    return SiteVault(folder, read_signing_key(key), read_peers(peers))
