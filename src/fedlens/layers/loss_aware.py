@@ -5,8 +5,7 @@ With I_i = L_i^-a, u = 1/n and l_i = I_i / sum I: the Hellinger distance H betwe
 0 below tau and (H - tau) / (1 - tau) above it, and the new model is (1 - m) sum u_i W_i + m sum l_i
 W_i. All of it follows from sums, H^2 = 1 - sum(sqrt I) / sqrt(n sum I), so no single reply is
 needed. Engines do tell the server of every client its scalars and weights (`Heard`), for curves
-and tables; a wire layer that masks replies can hide those too, and the same model follows from the
-masked sums alone: tests/layers/test_masked.py is such a layer.
+and tables; `SecureSum` hides those too, and the same model follows from the masked sums alone.
 
 Where paper and code disagree: the exponent decays as a = 1 - t/T in the public code (t from 1, so
 the last round is uniform), which is the default. The paper's alpha <- alpha^(1 - t/T) with alpha_0

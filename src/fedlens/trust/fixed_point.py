@@ -42,7 +42,7 @@ TYPES = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 SATURATED, WRITERS = "saturated", "writers"
 
 
-class Cell(NamedTuple):
+class Slot(NamedTuple):
     """A tensor's place: in the flat array of its width, from `start` on, with the bound 2^bound."""
 
     tree: str
@@ -73,12 +73,12 @@ def scale_of(bits: int, bound: int, clients: int) -> int:
 class Layout:
     """Where everything in a reply goes; client and server make it from the same message.
 
-    cells: tensors. names: of the few numbers, in their order: a weight's sum, a tensor's moment, a
+    slots: tensors. names: of the few numbers, in their order: a weight's sum, a tensor's moment, a
     scalar's value and weight, how many entries were clipped and how many clients wrote to their
     memory. clients: how many may add.
     """
 
-    cells: Sequence[Cell]
+    slots: Sequence[Slot]
     names: Sequence[str]
     clients: int
 
@@ -91,7 +91,7 @@ class Layout:
         clients: int,
         ring: int,
     ) -> Layout:
-        cells: list[Cell] = []
+        slots: list[Slot] = []
         at = dict.fromkeys(TYPES, 0)
         numbers = [SATURATED, WRITERS]
         for tree, arrays in expected.items():
@@ -101,19 +101,19 @@ class Layout:
                     known = bounds.get(f"{tree}/{weight}/{name}")
                     bits = bits_of(t, known is not None, ring)
                     bound = FIRST_BOUND if known is None else known
-                    cell = Cell(tree, weight, name, t.shape, t.dtype, bits, at[bits], bound)
-                    at[bits] += cell.numel
-                    cells.append(cell)
-                    numbers.append(f"moment {cell.key}")
+                    slot = Slot(tree, weight, name, t.shape, t.dtype, bits, at[bits], bound)
+                    at[bits] += slot.numel
+                    slots.append(slot)
+                    numbers.append(f"moment {slot.key}")
         for name in scalars:
             numbers += [f"value {name}", f"count {name}"]
-        return Layout(cells, numbers, clients)
+        return Layout(slots, numbers, clients)
 
     def widths(self) -> dict[int, int]:
         """How many entries of each width there are."""
         out: dict[int, int] = {}
-        for cell in self.cells:
-            out[cell.bits] = out.get(cell.bits, 0) + cell.numel
+        for slot in self.slots:
+            out[slot.bits] = out.get(slot.bits, 0) + slot.numel
         return dict(sorted(out.items(), reverse=True))
 
     def expects(self) -> dict[str, Tree]:
@@ -141,10 +141,10 @@ def parts_of(t: Tensor) -> Tensor:
 # -- tensors ---------------------------------------------------------------------------------------
 
 
-def quantise(
+def to_whole(
     x: Tensor,
     weight: float,
-    cell: Cell,
+    slot: Slot,
     clients: int,
     out: Tensor,
     rng: torch.Generator | None = None,
@@ -152,14 +152,14 @@ def quantise(
     """weight * x as whole numbers into `out`; its largest magnitude, and how many were clipped.
     rng: round up or down by chance, so that the mean is right however few bits there are."""
     flat = parts_of(x).reshape(-1)
-    if cell.bits == 64 or not flat.is_floating_point():
+    if slot.bits == 64 or not flat.is_floating_point():
         flat = flat.double()
     elif flat.dtype != torch.float32:
         flat = flat.float()
     low, high = torch.aminmax(flat) if flat.numel() else (torch.zeros(1), torch.zeros(1))
     peak = abs(weight) * max(-float(low), float(high))
-    scale = math.ldexp(1.0, scale_of(cell.bits, cell.bound, clients))
-    limit = _limit(cell.bits, clients)
+    scale = math.ldexp(1.0, scale_of(slot.bits, slot.bound, clients))
+    limit = _limit(slot.bits, clients)
     clipped = 0
     for piece, place in zip(torch.split(flat, _PIECE), torch.split(out, _PIECE), strict=True):
         scaled = piece * (weight * scale)
@@ -184,14 +184,14 @@ def _limit(bits: int, clients: int) -> float:
     return float(most - 1 if bits <= 16 else most - (1 << max(0, most.bit_length() - 24)))
 
 
-def to_mean(total: Tensor, cell: Cell, clients: int, weight: float) -> Tensor:
+def to_mean(total: Tensor, slot: Slot, clients: int, weight: float) -> Tensor:
     """The sum of whole numbers as a mean: divided by the scale and by the sum of weights."""
-    factor = math.ldexp(1.0, -scale_of(cell.bits, cell.bound, clients)) / weight if weight else 0.0
-    kind = cell.dtype if cell.dtype.is_floating_point or cell.dtype.is_complex else torch.float64
+    factor = math.ldexp(1.0, -scale_of(slot.bits, slot.bound, clients)) / weight if weight else 0.0
+    kind = slot.dtype if slot.dtype.is_floating_point or slot.dtype.is_complex else torch.float64
     if kind.is_complex:
-        pairs = (total.double() * factor).view(*cell.shape, 2).contiguous()
+        pairs = (total.double() * factor).view(*slot.shape, 2).contiguous()
         return torch.view_as_complex(pairs).to(kind)
-    out = torch.empty(cell.shape, dtype=kind)
+    out = torch.empty(slot.shape, dtype=kind)
     pieces = zip(torch.split(total, _PIECE), torch.split(out.view(-1), _PIECE), strict=True)
     for piece, place in pieces:
         place.copy_(piece.double() * factor)
@@ -201,28 +201,28 @@ def to_mean(total: Tensor, cell: Cell, clients: int, weight: float) -> Tensor:
 def next_bounds(layout: Layout, totals: Mapping[str, float]) -> dict[str, int]:
     """Exponents, by tensor, from the sums of squared peaks. What was clipped has at least twice the
     bound the next time."""
-    bounds = {cell.key: _next_bound(cell, layout, totals) for cell in layout.cells}
+    bounds = {slot.key: _next_bound(slot, layout, totals) for slot in layout.slots}
     most: dict[tuple[str, str], int] = {}
-    for cell in layout.cells:
-        if is_narrow(cell.dtype):
-            group = cell.tree, cell.weight
-            most[group] = max(most.get(group, LEAST_BOUND), bounds[cell.key])
-    for cell in layout.cells:
-        least = most.get((cell.tree, cell.weight), LEAST_BOUND) - FALL
-        bounds[cell.key] = max(bounds[cell.key], least)
+    for slot in layout.slots:
+        if is_narrow(slot.dtype):
+            group = slot.tree, slot.weight
+            most[group] = max(most.get(group, LEAST_BOUND), bounds[slot.key])
+    for slot in layout.slots:
+        least = most.get((slot.tree, slot.weight), LEAST_BOUND) - FALL
+        bounds[slot.key] = max(bounds[slot.key], least)
     return bounds
 
 
-def _next_bound(cell: Cell, layout: Layout, totals: Mapping[str, float]) -> int:
-    whole = math.sqrt(max(0.0, totals[f"moment {cell.key}"]))
+def _next_bound(slot: Slot, layout: Layout, totals: Mapping[str, float]) -> int:
+    whole = math.sqrt(max(0.0, totals[f"moment {slot.key}"]))
     peak = SLACK * whole / math.sqrt(layout.clients)
     bound = math.frexp(peak)[1] if peak else LEAST_BOUND
-    if not is_narrow(cell.dtype):
+    if not is_narrow(slot.dtype):
         bound = max(bound, FIRST_BOUND)
-    elif cell.bits < 64:
-        bound = max(bound, cell.bound - 1)
-    if totals[SATURATED] and whole > 0.999 * math.ldexp(1.0, cell.bound):
-        bound = max(bound, cell.bound + 1)
+    elif slot.bits < 64:
+        bound = max(bound, slot.bound - 1)
+    if totals[SATURATED] and whole > 0.999 * math.ldexp(1.0, slot.bound):
+        bound = max(bound, slot.bound + 1)
     return max(LEAST_BOUND, min(MOST_BOUND, bound))
 
 

@@ -111,7 +111,7 @@ def _at(coefficients: Sequence[int], x: int) -> int:
     return value
 
 
-def join(shares: Mapping[int, bytes], size: int = 32) -> bytes:
+def rebuild(shares: Mapping[int, bytes], size: int = 32) -> bytes:
     """The secret, from at least `threshold` shares: f(0) by Lagrange's formula."""
     total = 0
     for i, share in shares.items():

@@ -1,6 +1,6 @@
 """Who adds to a sum, under which keys: how clients agree on it, what each checks, how it is opened.
 
-Terms are what a sum is about: the job, its round and purpose, who holds shares, and how many of
+SumTerms are what a sum is about: the job, its round and purpose, who holds shares, and how many of
 them open a mask. Every client makes a `Deal` for these terms: fresh keys, signed, and a box for
 each holder with shares of its secrets. A `Roster` is the deals under which masks are made. A client
 checks every one of them itself: what the server says about others' keys counts for nothing.
@@ -27,21 +27,21 @@ from fedlens.trust.masking import (
     Tampered,
     expand,
     fingerprint,
-    join,
     pair_key,
     public_of,
+    rebuild,
     seal,
     unseal,
 )
 from fedlens.trust.signing import canonical
-from fedlens.trust.vault import Refused, Vault
+from fedlens.trust.vault import Declined, Vault
 
 Purpose = Literal["train", "evaluate"]
 MOST_HOLDERS = 10_000
 
 
 @dataclass(frozen=True)
-class Terms:
+class SumTerms:
     """threshold: shares that open a mask; 0 where masks are never opened (`dropouts = "skip"`)."""
 
     job: str
@@ -68,7 +68,7 @@ class Terms:
         return fingerprint(canonical(self.table()).decode())
 
     @staticmethod
-    def read(table: Any) -> Terms:
+    def read(table: Any) -> SumTerms:
         """From somebody else's JSON."""
         try:
             job, number, purpose = table["job"], table["round"], table["purpose"]
@@ -80,22 +80,22 @@ class Terms:
                 and len(set(holders)) == len(holders) <= MOST_HOLDERS
             )
         except (KeyError, TypeError) as e:
-            raise Refused("the terms of a sum are malformed") from e
+            raise Declined("the terms of a sum are malformed") from e
         if not fine:
-            raise Refused("the terms of a sum are malformed")
-        return Terms(job, number, purpose, tuple(sorted(holders)), threshold)
+            raise Declined("the terms of a sum are malformed")
+        return SumTerms(job, number, purpose, tuple(sorted(holders)), threshold)
 
     def check(self, least: int, recover: bool) -> None:
         """What a client accepts. least: holders."""
         n = len(self.holders)
         if n < least:
-            raise Refused(f"a sum of {n} is none that hides anybody: at least {least} take part")
+            raise Declined(f"a sum of {n} is none that hides anybody: at least {least} take part")
         if recover and not n // 2 < self.threshold <= n:
-            raise Refused(
+            raise Declined(
                 f"{self.threshold} of {n} shares are to open a mask: more than half it must be"
             )
         if not recover and self.threshold:
-            raise Refused("masks are to be opened, but dropouts are skipped in this job")
+            raise Declined("masks are to be opened, but dropouts are skipped in this job")
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,12 @@ class Deal:
             boxes = {int(i): box for i, box in table["boxes"].items()}
             fields = {k: table[k] for k in _DEAL}
         except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise Refused(f"the keys of client {client} are malformed") from e
+            raise Declined(f"the keys of client {client} are malformed") from e
         if not all(isinstance(text, str) for text in (*fields.values(), *boxes.values())):
-            raise Refused(f"the keys of client {client} are malformed")
+            raise Declined(f"the keys of client {client} are malformed")
         return Deal(client, **fields, boxes=boxes)
 
-    def statement(self, terms: Terms) -> bytes:
+    def statement(self, terms: SumTerms) -> bytes:
         """What its client signs."""
         mine = {"client": self.client, "box": self.box, "mask": self.mask, "own": self.own}
         return canonical({**mine, "name": self.name, "terms": terms.hash, "kind": "fedlens deal"})
@@ -159,7 +159,7 @@ def _greeting(client: int, job: str, box: str) -> bytes:
     return canonical({"client": client, "job": job, "box": box, "kind": "fedlens greeting"})
 
 
-def deal(vault: Vault, client: int, terms: Terms, greetings: Mapping[int, Any]) -> Deal:
+def deal(vault: Vault, client: int, terms: SumTerms, greetings: Mapping[int, Any]) -> Deal:
     """Fresh keys of this client for these terms, and shares of them for every holder."""
     name, seed = vault.new(terms.about)
     secrets = Secrets(seed)
@@ -181,9 +181,9 @@ def _checked_box(vault: Vault, client: int, job: str, greeting: Any) -> bytes:
     try:
         box, signature = str(greeting["box"]), str(greeting["signature"])
     except (KeyError, TypeError) as e:
-        raise Refused(f"client {client} is to hold shares, but has sent no key for them") from e
+        raise Declined(f"client {client} is to hold shares, but has sent no key for them") from e
     if not vault.is_signed(client, _greeting(client, job, box), signature):
-        raise Refused(f"the box key of client {client} is not signed by it")
+        raise Declined(f"the box key of client {client} is not signed by it")
     return from_b64(box)
 
 
@@ -191,7 +191,7 @@ def _checked_box(vault: Vault, client: int, job: str, greeting: Any) -> bytes:
 class Roster:
     """The deals under which a sum is masked, by client."""
 
-    terms: Terms
+    terms: SumTerms
     deals: Mapping[int, Deal]
 
     def table(self) -> dict[str, Any]:
@@ -201,10 +201,10 @@ class Roster:
     @staticmethod
     def read(table: Any) -> Roster:
         try:
-            terms = Terms.read(table["terms"])
+            terms = SumTerms.read(table["terms"])
             found = {int(i): d for i, d in table["deals"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise Refused("the list of who takes part is malformed") from e
+            raise Declined("the list of who takes part is malformed") from e
         return Roster(terms, {i: Deal.read(i, found[i]) for i in sorted(found)})
 
     @cached_property
@@ -215,16 +215,16 @@ class Roster:
         """What a client looks at before it masks anything with these keys, or opens them."""
         self.terms.check(least, recover)
         if len(self.deals) < least:
-            raise Refused(f"{len(self.deals)} are to take part, not the {least} there must be")
+            raise Declined(f"{len(self.deals)} are to take part, not the {least} there must be")
         if client not in self.deals:
-            raise Refused(f"client {client} is not among those who are to take part")
+            raise Declined(f"client {client} is not among those who are to take part")
         if strangers := sorted(self.deals.keys() - set(self.terms.holders)):
-            raise Refused(f"client {strangers[0]} takes part, but was not among the holders")
+            raise Declined(f"client {strangers[0]} takes part, but was not among the holders")
         if len({d.mask for d in self.deals.values()}) < len(self.deals):
-            raise Refused("two clients are to have the same key")
+            raise Declined("two clients are to have the same key")
         for i, d in self.deals.items():
             if not vault.is_signed(i, d.statement(self.terms), d.signature):
-                raise Refused(
+                raise Declined(
                     f"the keys of client {i} are not signed by it for round {self.terms.round}"
                 )
         self.secrets(vault, client)
@@ -235,7 +235,7 @@ class Roster:
         mine = self.deals[client]
         secrets = Secrets(vault.seed(self.terms.about, mine.name))
         if b64(public_of(secrets.mask)) != mine.mask:
-            raise Refused("the key that is to be this site's own is not")
+            raise Declined("the key that is to be this site's own is not")
         return secrets
 
     def streams(self, vault: Vault, client: int) -> Streams:
@@ -276,19 +276,19 @@ def check_opening(roster: Roster, client: int, survivors: Any, lost: Any, least:
     """The survivors, if a client may open the masks of just these."""
     lists = (survivors, lost)
     if not all(isinstance(x, list) and all(type(i) is int for i in x) for x in lists):
-        raise Refused("the lists of survivors and lost are malformed")
+        raise Declined("the lists of survivors and lost are malformed")
     both = set(survivors) & set(lost)
     if both or len(set(survivors)) < len(survivors) or len(set(lost)) < len(lost):
-        raise Refused(
+        raise Declined(
             f"client {min(both) if both else '?'} is to have survived and to be lost: the shares of"
             " both would open its reply"
         )
     if set(survivors) | set(lost) != set(roster.deals):
-        raise Refused("the lists of survivors and lost are not those who took part")
+        raise Declined("the lists of survivors and lost are not those who took part")
     if client not in survivors:
-        raise Refused("this client is said to be lost: it opens nothing")
+        raise Declined("this client is said to be lost: it opens nothing")
     if len(survivors) < (need := max(least, roster.terms.threshold)):
-        raise Refused(f"{len(survivors)} have survived, a sum opens for {need} or more")
+        raise Declined(f"{len(survivors)} have survived, a sum opens for {need} or more")
     return sorted(survivors)
 
 
@@ -307,7 +307,7 @@ def recover(
         enough = dict(list(parts.items())[: roster.terms.threshold])
         if len(enough) < roster.terms.threshold:
             raise Tampered(f"too few shares of client {owner}'s secret came back")
-        secret = join(enough)
+        secret = rebuild(enough)
         if owner in survivors:
             if fingerprint(secret.hex()) != d.own:
                 raise Tampered(f"the shares of client {owner}'s secret do not fit together")

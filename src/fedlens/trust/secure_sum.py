@@ -54,21 +54,21 @@ from fedlens.trust.fixed_point import (
     decode,
     encode,
     next_bounds,
-    quantise,
     to_mean,
+    to_whole,
 )
 from fedlens.trust.masking import Streams, Tampered, add_masks, expand, fingerprint, mask_numbers
 from fedlens.trust.roster import (
     Deal,
     Purpose,
     Roster,
-    Terms,
+    SumTerms,
     check_opening,
     deal,
     greet,
     recover,
 )
-from fedlens.trust.vault import Refused, SimulatedVault, Vault, open_vault
+from fedlens.trust.vault import Declined, SimulatedVault, Vault, open_vault
 
 WORK, GREET, DEAL, OPEN = 0, 1, 2, 3
 KEY = "secure"  # the text by which both halves speak
@@ -122,7 +122,7 @@ class SecureSum(Layer):
                 return self._work(state, memory.with_trips(trips), trips, None)
             return self._deal(memory.with_trips(trips), state, trips, here)
         if last == DEAL:
-            terms = Terms.read(_told(trips.made[-1].message)["terms"])
+            terms = SumTerms.read(_told(trips.made[-1].message)["terms"])
             dealt = _deals(trips.replies[-1], terms)
             if len(dealt) < max(self.min_cohort, terms.threshold):
                 return None
@@ -151,9 +151,11 @@ class SecureSum(Layer):
             return self._work(state, memory, trips, ready)
         return self._deal(memory, state, trips, asked)
 
-    def _terms(self, memory: _Memory, number: int, purpose: Purpose, ids: Sequence[int]) -> Terms:
+    def _terms(
+        self, memory: _Memory, number: int, purpose: Purpose, ids: Sequence[int]
+    ) -> SumTerms:
         threshold = len(ids) // 2 + 1 if self.recovers else 0
-        return Terms(memory.job, number, purpose, tuple(sorted(ids)), threshold)
+        return SumTerms(memory.job, number, purpose, tuple(sorted(ids)), threshold)
 
     def _deal(self, memory: _Memory, state: Message, trips: Trips, ids: Sequence[int]) -> Trip:
         purpose: Purpose = "evaluate" if trips.evaluate else "train"
@@ -171,8 +173,12 @@ class SecureSum(Layer):
         ids = sorted(roster.deals) if roster is not None else sorted(trips.asked)
         return Trip(_tell(self.inner.broadcast(state), **told), ids, WORK)
 
-    def _open(self, state: Message, memory: _Memory, trips: Trips, here: Sequence[int]) -> Trip:
+    def _open(
+        self, state: Message, memory: _Memory, trips: Trips, here: Sequence[int]
+    ) -> Trip | None:
         told = _told(trips.made[-1].message)
+        if len(here) < Roster.read(told["roster"]).terms.threshold:
+            return None
         lost = sorted(set(trips.made[-1].ids) - set(here))
         told = {"roster": told["roster"], "survivors": list(here), "lost": lost}
         ids = set(here)
@@ -273,12 +279,12 @@ class SecureSum(Layer):
     ) -> Replies:
         """What the inner algorithm sees: ordinary means and totals."""
         sums: dict[tuple[str, str], Sum] = {}
-        for cell in layout.cells:
-            weight = totals[f"weight {cell.tree}/{cell.weight}"]
-            total = flats[cell.bits][cell.start : cell.start + cell.numel]
-            mean = to_mean(total, cell, layout.clients, weight)
-            key = cell.tree, cell.weight
-            sums.setdefault(key, Sum({}, weight)).tree[cell.name] = mean
+        for slot in layout.slots:
+            weight = totals[f"weight {slot.tree}/{slot.weight}"]
+            total = flats[slot.bits][slot.start : slot.start + slot.numel]
+            mean = to_mean(total, slot, layout.clients, weight)
+            key = slot.tree, slot.weight
+            sums.setdefault(key, Sum({}, weight)).tree[slot.name] = mean
         scalars = [n.removeprefix("value ") for n in layout.names if n.startswith("value ")]
         found = {n: (totals[f"value {n}"], totals[f"count {n}"]) for n in scalars}
         heard = {i: Heard(i, h.round, {}, h.bytes, {}) for i, h in trips.replies[at].heard.items()}
@@ -296,7 +302,7 @@ class SecureSum(Layer):
         told = _told(message)
         clients = told.get("clients")
         if type(clients) is not int or not 1 <= clients < 1 << 20:
-            raise Refused("the message does not say how many are to add")
+            raise Declined("the message does not say how many are to add")
         if message.header.evaluate:
             names = [str(name) for name in told.get("metrics", [])]
             return Layout.of({}, {}, ["examples", *names], {}, clients, self.ring)
@@ -363,13 +369,13 @@ class SecureSum(Layer):
     def _dealt(
         self, told: Mapping[str, Any], message: Message, client: Client, vault: Vault
     ) -> dict[str, Any]:
-        terms = Terms.read(told.get("terms"))
+        terms = SumTerms.read(told.get("terms"))
         purpose = "evaluate" if message.header.evaluate else "train"
         if terms.round not in (message.round, message.round + 1) or terms.purpose != purpose:
-            raise Refused("keys are asked for, but for another round")
+            raise Declined("keys are asked for, but for another round")
         terms.check(self.min_cohort, self.recovers)
         if client.id not in terms.holders:
-            raise Refused(f"client {client.id} is not among those who are to take part")
+            raise Declined(f"client {client.id} is not among those who are to take part")
         greetings = {int(i): g for i, g in told.get("greetings", {}).items()}
         return {"deal": deal(vault, client.id, terms, greetings).table()}
 
@@ -377,7 +383,7 @@ class SecureSum(Layer):
         """The deal for the next round, if this client was invited to it."""
         if "terms" not in told:
             return {}
-        terms = Terms.read(told["terms"])
+        terms = SumTerms.read(told["terms"])
         if client.id not in terms.holders:
             return {}
         terms.check(self.min_cohort, self.recovers)
@@ -401,11 +407,11 @@ class SecureSum(Layer):
         self, told: Mapping[str, Any], message: Message, client: Client, vault: Vault
     ) -> Roster:
         if "roster" not in told:
-            raise Refused("a reply without masks is asked for")
+            raise Declined("a reply without masks is asked for")
         roster = Roster.read(told["roster"])
         purpose = "evaluate" if message.header.evaluate else "train"
         if (roster.terms.round, roster.terms.purpose) != (message.round, purpose):
-            raise Refused(
+            raise Declined(
                 f"the keys are for round {roster.terms.round} ({roster.terms.purpose}), the message"
                 f" is of round {message.round} ({purpose})"
             )
@@ -419,20 +425,20 @@ class SecureSum(Layer):
         values = dict.fromkeys(layout.names, 0.0)
         flats = {bits: torch.empty(n, dtype=TYPES[bits]) for bits, n in layout.widths().items()}
         rng = generator(message.header.seed, message.round, client.id, 0x16)
-        for cell in layout.cells:
-            weight = _weight(reply, cell.tree, cell.weight, message.header.max_weight)
-            peak, clipped = quantise(
-                reply.trees[cell.tree][cell.name],
+        for slot in layout.slots:
+            weight = _weight(reply, slot.tree, slot.weight, message.header.max_weight)
+            peak, clipped = to_whole(
+                reply.trees[slot.tree][slot.name],
                 weight,
-                cell,
+                slot,
                 layout.clients,
-                flats[cell.bits][cell.start : cell.start + cell.numel],
-                rng if cell.bits == 16 else None,
+                flats[slot.bits][slot.start : slot.start + slot.numel],
+                rng if slot.bits == 16 else None,
             )
             if not peak < float("inf"):
-                raise ValueError(f"tree {cell.tree!r} holds NaN or Inf")
-            values[f"moment {cell.key}"] = peak**2
-            values[f"weight {cell.tree}/{cell.weight}"] = weight
+                raise ValueError(f"tree {slot.tree!r} holds NaN or Inf")
+            values[f"moment {slot.key}"] = peak**2
+            values[f"weight {slot.tree}/{slot.weight}"] = weight
             values[SATURATED] += clipped
         values[WRITERS] = float(bool(getattr(client.memory, "written", {})))
         for name, scalar in declared_sums(self.inner.declared()).items():
@@ -470,7 +476,7 @@ class SecureSum(Layer):
             roster, client.id, told.get("survivors"), told.get("lost"), self.min_cohort
         )
         if not vault.claim(about, f"roster {mine}", roster.hash):
-            raise Refused("a sum is to be opened that this site has added nothing to")
+            raise Declined("a sum is to be opened that this site has added nothing to")
         vault.claim(about, f"open {mine}", fingerprint(*map(str, survivors)))
         return {"shares": roster.open(vault, client.id, survivors), **invited}
 
@@ -479,7 +485,7 @@ class SecureSum(Layer):
     def with_vault(self, vault: Vault) -> SecureSum:
         """This layer at a real site, with secrets of its own."""
         if not self.masks:
-            raise Refused("masks = false is for simulations: it hides nothing")
+            raise Declined("masks = false is for simulations: it hides nothing")
         layer = copy.copy(self)
         layer._vault = vault
         return layer
@@ -546,7 +552,7 @@ def _parsed(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _deals(replies: Replies, terms: Terms) -> dict[int, Deal]:
+def _deals(replies: Replies, terms: SumTerms) -> dict[int, Deal]:
     """By client, of those who are among the holders and dealt at all."""
     found = {}
     for i, heard in replies.heard.items():
@@ -555,7 +561,7 @@ def _deals(replies: Replies, terms: Terms) -> dict[int, Deal]:
             continue
         try:
             found[i] = Deal.read(i, table)
-        except Refused:
+        except Declined:
             continue
     return found
 
@@ -587,7 +593,7 @@ class _Memory:
         table = {**self.__dict__, "greetings": {str(i): g for i, g in self.greetings.items()}}
         return replace(state, texts={**state.texts, KEY: json.dumps(table)}, _derived={})
 
-    def invitation(self, terms: Terms) -> dict[str, Any]:
+    def invitation(self, terms: SumTerms) -> dict[str, Any]:
         greetings = {str(i): self.greetings[i] for i in terms.holders if terms.threshold}
         return {"terms": terms.table(), "greetings": greetings}
 
@@ -623,7 +629,7 @@ class _Memory:
             kept = {i: g for i, g in memory.greetings.items() if i not in gone}
             memory = replace(memory, greetings=kept)
         if trip.number in (WORK, OPEN) and "terms" in told:
-            terms = Terms.read(told["terms"])
+            terms = SumTerms.read(told["terms"])
             roster = Roster(terms, _deals(replies, terms))
             memory = replace(memory, dealt=roster.table())
         return memory

@@ -29,7 +29,7 @@ from fedlens.trust.signing import (
 )
 
 
-class Refused(ValueError):
+class Declined(ValueError):
     """What a site does not do, whoever asks: one sentence."""
 
 
@@ -46,24 +46,24 @@ class Vault(ABC):
 
     @abstractmethod
     def seed(self, about: str, name: str) -> bytes:
-        """Those bytes again; Refused where there are none."""
+        """Those bytes again; Declined where there are none."""
 
     @abstractmethod
     def sign(self, statement: bytes) -> str: ...
 
     @abstractmethod
     def is_signed(self, client: int, statement: bytes, signature: str) -> bool:
-        """Did this client sign it? Refused where nobody knows its key."""
+        """Did this client sign it? Declined where nobody knows its key."""
 
     @abstractmethod
     def claim(self, about: str, use: str, request: str) -> bool:
-        """From now on `use` belongs to this request; Refused if it belongs to another. Whether it
+        """From now on `use` belongs to this request; Declined if it belongs to another. Whether it
         was known before.
         """
 
     @abstractmethod
     def meet(self, about: str, roster: str, keys: Iterable[str]) -> None:
-        """Others' keys, seen in this roster; Refused if one was seen in another."""
+        """Others' keys, seen in this roster; Declined if one was seen in another."""
 
     @abstractmethod
     def forget(self, about: str) -> None:
@@ -128,7 +128,7 @@ class SiteVault(Vault):
     def seed(self, about: str, name: str) -> bytes:
         path = self._place(about) / f"{name}.secret"
         if not re.fullmatch("[0-9a-f]{32}", name) or not path.exists():
-            raise Refused("the key that is to be this site's own was not made here for this")
+            raise Declined("the key that is to be this site's own was not made here for this")
         return self._secret(path)
 
     def sign(self, statement: bytes) -> str:
@@ -136,7 +136,7 @@ class SiteVault(Vault):
 
     def is_signed(self, client: int, statement: bytes, signature: str) -> bool:
         if client not in self.peers:
-            raise Refused(
+            raise Declined(
                 f"client {client} is to take part, but this site does not know its public key: put"
                 " the .pub files of all sites into the folder of --peers"
             )
@@ -146,7 +146,7 @@ class SiteVault(Vault):
         uses = self._note(about, "uses")
         known = use in uses
         if uses.setdefault(use, request) != request:
-            raise Refused(
+            raise Declined(
                 "this site has answered another request with the same key: a second answer under"
                 " the same mask would show the difference"
             )
@@ -157,7 +157,7 @@ class SiteVault(Vault):
         seen = self._note(about, "seen")
         for key in keys:
             if seen.setdefault(key, roster) != roster:
-                raise Refused("a client's key was used before, with others: it is replayed")
+                raise Declined("a client's key was used before, with others: it is replayed")
         self._keep(about, "seen", seen)
 
     def forget(self, about: str) -> None:
@@ -182,7 +182,7 @@ class SiteVault(Vault):
                 os.fsync(file.fileno())
         data = path.read_bytes()
         if len(data) != 32:
-            raise Refused(f"{path.name} in this site's folder is damaged")
+            raise Declined(f"{path.name} in this site's folder is damaged")
         return data
 
     def _note(self, about: str, kind: str) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def read_peers(folder: Path, numbers: Mapping[str, int] | None = None) -> dict[i
         if number is None:
             continue
         if number in found:
-            raise Refused(f"two public keys in {folder} are of client {number}: keep one")
+            raise Declined(f"two public keys in {folder} are of client {number}: keep one")
         found[number] = read_public_key(path.read_text(), str(path))
     return found
 
