@@ -147,7 +147,7 @@ def test_cameras_of_two_resolutions_learn_together() -> None:
 
 def test_loss_aware_weighting_lets_only_sums_reach_the_server() -> None:
     """FedVSR needs no single replies: workers add up what their clients send, and the server sees
-    sums of deltas and of importances. That holds for the trees; tests/layers/test_masked.py hides
+    sums of deltas and of importances. That holds for the trees; SecureSum hides
     the scalars as well."""
     task = SuperResolution(Own, scale=2)
     algorithm = stack(

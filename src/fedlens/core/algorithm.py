@@ -58,11 +58,14 @@ class Trips:
 
 
 class Brought(NamedTuple):
-    """What the trips of a round come to. state: with what a wire layer has to remember of them."""
+    """What the trips of a round come to. state: with what a wire layer has to remember of them.
+    skipped: why they come to nothing, if so.
+    """
 
     state: Message
     replies: Replies
     lost: list[Lost]
+    skipped: str = ""
 
 
 class Shortened(NamedTuple):

@@ -231,10 +231,10 @@ def _take_step(
     still lead nowhere. An error of another kind than those below is one of the program.
     """
     try:
-        state, replies, lost = algorithm.read(state, trips)
+        state, replies, lost, why = algorithm.read(state, trips)
         replies = replies.limited_to(algorithm.needs, {"loss": _LOSS, **algorithm.declared()})
-        if not len(replies):
-            return state, replies, lost, ""
+        if why or not len(replies):
+            return state, replies, lost, why
         new = algorithm.server_step(state, replies)
         why = unusable(new, state)
     except Weightless as e:
@@ -315,7 +315,7 @@ def evaluate(
         return Scored(metrics)
     trips = Trips(list(engine.ids()), evaluate=True)
     make_trips(algorithm, engine, state, trips, here.heard)
-    here.state, replies, lost = algorithm.read(state, trips)
+    here.state, replies, lost, _ = algorithm.read(state, trips)
     known = [*replies.totals, *(n for h in replies.heard.values() for n in h.scalars)]
     for name in dict.fromkeys(n for n in known if n != "examples"):
         if algorithm.hides_singles:

@@ -155,6 +155,12 @@ def greet(vault: Vault, client: int, job: str) -> dict[str, str]:
     return {"box": box, "signature": vault.sign(_greeting(client, job, box))}
 
 
+def is_greeting(table: Any) -> bool:
+    """Has it the form of one? Whether it is signed, only sites can tell."""
+    fields = (table.get(k) for k in ("box", "signature")) if isinstance(table, Mapping) else [None]
+    return all(isinstance(text, str) for text in fields)
+
+
 def _greeting(client: int, job: str, box: str) -> bytes:
     return canonical({"client": client, "job": job, "box": box, "kind": "fedlens greeting"})
 

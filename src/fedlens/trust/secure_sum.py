@@ -66,6 +66,7 @@ from fedlens.trust.roster import (
     check_opening,
     deal,
     greet,
+    is_greeting,
     recover,
 )
 from fedlens.trust.vault import Declined, SimulatedVault, Vault, open_vault
@@ -118,9 +119,12 @@ class SecureSum(Layer):
         if len(here) < self.min_cohort:
             return None
         if last == GREET:
+            memory = memory.with_trips(trips)
             if not self.masks:
-                return self._work(state, memory.with_trips(trips), trips, None)
-            return self._deal(memory.with_trips(trips), state, trips, here)
+                return self._work(state, memory, trips, None)
+            greeted = [i for i in here if i in memory.greetings or not self.recovers]
+            enough = len(greeted) >= self.min_cohort
+            return self._deal(memory, state, trips, greeted) if enough else None
         if last == DEAL:
             terms = SumTerms.read(_told(trips.made[-1].message)["terms"])
             dealt = _deals(trips.replies[-1], terms)
@@ -213,9 +217,8 @@ class SecureSum(Layer):
         except Tampered as e:
             heard = trips.replies[-1 if at is None else at].senders
             lost = [Lost(i, f"the sum was not made: {e}") for i in heard]
-            skipped = state.scalars.get("skipped", 0.0) + (0.0 if trips.evaluate else 1.0)
-            after = memory.into(state if trips.evaluate else state.note(skipped=skipped))
-            return Brought(after, Replies(), _by_client([*before, *lost]))
+            everybody = _by_client([*before, *lost])
+            return Brought(memory.into(state), Replies(), everybody, f"the sum was not made: {e}")
         state = memory.into(state)
         if not trips.evaluate:
             state = state.note(saturated=totals[SATURATED])
@@ -287,6 +290,8 @@ class SecureSum(Layer):
             sums.setdefault(key, Sum({}, weight)).tree[slot.name] = mean
         scalars = [n.removeprefix("value ") for n in layout.names if n.startswith("value ")]
         found = {n: (totals[f"value {n}"], totals[f"count {n}"]) for n in scalars}
+        if trips.evaluate:  # a metric that one or two clients have would be theirs
+            found = {n: both for n, both in found.items() if both[1] >= self.min_cohort}
         heard = {i: Heard(i, h.round, {}, h.bytes, {}) for i, h in trips.replies[at].heard.items()}
         return Replies(heard, sums, totals={n: both for n, both in found.items() if both[1]})
 
@@ -618,7 +623,7 @@ class _Memory:
         told = _told(trip.message)
         memory = self
         if trip.number == GREET:
-            new = {i: s["greeting"] for i, s in said.items() if "greeting" in s}
+            new = {i: g for i, s in said.items() if is_greeting(g := s.get("greeting"))}
             memory = replace(memory, greetings={**memory.greetings, **new})
             if told.get("metrics"):
                 names = {str(n) for s in said.values() for n in s.get("metrics", [])}

@@ -1,0 +1,384 @@
+"""A server, or a site, that tries to see what is hidden: each attempt is refused by an honest site,
+which says why. Real vaults: keys from the operating system, signatures, files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy import Toy, toy_federation
+from vaults import Sites, make_vaults, with_told
+
+from fedlens import Message, Round, run, stack
+from fedlens.algorithms import FedAvg
+from fedlens.core.replies import Lost
+from fedlens.core.rounds import Stalled
+from fedlens.layers import Scaffold
+from fedlens.trust import SecureSum
+from fedlens.trust.masking import public_of
+from fedlens.trust.roster import b64
+from fedlens.trust.secure_sum import DEAL, GREET, OPEN, WORK
+from fedlens.trust.vault import Declined, SiteVault
+
+N = 5
+Told = dict[str, Any]
+
+
+class Attack:
+    """A run of honest sites under a server that writes its own messages. After `rounds` of an
+    honest run, every message is at hand; `try_` sends one of them, changed, to a site."""
+
+    def __init__(self, folder: Path, rounds: int = 2, **options: Any) -> None:
+        self.algorithm = stack(FedAvg(Toy(), batch=8), SecureSum(**options))
+        self.vaults = make_vaults(folder, N)
+        self.sites = Sites(self.algorithm, toy_federation(N), self.vaults)  # type: ignore[arg-type]
+        self.seen: list[Round] = []
+        self.stop: tuple[int, int] | None = None
+        self.rounds = rounds
+
+    def run(self, before: tuple[int, int] | None = None) -> None:
+        """Up to the trip (round, number), which is not made any more."""
+
+        def change(i: int, message: Message) -> Message:
+            if (message.round, message.header.trip) == before:
+                raise InterruptedError
+            return message
+
+        self.sites.change = change
+        try:
+            run(
+                self.algorithm,
+                self.sites,
+                self.rounds,
+                after_round=lambda _, r: self.seen.append(r),
+            )
+        except InterruptedError:
+            assert before is not None
+        self.sites.change = lambda i, message: message
+
+    def message(self, number: int, trip: int, client: int = 0) -> Message:
+        return next(
+            m
+            for i, m, _ in self.sites.sent
+            if (m.round, m.header.trip, i) == (number, trip, client)
+        )
+
+    def try_(self, number: int, trip: int, client: int, change: Callable[[Told], None]) -> str:
+        """Why the site does not do it."""
+        message = self.message(number, trip, client)
+        told = json.loads(message.texts["secure"])
+        change(told)
+        return self.refusal(client, with_told(message, json.dumps(told)))
+
+    def refusal(self, client: int, message: Message) -> str:
+        outcome = self.sites.ask(client, message)
+        assert isinstance(outcome, Lost), "the site did what it was asked to"
+        return outcome.reason.removeprefix("Declined: ")
+
+
+@pytest.fixture(scope="module")
+def attack(tmp_path_factory: pytest.TempPathFactory) -> Attack:
+    """Two honest rounds; what follows leaves no trace, because it is refused."""
+    made = Attack(tmp_path_factory.mktemp("hostile"))
+    made.run()
+    assert [len(r.heard) for r in made.seen] == [N, N]
+    return made
+
+
+def fake_key() -> str:
+    return b64(public_of(b"the server's own secret, 32 byte"))
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def test_a_forged_key(attack: Attack) -> None:
+    """In the middle: a mask key of the server's own in place of client 2's."""
+
+    def forge(told: Told) -> None:
+        told["roster"]["deals"]["2"]["mask"] = fake_key()
+
+    assert attack.try_(0, WORK, 0, forge) == "the keys of client 2 are not signed by it for round 0"
+
+
+def test_a_forged_box_key(attack: Attack) -> None:
+    """Shares for client 2 would go to the server."""
+
+    def forge(told: Told) -> None:
+        told["greetings"]["2"]["box"] = fake_key()
+
+    assert attack.try_(0, DEAL, 0, forge) == "the box key of client 2 is not signed by it"
+
+
+def test_swapped_keys(attack: Attack) -> None:
+    def swap(told: Told) -> None:
+        deals = told["roster"]["deals"]
+        deals["1"], deals["2"] = deals["2"], deals["1"]
+
+    assert "keys of client 1 are not signed by it" in attack.try_(0, WORK, 0, swap)
+
+    def double(told: Told) -> None:
+        told["roster"]["deals"]["1"] = told["roster"]["deals"]["2"]
+
+    assert attack.try_(0, WORK, 0, double) == "two clients are to have the same key"
+
+
+def test_keys_of_an_earlier_round(attack: Attack) -> None:
+    old = json.loads(attack.message(0, WORK).texts["secure"])["roster"]
+
+    def replay(told: Told) -> None:
+        told["roster"] = old
+
+    assert attack.try_(1, WORK, 0, replay).startswith("the keys are for round 0 (train)")
+
+    def relabel(told: Told) -> None:
+        told["roster"] = {**old, "terms": {**old["terms"], "round": 1}}
+
+    assert "not signed by it for round 1" in attack.try_(1, WORK, 0, relabel)
+
+    def one_of_them(told: Told) -> None:
+        told["roster"]["deals"]["3"] = old["deals"]["3"]
+
+    assert "client 3 are not signed by it for round 1" in attack.try_(1, WORK, 0, one_of_them)
+
+
+def test_keys_of_another_job(attack: Attack) -> None:
+    def rename(told: Told) -> None:
+        told["roster"]["terms"]["job"] = "another"
+
+    assert "not signed by it" in attack.try_(1, WORK, 0, rename)
+
+
+def test_a_key_that_was_in_another_roster(tmp_path: Path) -> None:
+    """A second attempt at a round, with fresh keys of everybody but client 3: what came out about
+    its old key in the first attempt would open its part of the second."""
+    attack = Attack(tmp_path)
+    attack.run(before=(1, OPEN))
+    first = json.loads(attack.message(1, WORK).texts["secure"])["roster"]
+    asked = attack.message(0, OPEN)
+    fresh = {}
+    for i in range(N):
+        request = {k: v for k, v in json.loads(asked.texts["secure"]).items() if k != "survivors"}
+        request.pop("roster"), request.pop("lost")
+        reply = attack.sites.ask(i, with_told(asked, json.dumps(request)))
+        assert isinstance(reply, Message)
+        fresh[str(i)] = json.loads(reply.texts["secure"])["deal"]
+
+    def mix(told: Told) -> None:
+        told["roster"]["deals"] = {**fresh, "3": first["deals"]["3"]}
+
+    why = attack.try_(1, WORK, 0, mix)
+    assert why == "a client's key was used before, with others: it is replayed"
+
+
+def test_a_key_of_a_site_that_nobody_pinned(attack: Attack, tmp_path: Path) -> None:
+    vault = attack.vaults[0]
+    known = {i: key for i, key in vault.peers.items() if i != 4}
+    poor = SiteVault(tmp_path / "poor", vault.key, known)
+    with pytest.raises(Declined, match="client 4 is to take part, but this site does not know"):
+        poor.is_signed(4, b"anything", "")
+
+
+def test_its_own_key_is_not_its_own(attack: Attack) -> None:
+    def other(told: Told) -> None:
+        told["roster"]["deals"]["0"]["name"] = "00" * 16
+
+    assert "client 0 are not signed by it" in attack.try_(0, WORK, 0, other)
+
+
+# -- who takes part --------------------------------------------------------------------------------
+
+
+def test_a_cohort_of_two(attack: Attack) -> None:
+    def few(told: Told) -> None:
+        deals = told["roster"]["deals"]
+        told["roster"]["deals"] = {i: deals[i] for i in ("0", "1")}
+
+    assert attack.try_(0, WORK, 0, few) == "2 are to take part, not the 3 there must be"
+
+    def few_holders(told: Told) -> None:
+        told["terms"] |= {"holders": [0, 1], "threshold": 2}
+
+    assert attack.try_(0, DEAL, 0, few_holders).startswith("a sum of 2 is none that hides anybody")
+
+
+def test_a_threshold_that_a_few_can_reach(attack: Attack) -> None:
+    def lower(told: Told) -> None:
+        told["terms"]["threshold"] = 2
+
+    assert attack.try_(0, DEAL, 0, lower) == (
+        "2 of 5 shares are to open a mask: more than half it must be"
+    )
+
+
+def test_a_list_without_the_site_itself(attack: Attack) -> None:
+    def leave_out(told: Told) -> None:
+        del told["roster"]["deals"]["0"]
+
+    assert attack.try_(0, WORK, 0, leave_out) == (
+        "client 0 is not among those who are to take part"
+    )
+
+
+def test_a_reply_without_masks(attack: Attack) -> None:
+    def strip(told: Told) -> None:
+        del told["roster"]
+
+    assert attack.try_(0, WORK, 0, strip) == "a reply without masks is asked for"
+
+
+def test_nonsense(attack: Attack) -> None:
+    for roster in (7, {}, {"terms": {}, "deals": {}}, {"terms": None, "deals": {"x": 1}}):
+        message = with_told(attack.message(0, WORK), json.dumps({"roster": roster, "clients": 5}))
+        assert "malformed" in attack.refusal(0, message)
+    message = with_told(attack.message(0, WORK), "[not json")
+    assert attack.refusal(0, message) == "a reply without masks is asked for"
+
+
+# -- the same masks twice --------------------------------------------------------------------------
+
+
+def test_another_model_under_the_same_keys(attack: Attack) -> None:
+    """The difference of two masked replies would be the difference of two updates."""
+    message = attack.message(1, WORK, 2)
+    model = {n: t + 1 if t.is_floating_point() else t for n, t in message.trees["model"].items()}
+    why = attack.refusal(2, replace(message, trees={"model": model}, _derived={}))
+    assert why.startswith("this site has answered another request with the same key")
+
+
+def test_the_same_request_has_the_same_answer(attack: Attack) -> None:
+    message = attack.message(1, WORK, 2)
+    first = next(r for i, m, r in attack.sites.sent if i == 2 and m is message)
+    again = attack.sites.ask(2, message)
+    assert isinstance(first, Message) and isinstance(again, Message)
+    assert first.trees.keys() == again.trees.keys()
+    for tree, arrays in first.trees.items():
+        assert torch.equal(arrays["flat"], again.trees[tree]["flat"])
+
+
+# -- opening ---------------------------------------------------------------------------------------
+
+
+def test_somebody_who_survived_and_is_lost(attack: Attack) -> None:
+    def overlap(told: Told) -> None:
+        told["lost"] = [2]
+
+    assert attack.try_(1, OPEN, 0, overlap) == (
+        "client 2 is to have survived and to be lost: the shares of both would open its reply"
+    )
+
+
+def test_a_second_opening(attack: Attack) -> None:
+    def others(told: Told) -> None:
+        told["survivors"], told["lost"] = [0, 1, 2, 3], [4]
+
+    why = attack.try_(1, OPEN, 0, others)
+    assert why.startswith("this site has answered another request with the same key")
+
+
+def test_too_few_survivors(tmp_path: Path) -> None:
+    attack = Attack(tmp_path, rounds=1)
+    attack.run()
+
+    def few(told: Told) -> None:
+        told["survivors"], told["lost"] = [0, 1], [2, 3, 4]
+
+    assert attack.try_(0, OPEN, 0, few) == "2 have survived, a sum opens for 3 or more"
+
+    def nobody_else(told: Told) -> None:
+        told["survivors"], told["lost"] = [0, 1, 2], []
+
+    assert attack.try_(0, OPEN, 0, nobody_else) == (
+        "the lists of survivors and lost are not those who took part"
+    )
+
+    def without_itself(told: Told) -> None:
+        told["survivors"], told["lost"] = [1, 2, 3, 4], [0]
+
+    assert "this client is said to be lost" in attack.try_(0, OPEN, 0, without_itself)
+
+
+def test_opening_what_it_added_nothing_to(tmp_path: Path) -> None:
+    attack = Attack(tmp_path, rounds=1)
+    attack.run(before=(0, WORK))
+    deals = {
+        str(i): json.loads(r.texts["secure"])["deal"]
+        for i, m, r in attack.sites.sent
+        if m.header.trip == DEAL and isinstance(r, Message)
+    }
+    asked = attack.message(0, DEAL)
+    terms = json.loads(asked.texts["secure"])["terms"]
+    told = {"roster": {"terms": terms, "deals": deals}, "survivors": [0, 1, 2, 3], "lost": [4]}
+    message = with_told(asked, json.dumps(told)).with_header(trip=OPEN)
+    assert attack.refusal(0, message) == (
+        "a sum is to be opened that this site has added nothing to"
+    )
+
+
+def test_a_job_that_skips_opens_nothing(tmp_path: Path) -> None:
+    attack = Attack(tmp_path, rounds=1, dropouts="skip")
+    attack.run()
+
+    def open_(told: Told) -> None:
+        told["terms"]["threshold"] = 3
+
+    assert attack.try_(0, DEAL, 0, open_) == (
+        "masks are to be opened, but dropouts are skipped in this job"
+    )
+
+
+# -- a hostile site --------------------------------------------------------------------------------
+
+
+def lying(attack: Attack, trip: int, lie: Callable[[Message], Message]) -> None:
+    """Client 1 answers this trip otherwise."""
+    ask = attack.sites.ask
+
+    def answer(i: int, message: Message, *rest: int) -> Any:
+        reply = ask(i, message, *rest)
+        tells = i == 1 and message.header.trip == trip and isinstance(reply, Message)
+        return lie(reply) if tells else reply
+
+    attack.sites.ask = answer  # type: ignore[method-assign]
+
+
+def test_shares_that_were_made_up(tmp_path: Path) -> None:
+    """The sum is not opened wrongly: what comes out does not fit what client 0 had signed."""
+    attack = Attack(tmp_path, rounds=1)
+
+    def lie(reply: Message) -> Message:
+        told = json.loads(reply.texts["secure"])
+        told["shares"]["0"] = b64((12345).to_bytes(66, "big"))
+        return with_told(reply, json.dumps(told))
+
+    lying(attack, OPEN, lie)
+    with pytest.raises(Stalled, match=r"the sum was not made: .*shares.* do not"):
+        attack.run()
+
+
+@pytest.mark.parametrize("trip", [GREET, DEAL, OPEN])
+def test_nonsense_costs_its_sender(tmp_path: Path, trip: int) -> None:
+    """A site that answers a trip with nonsense is left out, or counts as one without an answer."""
+    attack = Attack(tmp_path, rounds=1)
+    lying(attack, trip, lambda reply: with_told(reply, '{"deal": 7, "shares": 3}'))
+    attack.run()
+    heard = sorted(attack.seen[0].heard)
+    assert heard == ([0, 1, 2, 3, 4] if trip == OPEN else [0, 2, 3, 4])
+
+
+def test_memory_follows_who_was_really_heard(tmp_path: Path) -> None:
+    """A reply whose sum was never opened counts for nobody, whatever it said itself."""
+    algorithm = stack(FedAvg(Toy(), batch=8), Scaffold(), SecureSum())
+    sites = Sites(algorithm, toy_federation(N), make_vaults(tmp_path, N))  # type: ignore[arg-type]
+    sites.change = lambda i, m: None if m.header.trip == OPEN and i > 1 else m
+    seen: list[Round] = []
+    with pytest.raises(Stalled, match=r"too few shares of client 0's secret came back"):
+        run(algorithm, sites, 3, after_round=lambda _, r: seen.append(r))
+    assert [len(r.heard) for r in seen] == [0, 0] and len(seen[0].lost) == N
+    for i, worker in enumerate(sites.workers):
+        assert worker.memory.load(i).settle(-1) == {}
