@@ -34,6 +34,7 @@ class Attack:
     honest run, every message is at hand; `try_` sends one of them, changed, to a site."""
 
     def __init__(self, folder: Path, rounds: int = 2, **options: Any) -> None:
+        options = {"dropouts": "recover", **options}
         self.algorithm = stack(FedAvg(Toy(), batch=8), SecureSum(**options))
         self.vaults = make_vaults(folder, N)
         self.sites = Sites(self.algorithm, toy_federation(N), self.vaults)  # type: ignore[arg-type]
@@ -373,7 +374,7 @@ def test_nonsense_costs_its_sender(tmp_path: Path, trip: int) -> None:
 
 def test_memory_follows_who_was_really_heard(tmp_path: Path) -> None:
     """A reply whose sum was never opened counts for nobody, whatever it said itself."""
-    algorithm = stack(FedAvg(Toy(), batch=8), Scaffold(), SecureSum())
+    algorithm = stack(FedAvg(Toy(), batch=8), Scaffold(), SecureSum("recover"))
     sites = Sites(algorithm, toy_federation(N), make_vaults(tmp_path, N))  # type: ignore[arg-type]
     sites.change = lambda i, m: None if m.header.trip == OPEN and i > 1 else m
     seen: list[Round] = []

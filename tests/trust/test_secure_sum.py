@@ -144,7 +144,7 @@ def test_trips_of_a_round() -> None:
     assert whole[4:] == [(n, t) for n in (1, 2, 3) for t in (WORK, OPEN)]
     one = simulated(secured(dropouts="skip"))[2].trips
     assert one == [(0, DEAL), (0, WORK), (1, WORK), (2, WORK), (3, WORK)]
-    some = simulated(secured(), cohort=4, rounds=12)[2].trips
+    some = simulated(secured(dropouts="recover"), cohort=4, rounds=12)[2].trips
     late = [t for n, t in some if n == 11]
     assert late == [WORK, OPEN]
     open_ = simulated(secured(masks=False))[2].trips
@@ -346,7 +346,7 @@ class Liar(FedAvg):
 
 
 def test_a_weight_beyond_the_limit_does_not_leave_an_honest_client() -> None:
-    algorithm = stack(Liar(Toy(), batch=8), SecureSum())
+    algorithm = stack(Liar(Toy(), batch=8), SecureSum("recover"))
     _, seen = ended(algorithm, Simulator(algorithm, toy_federation(5), workers=0), 1)
     assert [x.sender for x in seen[0].lost] == [1] and "1e+12" in seen[0].lost[0].reason
 

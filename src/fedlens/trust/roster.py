@@ -37,6 +37,7 @@ from fedlens.trust.signing import canonical
 from fedlens.trust.vault import Declined, Vault
 
 Purpose = Literal["train", "evaluate"]
+Dropouts = Literal["auto", "recover", "skip"]
 MOST_HOLDERS = 10_000
 
 
@@ -85,16 +86,17 @@ class SumTerms:
             raise Declined("the terms of a sum are malformed")
         return SumTerms(job, number, purpose, tuple(sorted(holders)), threshold)
 
-    def check(self, least: int, recover: bool) -> None:
+    def check(self, least: int, dropouts: Dropouts) -> None:
         """What a client accepts. least: holders."""
         n = len(self.holders)
         if n < least:
             raise Declined(f"a sum of {n} is none that hides anybody: at least {least} take part")
-        if recover and not n // 2 < self.threshold <= n:
+        may_skip = not self.threshold and dropouts != "recover"
+        if not may_skip and not n // 2 < self.threshold <= n:
             raise Declined(
                 f"{self.threshold} of {n} shares are to open a mask: more than half it must be"
             )
-        if not recover and self.threshold:
+        if dropouts == "skip" and self.threshold:
             raise Declined("masks are to be opened, but dropouts are skipped in this job")
 
 
@@ -217,9 +219,9 @@ class Roster:
     def hash(self) -> str:
         return fingerprint(*(d.statement(self.terms).decode() for d in self.deals.values()))
 
-    def check(self, vault: Vault, client: int, least: int, recover: bool) -> None:
+    def check(self, vault: Vault, client: int, least: int, dropouts: Dropouts) -> None:
         """What a client looks at before it masks anything with these keys, or opens them."""
-        self.terms.check(least, recover)
+        self.terms.check(least, dropouts)
         if len(self.deals) < least:
             raise Declined(f"{len(self.deals)} are to take part, not the {least} there must be")
         if client not in self.deals:
@@ -280,6 +282,8 @@ class Roster:
 
 def check_opening(roster: Roster, client: int, survivors: Any, lost: Any, least: int) -> list[int]:
     """The survivors, if a client may open the masks of just these."""
+    if not roster.terms.threshold:
+        raise Declined("this sum has no masks that can be opened")
     lists = (survivors, lost)
     if not all(isinstance(x, list) and all(type(i) is int for i in x) for x in lists):
         raise Declined("the lists of survivors and lost are malformed")

@@ -60,6 +60,7 @@ from fedlens.trust.fixed_point import (
 from fedlens.trust.masking import Streams, Tampered, add_masks, expand, fingerprint, mask_numbers
 from fedlens.trust.roster import (
     Deal,
+    Dropouts,
     Purpose,
     Roster,
     SumTerms,
@@ -73,16 +74,17 @@ from fedlens.trust.vault import Declined, SimulatedVault, Vault, open_vault
 
 WORK, GREET, DEAL, OPEN = 0, 1, 2, 3
 KEY = "secure"  # the text by which both halves speak
+FEW = 5  # of so many, one lost leaves hardly enough to hide among
 
 
 @dataclass
 class SecureSum(Layer):
-    """dropouts: "recover" opens the sum of those who are left, "skip" gives the round up.
-    min_cohort: fewer never make a sum. ring: bits of a tensor's entries; 16 halves what goes up and
-    is for updates of a network. masks: false adds the same numbers in the open, for simulations
-    that need not wait for keystreams."""
+    """dropouts: "recover" opens the sum of those who are left, "skip" gives the round up; "auto"
+    skips where no more than five take part. min_cohort: fewer never make a sum. ring: bits of a
+    tensor's entries; 16 halves what goes up and is for updates of a network. masks: false adds the
+    same numbers in the open, for simulations that need not wait for keystreams."""
 
-    dropouts: Literal["recover", "skip"] = "recover"
+    dropouts: Dropouts = "auto"
     min_cohort: Annotated[int, Ge(3)] = 3
     ring: Literal[16, 32] = 32
     masks: bool = True
@@ -100,8 +102,9 @@ class SecureSum(Layer):
                 f" {type(inner.base).__name__} need ring=32"
             )
 
-    @property
-    def recovers(self) -> bool:
+    def recovers(self, clients: int) -> bool:
+        if self.dropouts == "auto":
+            return clients > FEW
         return self.dropouts == "recover"
 
     # -- the server's half: trips ------------------------------------------------------------------
@@ -122,7 +125,8 @@ class SecureSum(Layer):
             memory = memory.with_trips(trips)
             if not self.masks:
                 return self._work(state, memory, trips, None)
-            greeted = [i for i in here if i in memory.greetings or not self.recovers]
+            recovers = self.recovers(len(trips.asked))
+            greeted = [i for i in here if i in memory.greetings or not recovers]
             enough = len(greeted) >= self.min_cohort
             return self._deal(memory, state, trips, greeted) if enough else None
         if last == DEAL:
@@ -131,7 +135,7 @@ class SecureSum(Layer):
             if len(dealt) < max(self.min_cohort, terms.threshold):
                 return None
             return self._work(state, memory.with_trips(trips), trips, Roster(terms, dealt))
-        if last == WORK and self.masks and self.recovers:
+        if last == WORK and self.masks and self.recovers(len(trips.asked)):
             return self._open(state, memory, trips, here)
         return None
 
@@ -143,7 +147,8 @@ class SecureSum(Layer):
                 " asked: without it, `secure = false`, the server sees what each of them sends"
             )
         unnamed = trips.evaluate and memory.metrics is None
-        ungreeted = self.masks and self.recovers and not set(asked) <= memory.greetings.keys()
+        recovers = self.masks and self.recovers(len(asked))
+        ungreeted = recovers and not set(asked) <= memory.greetings.keys()
         if unnamed or ungreeted:
             # Clients find out which metrics they have by making them.
             down = self.inner.broadcast(state) if unnamed else Message()
@@ -156,14 +161,15 @@ class SecureSum(Layer):
         return self._deal(memory, state, trips, asked)
 
     def _terms(
-        self, memory: _Memory, number: int, purpose: Purpose, ids: Sequence[int]
+        self, memory: _Memory, number: int, purpose: Purpose, ids: Sequence[int], clients: int
     ) -> SumTerms:
-        threshold = len(ids) // 2 + 1 if self.recovers else 0
+        """Who holds shares are `ids`, of the `clients` that were asked."""
+        threshold = len(ids) // 2 + 1 if self.recovers(clients) else 0
         return SumTerms(memory.job, number, purpose, tuple(sorted(ids)), threshold)
 
     def _deal(self, memory: _Memory, state: Message, trips: Trips, ids: Sequence[int]) -> Trip:
         purpose: Purpose = "evaluate" if trips.evaluate else "train"
-        terms = self._terms(memory, state.round, purpose, ids)
+        terms = self._terms(memory, state.round, purpose, ids, len(trips.asked))
         return Trip(_tell(Message(), **memory.invitation(terms)), sorted(ids), DEAL)
 
     def _work(self, state: Message, memory: _Memory, trips: Trips, roster: Roster | None) -> Trip:
@@ -172,10 +178,15 @@ class SecureSum(Layer):
             told["roster"] = roster.table()
         if trips.evaluate:
             told["metrics"] = memory.metrics or []
-        elif self.masks and not self.recovers and set(trips.upcoming) <= set(trips.asked):
+        elif self._invites_early(trips):
             told |= self._invitation(memory, state, trips)
         ids = sorted(roster.deals) if roster is not None else sorted(trips.asked)
         return Trip(_tell(self.inner.broadcast(state), **told), ids, WORK)
+
+    def _invites_early(self, trips: Trips) -> bool:
+        """Where nothing is opened, keys for the next round come up with the work."""
+        early = self.masks and not self.recovers(len(trips.asked))
+        return early and set(trips.upcoming) <= set(trips.asked)
 
     def _open(
         self, state: Message, memory: _Memory, trips: Trips, here: Sequence[int]
@@ -195,7 +206,9 @@ class SecureSum(Layer):
         """To deal for the next round, where it is known who will be asked."""
         if len(trips.upcoming) < self.min_cohort:
             return {}
-        return memory.invitation(self._terms(memory, state.round + 1, "train", trips.upcoming))
+        ids = trips.upcoming
+        terms = self._terms(memory, state.round + 1, "train", ids, len(ids))
+        return memory.invitation(terms)
 
     # -- the server's half: what came --------------------------------------------------------------
 
@@ -244,7 +257,7 @@ class SecureSum(Layer):
     def _left(self, trips: Trips, at: int, survivors: Sequence[int]) -> Streams:
         """The streams that are still in the sum."""
         roster = Roster.read(_told(trips.made[at].message)["roster"])
-        if not self.recovers:
+        if not roster.terms.threshold:
             if missing := sorted(roster.deals.keys() - set(survivors)):
                 raise Tampered(f"without client {missing[0]} the masks do not cancel")
             return []
@@ -367,7 +380,7 @@ class SecureSum(Layer):
         if told.get("metrics"):
             scalars = Layer.score(self, message, client).scalars
             out["metrics"] = sorted(n for n in scalars if n != "examples")
-        if self.masks and self.recovers:
+        if self.masks and self.dropouts != "skip":
             out["greeting"] = greet(vault, client.id, str(told["job"]))
         return out
 
@@ -378,7 +391,7 @@ class SecureSum(Layer):
         purpose = "evaluate" if message.header.evaluate else "train"
         if terms.round not in (message.round, message.round + 1) or terms.purpose != purpose:
             raise Declined("keys are asked for, but for another round")
-        terms.check(self.min_cohort, self.recovers)
+        terms.check(self.min_cohort, self.dropouts)
         if client.id not in terms.holders:
             raise Declined(f"client {client.id} is not among those who are to take part")
         greetings = {int(i): g for i, g in told.get("greetings", {}).items()}
@@ -391,7 +404,7 @@ class SecureSum(Layer):
         terms = SumTerms.read(told["terms"])
         if client.id not in terms.holders:
             return {}
-        terms.check(self.min_cohort, self.recovers)
+        terms.check(self.min_cohort, self.dropouts)
         greetings = {int(i): g for i, g in told.get("greetings", {}).items()}
         return {"deal": deal(vault, client.id, terms, greetings).table()}
 
@@ -420,7 +433,7 @@ class SecureSum(Layer):
                 f"the keys are for round {roster.terms.round} ({roster.terms.purpose}), the message"
                 f" is of round {message.round} ({purpose})"
             )
-        roster.check(vault, client.id, self.min_cohort, self.recovers)
+        roster.check(vault, client.id, self.min_cohort, self.dropouts)
         return roster
 
     def _numbers(

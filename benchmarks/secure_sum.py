@@ -1,0 +1,204 @@
+"""What SecureSum costs: a client's masking, the server's unmasking, bytes on the wire; beside the
+primitives of Flower's own SecAgg+ on the same vectors, in the same run.
+
+    python benchmarks/secure_sum.py [--parameters 35600000] [--clients 20] [--lost 2]
+
+One thread, processor time. A client: checking everybody's keys, quantising, one mask with each of
+the others and one of its own. The server: shares to secrets, the masks that are left, means. The
+sum is held to the plain sum of the same whole numbers, bit for bit. Flower: `quantize`,
+`pseudo_rand_gen`, additions and `parameters_mod`, as its `secaggplus_mod` calls them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from fedlens import Algorithm, Client, Federation, Message, Replies
+from fedlens.core.algorithm import Trip, Trips
+from fedlens.core.memory import Memory
+from fedlens.core.replies import gather
+from fedlens.core.tree import Tree
+from fedlens.engines.worker import Job, Worker
+from fedlens.trust.fixed_point import to_whole
+from fedlens.trust.secure_sum import DEAL, GREET, OPEN, WORK, SecureSum
+
+BOUND = 8.0
+
+
+@dataclass
+class Vectors(Algorithm):
+    """Every client replies with the same long vector, under one or two weights."""
+
+    size: int
+    names: tuple[str, ...] = ("mean",)
+    draws: ClassVar[bool] = False
+    trains: ClassVar[bool] = True
+    _one: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def weighs(self) -> Mapping[str, tuple[str, ...]]:  # type: ignore[override]
+        return {"delta": self.names}
+
+    @property
+    def vector(self) -> torch.Tensor:
+        if "x" not in self._one:
+            rng = torch.Generator().manual_seed(0)
+            self._one["x"] = torch.randn(self.size, generator=rng).clamp_(-BOUND, BOUND)
+        found: torch.Tensor = self._one["x"]
+        return found
+
+    def init(self) -> Message:
+        return Message()
+
+    def broadcast(self, state: Message) -> Message:
+        return Message()
+
+    def expects(self, message: Message) -> Mapping[str, Tree]:
+        return {"delta": {"w": self.vector}}
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        reply = Message({"delta": {"w": self.vector}})
+        return reply.weigh("delta", **dict.fromkeys(self.names, 1.0))
+
+    def server_step(self, state: Message, replies: Replies) -> Message:
+        return state
+
+
+class Round:
+    """One round by hand, so that each part can be timed."""
+
+    def __init__(self, algorithm: Algorithm, clients: int) -> None:
+        self.algorithm = algorithm
+        self.worker = Worker(algorithm, Federation([None] * clients), Memory())
+        self.state = algorithm.init().with_header(population=clients)
+        table = json.loads(self.state.texts["secure"])
+        keys = [f"delta/{name}/w" for name in algorithm.weighing()["delta"]]
+        table["bounds"] = dict.fromkeys(keys, 3)  # as after a first round
+        self.state = Message(texts={"secure": json.dumps(table)}, header=self.state.header)
+        self.trips = Trips(list(range(clients)))
+
+    def next(self) -> Trip:
+        trip = self.algorithm.next_trip(self.state, self.trips)
+        assert trip is not None
+        header = {"cohort": len(self.trips.asked), "trip": trip.number}
+        message = trip.message.with_header(self.state.header, **header)
+        return Trip(message, trip.ids, trip.number)
+
+    def make(self, trip: Trip, without: int = 0) -> list[float]:
+        """Ask all but the last few; seconds of each."""
+        self.worker.begin(trip.message, sums=True)
+        seconds, outcomes = [], []
+        for position, i in enumerate(trip.ids[: len(trip.ids) - without]):
+            began = time.process_time()
+            outcomes += self.worker.work([Job(position, i)])
+            seconds.append(time.process_time() - began)
+        replies, lost = gather([*outcomes, self.worker.finish()], trip.ids)
+        assert not lost, lost
+        self.trips.made.append(trip)
+        self.trips.replies.append(replies)
+        self.trips.lost.append(lost)
+        return seconds
+
+
+def one_sum(size: int, clients: int, lost: int, **options: Any) -> dict[str, Any]:
+    """Times of a client and of the server, and whether the sum is exact."""
+    secure = SecureSum(**options)
+    here = Round(secure.around(Vectors(size)), clients)
+    for number in (GREET, DEAL):
+        trip = here.next()
+        assert trip.number == number
+        here.make(trip)
+    work = here.next()
+    assert work.number == WORK
+    client = here.make(work, without=lost)
+    folded = here.trips.replies[-1]
+    up = sum(h.bytes for h in folded.heard.values()) / len(folded)
+    opening = here.next()
+    assert opening.number == OPEN
+    here.make(opening)
+    began = time.process_time()
+    brought = here.algorithm.read(here.state, here.trips)
+    server = time.process_time() - began
+    assert not brought.skipped, brought.skipped
+    layer = here.algorithm
+    assert isinstance(layer, SecureSum)
+    layout = layer._layout(work.message)
+    slot = layout.slots[0]
+    exact: bool | None = None
+    if slot.bits == 32:
+        plain = torch.empty(size, dtype=torch.int32)
+        to_whole(Vectors(size).vector, 1.0, slot, layout.clients, plain)
+        _, flats, _ = layer._opened(here.trips, 2)
+        exact = bool(torch.equal(flats[32], plain * (clients - lost)))
+    return {"client": min(client), "server": server, "bytes": up, "exact": exact}
+
+
+def two_sums(size: int, clients: int) -> float:
+    here = Round(SecureSum().around(Vectors(size, ("uniform", "loss"))), clients)
+    for _ in (GREET, DEAL):
+        here.make(here.next())
+    work = here.next()
+    return min(here.make(Trip(work.message, work.ids[:3], WORK)))
+
+
+def flower_primitives(size: int, clients: int) -> float:
+    """The same vector with as many masks, by the functions of Flower's SecAgg+ client."""
+    from flwr.common.secure_aggregation.ndarrays_arithmetic import (
+        parameters_addition,
+        parameters_mod,
+        parameters_subtraction,
+    )
+    from flwr.common.secure_aggregation.quantization import quantize
+    from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
+
+    vector = [Vectors(size).vector.numpy()]
+    began = time.process_time()
+    whole = quantize(vector, BOUND, 1 << 22)
+    modulus = 1 << 32
+    shapes = [a.shape for a in whole]
+    whole = parameters_addition(whole, pseudo_rand_gen(b"s" * 32, modulus, shapes))
+    for k in range(clients - 1):
+        mask = pseudo_rand_gen(np.random.bytes(32), modulus, shapes)
+        whole = (parameters_addition if k % 2 else parameters_subtraction)(whole, mask)
+    parameters_mod(whole, modulus)
+    return time.process_time() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parameters", type=int, default=35_600_000)
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--lost", type=int, default=2)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    size, n = given.parameters, given.clients
+    wide = one_sum(size, n, given.lost)
+    narrow = one_sum(size, n, given.lost, ring=16)
+    theirs = flower_primitives(size, n)
+    out = {
+        "parameters": size,
+        "clients": n,
+        "lost": given.lost,
+        "client_seconds": round(wide["client"], 3),
+        "client_seconds_two_sums": round(two_sums(size, n), 3),
+        "client_seconds_16_bit": round(narrow["client"], 3),
+        "server_seconds": round(wide["server"], 3),
+        "bytes_of_float32": round(wide["bytes"] / (4 * size), 4),
+        "bytes_of_float32_16_bit": round(narrow["bytes"] / (4 * size), 4),
+        "exact": wide["exact"],
+        "flower_seconds": round(theirs, 3),
+        "times_faster_than_flower": round(theirs / wide["client"], 1),
+    }
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()
