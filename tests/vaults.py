@@ -12,7 +12,7 @@ from fedlens.core.memory import NEVER, Memory
 from fedlens.core.replies import Arrival, Lost
 from fedlens.engines.worker import Job, Worker
 from fedlens.trust.secure_sum import SecureSum
-from fedlens.trust.signing import make_signing_key, read_public_key
+from fedlens.trust.signing import make_signing_key, parse_public_key
 from fedlens.trust.vault import SiteVault
 
 Change = Callable[[int, Message], Message | None]  # (client, what it would get) -> what it gets
@@ -20,7 +20,7 @@ Change = Callable[[int, Message], Message | None]  # (client, what it would get)
 
 def make_vaults(folder: Path, clients: int) -> list[SiteVault]:
     keys = [make_signing_key(folder / f"site-{i}") for i in range(clients)]
-    peers = {i: read_public_key((folder / f"site-{i}.pub").read_text()) for i in range(clients)}
+    peers = {i: parse_public_key((folder / f"site-{i}.pub").read_text()) for i in range(clients)}
     return [SiteVault(folder / f"vault-{i}", key, peers) for i, key in enumerate(keys)]
 
 

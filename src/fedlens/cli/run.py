@@ -44,6 +44,7 @@ HEARD_NOBODY = (
         "fedlens run my.toml --out runs/first --workers 4",
         "fedlens run runs/first --resume",
         "fedlens run cifar10 --dry-run",
+        "fedlens run deblur --secure",
         "fedlens run demo --record-messages",
     ),
 )
@@ -81,6 +82,12 @@ def run_recipe(
         bool,
         typer.Option(
             "--ledger", help="Write down what leaves each client; `fedlens ledger RUN` shows it."
+        ),
+    ] = False,
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure", help="Add replies up under masks: the server sees sums only (SecureSum)."
         ),
     ] = False,
     dry_run: Annotated[
@@ -148,6 +155,7 @@ def run_recipe(
         from fedlens.runs.job import run_job
 
         overrides = [*(overrides or []), "federation.ledger=true"] if ledger else overrides
+        overrides = [*(overrides or []), "federation.secure=true"] if secure else overrides
         config = read_config(recipe, overrides, algorithm, workers)
         if dry_run:
             print_dry_run(config, engine, spinner)

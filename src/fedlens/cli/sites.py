@@ -253,6 +253,17 @@ def join(
             show_default=False,
         ),
     ] = None,
+    peers: Annotated[
+        Path | None,
+        typer.Option(
+            "--peers",
+            help=(
+                "Folder with the public keys (.pub) of all sites, by which SecureSum knows them."
+                " [dim]default: the folder of --key[/]"
+            ),
+            show_default=False,
+        ),
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -301,6 +312,7 @@ def join(
     node: dict[str, Any] = {
         "client": number,
         "folder": str(home),
+        "peers": str((peers or key.parent).absolute()),
         "data": str(data.absolute()) if data else "",
         "recipe": str(find_recipe(recipe).absolute()) if recipe else "",
         "trust-server": trust_server,

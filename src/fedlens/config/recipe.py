@@ -39,7 +39,9 @@ class Settings:
     held-out parts too. timeout: seconds a client may take. late: rounds a reply may be late.
     ledger: in a simulation, write down what leaves each client, as real sites do.
     max_weight: the largest weight that a reply may claim; the most examples that any client can
-    have is a good one. patience: so many rounds in a row without a single reply end the run."""
+    have is a good one. patience: so many rounds in a row without a single reply end the run.
+    secure: replies are added up under masks (SecureSum stands last in the stack); where nothing is
+    said, not in simulations, and over real sites from three of them on."""
 
     clients: Count = 10
     cohort: Count | None = None
@@ -55,6 +57,7 @@ class Settings:
     ledger: bool = False
     max_weight: Positive = MOST_WEIGHT
     patience: Count = 1
+    secure: bool | None = None
 
     def __post_init__(self) -> None:
         if self.cohort is not None and self.cohort > self.clients:
@@ -179,6 +182,7 @@ def from_tables(
     ):
         raise ConfigError(f"recipe {name} needs at least one [[algorithm]] table")
     stacked = carry_over(algorithm_tables(algorithm), own) if algorithm else own
+    stacked = _secured(stacked, _wish(tables, pairs))
     if not isinstance(tables.get("federation", {}), Mapping):
         raise ConfigError(f"recipe {name}: [federation] must be a table")
     config = Config(
@@ -203,6 +207,28 @@ def from_tables(
         config = replace(config, federation=config.federation.with_value("clients", usual))
     config.settings  # noqa: B018  refuses impossible numbers now
     return config
+
+
+def _wish(tables: Mapping[str, Any], pairs: Sequence[tuple[str, Any]]) -> Any:
+    """What is said about `secure`, last by an override."""
+    federation = tables.get("federation", {})
+    said = federation.get("secure") if isinstance(federation, Mapping) else None
+    for key, value in pairs:
+        if key.lower() in ("secure", "federation.secure"):
+            said = {"true": True, "false": False}.get(str(value).lower(), value)
+    return said
+
+
+def _secured(stacked: list[Any], wish: Any) -> list[Any]:
+    """The stack with or without the layer that adds replies up under masks."""
+    last = {"name": "SecureSum"}
+    names = [t.name if isinstance(t, Part) else str(t.get("name", "")) for t in stacked]
+    has = [name.lower() == last["name"].lower() for name in names]
+    if wish is True and not any(has):
+        return [*stacked, last]
+    if wish is False:
+        return [t for t, secure in zip(stacked, has, strict=True) if not secure]
+    return stacked
 
 
 def _place_of(table: Mapping[str, Any] | Part) -> str:

@@ -248,6 +248,11 @@ class Algorithm(metaclass=Limited):
         """Is a model for each client what this stack is after?"""
         return any(isinstance(part, Layer) and part.personal for part in self.parts())
 
+    @property
+    def keeps_secrets(self) -> bool:
+        """At a real site: is what must be secret there drawn and kept by the site itself?"""
+        return True
+
     def private_weights(self, memory: Mapping[str, Tree]) -> Tree:
         """What of the model a client keeps to itself, from its memory."""
         return {}

@@ -15,6 +15,8 @@ from typing import Any
 
 from fedlens.config import recipe as recipes
 from fedlens.config.recipe import Config
+from fedlens.core.algorithm import StackError
+from fedlens.trust.secure_sum import SecureSum
 
 
 def recipe_hash(config: Config) -> str:
@@ -30,3 +32,40 @@ def recipe_of_request(request: Mapping[str, Any]) -> Config:
     tables = tomllib.loads(str(request["text"]))
     tables.pop("folders", None)
     return recipes.from_tables(tables, name)
+
+
+def secured(config: Config) -> tuple[Config, str]:
+    """The recipe as real sites run it, and a sentence about who sees what. Server and sites both
+    resolve it, from the same recipe, before they compare hashes.
+    """
+    algorithm = config.build_algorithm(config.build_task())
+    if algorithm.hides_singles:
+        return config, "SecureSum is on: the server sees sums over all sites, and no single reply"
+    exposed = "the server sees what each site sends"
+    if config.settings.secure is False:
+        return config, f"SecureSum is off, as the recipe says: {exposed}"
+    if (config.settings.cohort or config.settings.clients) < SecureSum().min_cohort:
+        return with_secure(config, False), (
+            f"SecureSum hides a site among three or more: {exposed}; and of two sites, each can"
+            " subtract its own update from the common one and has the other's"
+        )
+    why = _objection(config)
+    if why:
+        return with_secure(config, False), f"SecureSum is off, {exposed}: {why}"
+    return secured(with_secure(config, True))
+
+
+def _objection(config: Config) -> str:
+    if config.settings.late:
+        return "late replies (federation.late) have no place in a sum that is opened in its round"
+    try:
+        SecureSum().around(config.build_algorithm(config.build_task()))
+    except StackError as e:
+        return str(e)
+    return ""
+
+
+def with_secure(config: Config, on: bool) -> Config:
+    tables = config.tables()
+    tables["federation"] = {**tables["federation"], "secure": on}
+    return recipes.from_tables(tables, config.name)

@@ -19,7 +19,7 @@ from fedlens.report.page_data import UNEVALUATED
 from fedlens.runs.job import run_job
 from fedlens.runs.listener import Listener
 from fedlens.runs.setup import Setup, make_setup
-from fedlens.sites.agreement import recipe_hash, recipe_of_request
+from fedlens.sites.agreement import recipe_hash, recipe_of_request, secured
 from fedlens.sites.programs import Log
 from fedlens.trust.receipts import Receipts
 
@@ -33,7 +33,7 @@ def run_server(grid: Any, run: Mapping[str, Any]) -> None:
     """
     from fedlens.engines.flower.engine import NoSites
 
-    config = recipe_of_request(run)
+    config, who_sees = secured(recipe_of_request(run))
     agreed = recipe_hash(config)
     # Sites remember one round back, not more: see engines/flower/site.py.
     config = replace(config, federation=config.federation.with_value("checkpoint_every", 1))
@@ -42,6 +42,7 @@ def run_server(grid: Any, run: Mapping[str, Any]) -> None:
         return _flower(grid, run, setup, agreed, folder, log)
 
     lines = _LogLines()
+    lines.log(who_sees)
     done = run_job(
         config,
         Path(str(run["out"])),

@@ -16,8 +16,11 @@ from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.imports import import_only
 from fedlens.engines.flower.site import Site, federation_of_one
-from fedlens.sites.agreement import recipe_hash, recipe_of_request
+from fedlens.sites.agreement import recipe_hash, recipe_of_request, secured
 from fedlens.trust.policy import Policy, read_policy, terms_of
+from fedlens.trust.secure_sum import SecureSum
+from fedlens.trust.signing import public_text, read_signing_key
+from fedlens.trust.vault import SiteVault, read_peers
 
 PLACES = ("root", "folder", "file", "image")  # what data sources call the place their data lies in
 OPTION = "option-"  # begins a site option's key in the node config: option-NAME = "value"
@@ -28,7 +31,7 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
     server's recipe is taken only if the operator trusts the server.
     """
     id = site_number(node)
-    config = agreed_recipe(node, request)
+    config, _ = secured(agreed_recipe(node, request))
     own = str(node.get("data", ""))
     agreed = config
     if own:
@@ -36,6 +39,8 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
     settings = config.settings
     task = config.build_task()
     algorithm = with_site_options(config.build_algorithm(task), node)
+    if isinstance(algorithm, SecureSum):
+        algorithm = with_vault(algorithm, node, id, settings.clients)
     clients = 1 if own else settings.clients
     federation = task.admit(config.build_source().federation(clients, settings.seed))
     parts = settings.clients if own else len(federation)
@@ -72,6 +77,27 @@ def agreed_recipe(node: Mapping[str, Any], request: Mapping[str, Any]) -> Config
             " (--trust-server)"
         )
     return recipe_of_request(request)
+
+
+def with_vault(algorithm: SecureSum, node: Mapping[str, Any], id: int, clients: int) -> SecureSum:
+    """SecureSum with this site's own secrets, its key, and the keys of the others, which its
+    operator has put there: a server that names them could put its own in their place.
+    """
+    if not node.get("key") or not node.get("peers"):
+        raise ConfigError(
+            "SecureSum is on: this site needs its private key (key) and a folder with the public"
+            " keys of all sites (peers) in its settings, as `fedlens join` has them"
+        )
+    key, folder = Path(str(node["key"])), Path(str(node["peers"]))
+    secret, peers = read_signing_key(key), read_peers(folder)
+    if missing := [str(i) for i in range(clients) if i not in peers]:
+        raise ConfigError(
+            f"SecureSum is on, and {folder} lacks the public keys of clients {', '.join(missing)}:"
+            f" ask each site's operator for its .pub file (site-{missing[0]}.pub), not the server's"
+        )
+    if public_text(peers[id]).split()[:2] != public_text(secret.public_key()).split()[:2]:
+        raise ConfigError(f"the public key of client {id} in {folder} is not that of {key}")
+    return algorithm.with_vault(SiteVault(Path(str(node["folder"])) / "vault", secret, peers))
 
 
 def site_number(node: Mapping[str, Any]) -> int:

@@ -33,7 +33,6 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -70,7 +69,7 @@ from fedlens.trust.roster import (
     is_greeting,
     recover,
 )
-from fedlens.trust.vault import Declined, SimulatedVault, Vault, open_vault
+from fedlens.trust.vault import Declined, SimulatedVault, Vault
 
 WORK, GREET, DEAL, OPEN = 0, 1, 2, 3
 KEY = "secure"  # the text by which both halves speak
@@ -500,6 +499,10 @@ class SecureSum(Layer):
 
     # -- a real site -------------------------------------------------------------------------------
 
+    @property
+    def keeps_secrets(self) -> bool:
+        return self._vault is not None
+
     def with_vault(self, vault: Vault) -> SecureSum:
         """This layer at a real site, with secrets of its own."""
         if not self.masks:
@@ -507,9 +510,6 @@ class SecureSum(Layer):
         layer = copy.copy(self)
         layer._vault = vault
         return layer
-
-    def at_folder(self, folder: Path, key: Path, peers: Path) -> SecureSum:
-        return self.with_vault(open_vault(folder, key, peers))
 
 
 def few_masks(streams: Streams, count: int) -> list[int]:

@@ -22,8 +22,7 @@ from fedlens.trust.masking import expand
 from fedlens.trust.signing import (
     PublicKey,
     SigningKey,
-    read_public_key,
-    read_signing_key,
+    parse_public_key,
     sign,
     signature_fits,
 )
@@ -199,19 +198,15 @@ def _plain(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9-]", "_", text)[:120]
 
 
-def read_peers(folder: Path, numbers: Mapping[str, int] | None = None) -> dict[int, PublicKey]:
+def read_peers(folder: Path) -> dict[int, PublicKey]:
     """The public keys (*.pub) in a folder, by client: the number in a file's name."""
     found: dict[int, PublicKey] = {}
     for path in sorted(folder.glob("*.pub")):
         digits = re.findall(r"\d+", path.stem)
-        number = (numbers or {}).get(path.stem, int(digits[0]) if len(digits) == 1 else None)
-        if number is None:
+        if len(digits) != 1:
             continue
+        number = int(digits[0])
         if number in found:
             raise Declined(f"two public keys in {folder} are of client {number}: keep one")
-        found[number] = read_public_key(path.read_text(), str(path))
+        found[number] = parse_public_key(path.read_text(), str(path))
     return found
-
-
-def open_vault(folder: Path, key: Path, peers: Path) -> SiteVault:
-    return SiteVault(folder, read_signing_key(key), read_peers(peers))

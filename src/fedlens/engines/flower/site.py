@@ -20,6 +20,7 @@ nothing at its clients does not mind; for any other the site refuses, unless the
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -44,6 +45,7 @@ from fedlens.trust.guard import Guard
 from fedlens.trust.ledger import Leaving, kind_of, protection
 from fedlens.trust.policy import PolicyError, Terms
 from fedlens.trust.signing import canonical
+from fedlens.trust.vault import Declined
 
 PIECE_BYTES = 4 << 20  # of a message, sent at a time: what is in transit exists twice
 OPEN = ("data", "about")  # tables of a recipe in which a server and its sites may differ
@@ -65,6 +67,7 @@ REASONS = {
     "no-memory-left": "ran out of memory",
     "died": "its process died while it worked",
     "restarted": "was restarted while it worked",
+    "declined": "declined what would show what SecureSum hides; the site's own log says why",
     "error": "had an error; the site's own log says which",
 }
 
@@ -282,6 +285,8 @@ def _reason(e: Exception) -> SiteError:
         return SiteError("message")
     if isinstance(e, DataError):
         return SiteError("data")
+    if isinstance(e, Declined):
+        return SiteError("declined")
     return SiteError("no-memory-left" if isinstance(e, MemoryError) else "error")
 
 
@@ -300,9 +305,31 @@ def answer_from_disk(
     site: Site, message: Message, job: str, heard: int, *, forgive: bool = False
 ) -> Message:
     """`answer`, with the client's memory in files. Leaves a stamp by which the next call knows
-    whether it remembers what the server thinks it does.
+    whether it remembers what the server thinks it does. Under masks, an answer is stored before it
+    leaves: the same request has the same bytes, whoever was killed in between.
     """
     folder = site.folder / job
+    if not site.algorithm.hides_singles:
+        return _answer_once(site, message, folder, heard, forgive)
+    if not site.algorithm.keeps_secrets:
+        raise SiteError("error", private="SecureSum has no vault: its masks would be no secret")
+    request = hashlib.sha256(b"".join(message.pieces(PIECE_BYTES))).hexdigest()
+    stored = folder / "answers" / f"{message.round:06d}-{request}"
+    if stored.exists():
+        return Message.from_bytes(bytearray(stored.read_bytes()))
+    reply = _answer_once(site, message, folder, heard, forgive)
+    stored.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(stored, reply.to_bytes())
+    for old in stored.parent.iterdir():
+        if int(old.name.split("-")[0]) < message.round - 1:
+            old.unlink()
+    return reply
+
+
+def _answer_once(site: Site, message: Message, folder: Path, heard: int, forgive: bool) -> Message:
+    if message.header.trip:  # memory has no part in it
+        with threads(site.threads):
+            return answer(site.algorithm, message, site.id, site.federation, Memory(None), heard)
     stamp = folder / f"{site.id}.json"
     evaluating = message.header.evaluate
     try:
