@@ -416,7 +416,7 @@ class SecureSum(Layer):
         roster = self._checked(told, message, client, vault)
         mine = roster.deals[client.id].mask
         vault.claim(roster.terms.about, f"roster {mine}", roster.hash)
-        vault.claim(roster.terms.about, f"work {mine}", digest(message))
+        vault.claim(roster.terms.about, f"work {mine}", request_hash(message))
         vault.forget(roster.terms.about)
         return roster
 
@@ -521,7 +521,7 @@ def few_masks(streams: Streams, count: int) -> list[int]:
     return total
 
 
-def digest(message: Message) -> str:
+def request_hash(message: Message) -> str:
     """Of a whole request, trees included."""
     found = hashlib.sha256()
     for piece in message.pieces(1 << 22):

@@ -20,7 +20,6 @@ nothing at its clients does not mind; for any other the site refuses, unless the
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -44,6 +43,7 @@ from fedlens.engines.worker import Log, threads
 from fedlens.trust.guard import Guard
 from fedlens.trust.ledger import Leaving, kind_of, protection
 from fedlens.trust.policy import PolicyError, Terms
+from fedlens.trust.secure_sum import request_hash
 from fedlens.trust.signing import canonical
 from fedlens.trust.vault import Declined
 
@@ -313,8 +313,7 @@ def answer_from_disk(
         return _answer_once(site, message, folder, heard, forgive)
     if not site.algorithm.keeps_secrets:
         raise SiteError("error", private="SecureSum has no vault: its masks would be no secret")
-    request = hashlib.sha256(b"".join(message.pieces(PIECE_BYTES))).hexdigest()
-    stored = folder / "answers" / f"{message.round:06d}-{request}"
+    stored = folder / "answers" / f"{message.round:06d}-{request_hash(message)}"
     if stored.exists():
         return Message.from_bytes(bytearray(stored.read_bytes()))
     reply = _answer_once(site, message, folder, heard, forgive)
