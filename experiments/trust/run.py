@@ -1,0 +1,163 @@
+"""What SecureSum changes in a method's result: every method with and without it, the same seeds.
+
+    python experiments/trust/run.py [--minutes 5]     computes what is missing in cells.jsonl
+    python experiments/trust/run.py --table           writes the table into README.md
+
+Needs $FEDLENS_DATA (classic, cifar10). Masks are off (`masks = false`): they cancel bit for bit,
+which tests/trust/test_secure_sum.py holds for every stack, so the fixed point is all that can
+change a result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from blocks import fill  # noqa: E402
+from cells import Cell, Cells, compute, flat_settings, versions  # noqa: E402
+
+CELLS = Cells(HERE / "cells.jsonl", "method", "secure", "seed")
+DATA = os.environ.get("FEDLENS_DATA", "data")
+PHOTO = f"{DATA}/classic/gray_set12/01.png"
+SEEDS = (0, 1)
+# by row: the recipe, what is other than in it, the metric and its unit
+METHODS: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "FedDeblur, complete views": (
+        "deblur",
+        {"data.image": PHOTO, "rounds": 200, "evaluate_every": 100, "tol": 0},
+        "psnr",
+        "dB",
+    ),
+    "FedDeblur, partial views": (
+        "deblur-partial",
+        {"data.image": PHOTO, "rounds": 200, "evaluate_every": 100, "tol": 0},
+        "psnr",
+        "dB",
+    ),
+    "FedDeblur, six of ten answer": (
+        "deblur",
+        {"data.image": PHOTO, "rounds": 200, "evaluate_every": 100, "tol": 0, "cohort": 6},
+        "psnr",
+        "dB",
+    ),
+    "FedVSR": (
+        "fedvsr",
+        {"rounds": 4, "evaluate_every": 4, "data.crop": 32, "data.clips": 4, "data.groups": 4,
+         "clients": 4},
+        "psnr",
+        "dB",
+    ),
+    "FedVSSL": (
+        "fedvssl",
+        {"rounds": 3, "evaluate_every": 3, "data.videos": 60, "data.tests": 48, "clients": 6},
+        "recall1",
+        "share",
+    ),
+    "FBL": (
+        "fbl",
+        {"rounds": 3, "evaluate_every": 3, "data.root": f"{DATA}/cifar10", "data.limit": 2000,
+         "data.test_limit": 1000, "generator.root": f"{DATA}/cifar10/jpg/public", "epochs": 1,
+         "clients": 8, "cohort": 5, "Balance.cache": ""},
+        "accuracy",
+        "share",
+    ),
+    "RAF": (
+        "raf",
+        {"rounds": 4, "evaluate_every": 4, "data.people": 90, "data.tests": 40},
+        "pck",
+        "share",
+    ),
+}  # fmt: skip
+
+
+def cell_of(method: str, secure: bool, seed: int) -> Cell:
+    from fedlens.config import recipe as recipes
+    from fedlens.runs.job import run_job
+
+    recipe, overrides, _, _ = METHODS[method]
+    given: dict[str, Any] = {**overrides, "seed": seed, "workers": 0, "secure": secure}
+    if secure:
+        given["SecureSum.masks"] = False
+    config = recipes.read(recipe, given)
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = run_job(config, Path(folder) / "run")
+    state = outcome.rounds[-1]["state"]
+    settings = {k: v for k, v in flat_settings(config.tables()).items() if DATA not in str(v)}
+    return {
+        "method": method,
+        "secure": secure,
+        "seed": seed,
+        "metrics": outcome.metrics,
+        "saturated": sum(r["state"].get("saturated", 0) for r in outcome.rounds),
+        "skipped": sum(bool(r.get("skipped")) for r in outcome.rounds),
+        "bytes_up": outcome.rounds[-1]["bytes_up"],
+        "last": state,
+        "settings": settings,
+        "versions": versions(),
+    }
+
+
+def table() -> str:
+    rows = [
+        "| method | metric | without | with SecureSum | difference | clipped numbers | skipped |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for method, (_, _, metric, unit) in METHODS.items():
+        pairs = [
+            (plain, CELLS.find({"method": method, "secure": True, "seed": plain["seed"]}))
+            for plain in CELLS.read(method=method, secure=False)
+        ]
+        done = [(a, b) for a, b in pairs if b is not None]
+        if not done:
+            rows.append(f"| {method} | {metric} | not run | not run | | | |")
+            continue
+        name = metric if metric in done[0][0]["metrics"] else next(iter(done[0][0]["metrics"]))
+        without, secured = ([c["metrics"][name] for c in side] for side in zip(*done, strict=True))
+        change = [b - a for a, b in zip(without, secured, strict=True)]
+        clipped = sum(b["saturated"] for _, b in done)
+        skipped = sum(b["skipped"] for _, b in done)
+        shown = "db" if unit == "dB" else ""
+        digits = 3 if shown else 4
+        text = [" / ".join(f"{v:.{digits}f}" for v in side) for side in (without, secured)]
+        difference = " / ".join(f"{d:+.4f}" for d in change)
+        rows.append(
+            f"| {method} | {name} | {text[0]} | {text[1]} | {difference} | {clipped:.0f} |"
+            f" {skipped} |"
+        )
+    return "\n".join(rows)
+
+
+BLOCKS = {"with-and-without": table}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--table", action="store_true")
+    given = parser.parse_args()
+    if given.table:
+        CELLS.tidy()
+        fill(HERE / "README.md", BLOCKS)
+        return
+    jobs = [
+        (
+            {"method": method, "secure": secure, "seed": seed},
+            partial(cell_of, method, secure, seed),
+        )
+        for seed in SEEDS
+        for method in METHODS
+        for secure in (False, True)
+    ]
+    compute(CELLS, jobs, given.minutes, lambda c: str(c["metrics"]))
+
+
+if __name__ == "__main__":
+    main()
