@@ -202,14 +202,14 @@ def test_a_reply_alone_is_noise_and_two_of_three_are_noise() -> None:
 
     exchange, engine.exchange = engine.exchange, keep  # type: ignore[method-assign]
     ended(algorithm, engine, 3)
-    rows = [r.trees["ring32"]["flat"].long() for r in replies[2, WORK]]
+    rows = [r.trees["masked"]["ring32"].long() for r in replies[2, WORK]]
     assert len(rows) == 3 and len(rows[0]) > 400
     for row in (rows[0], rows[0] + rows[1], rows[1] + rows[2]):
         share = (row % 2**32).double() / 2**32
         assert abs(float(share.mean()) - 0.5) < 5 * (12 * len(share)) ** -0.5
         assert float(share.std()) == pytest.approx(12**-0.5, rel=0.1)
     for reply in replies[2, WORK]:
-        assert not reply.scalars and reply.weights == {t: {"ring": 1.0} for t in reply.trees}
+        assert not reply.scalars and reply.weights == {"masked": {"ring": 1.0}}
 
 
 def test_numbers_of_single_clients_are_absent_and_their_means_are_right() -> None:
@@ -360,9 +360,9 @@ def test_a_sum_that_cannot_be_is_not_used() -> None:
     def lie(message: Message, ids: Any, heard: Any) -> Iterator[Arrival]:
         for item in exchange(message, ids, heard):
             if isinstance(item, Message) and item.sender == 4:
-                few = item.trees["few"]["flat"].clone()
+                few = item.trees["masked"]["few"].clone()
                 few[8:12] = torch.tensor([0, 0, 0, 1 << 31])
-                yield replace(item, trees={**item.trees, "few": {"flat": few}})
+                yield replace(item, trees={"masked": {**item.trees["masked"], "few": few}})
             else:
                 yield item
 

@@ -39,6 +39,7 @@ LEAST_BOUND, MOST_BOUND = -40, 60
 SLACK = 16.0
 FALL = 12  # powers of two by which a tensor's bound may be below its tree's largest
 TYPES = {16: torch.int16, 32: torch.int32, 64: torch.int64}
+MASKED = "masked"  # the tree of a reply
 SATURATED, WRITERS = "saturated", "writers"
 
 
@@ -117,12 +118,12 @@ class Layout:
         return dict(sorted(out.items(), reverse=True))
 
     def expects(self) -> dict[str, Tree]:
-        """The trees of a reply: a flat array a width, and the few numbers."""
+        """The one tree of a reply: a flat array a width, and the few numbers."""
         flats = {
-            f"ring{bits}": {"flat": torch.empty(count, dtype=TYPES[bits])}
+            f"ring{bits}": torch.empty(count, dtype=TYPES[bits])
             for bits, count in self.widths().items()
         }
-        return {"few": {"flat": torch.empty(4 * len(self.names), dtype=torch.int64)}, **flats}
+        return {MASKED: {"few": torch.empty(4 * len(self.names), dtype=torch.int64), **flats}}
 
 
 def bits_of(t: Tensor, bounded: bool, ring: int) -> int:

@@ -45,6 +45,7 @@ from fedlens.core.message import MEAN, RING, Header, Message
 from fedlens.core.replies import Heard, Lost, Replies, Sum
 from fedlens.core.tree import Tree
 from fedlens.trust.fixed_point import (
+    MASKED,
     SATURATED,
     TYPES,
     WRITERS,
@@ -89,9 +90,7 @@ class SecureSum(Layer):
     masks: bool = True
     stage: ClassVar[Stage] = "wire"
     hides_replies: ClassVar[bool] = True
-    weighs: ClassVar[Mapping[str, Sequence[str]]] = dict.fromkeys(
-        ("few", *(f"ring{bits}" for bits in TYPES)), (RING,)
-    )
+    weighs: ClassVar[Mapping[str, Sequence[str]]] = {MASKED: (RING,)}
     _vault: Vault | None = field(default=None, init=False, repr=False, compare=False)
 
     def check(self, inner: Algorithm) -> None:
@@ -245,10 +244,11 @@ class SecureSum(Layer):
         left: Streams = []
         if self.masks:
             left = self._left(trips, at, replies.senders)
-        flats = {bits: replies.ring_sum(f"ring{bits}")["flat"] for bits in layout.widths()}
+        sums = replies.ring_sum(MASKED)
+        flats = {bits: sums[f"ring{bits}"] for bits in layout.widths()}
         masks = few_masks(left, len(layout.names))
         add_masks(list(flats.values()), [(expand(k, "flat"), not plus) for k, plus in left])
-        values = decode(replies.ring_sum("few")["flat"], masks)
+        values = decode(sums["few"], masks)
         totals = dict(zip(layout.names, values, strict=True))
         self._check_totals(message, totals, len(replies))
         return totals, flats, layout
@@ -317,7 +317,9 @@ class SecureSum(Layer):
 
     def _make_layout(self, message: Message) -> Layout:
         told = _told(message)
-        clients = told.get("clients")
+        header = message.header
+        # a message that nobody was asked with is looked at to estimate what it would cost
+        clients = told.get("clients", header.cohort or header.population)
         if type(clients) is not int or not 1 <= clients < 1 << 20:
             raise Declined("the message does not say how many are to add")
         if message.header.evaluate:
@@ -478,8 +480,8 @@ class SecureSum(Layer):
         streams: Streams = roster.streams(vault, client.id) if roster is not None else []
         add_masks(list(flats.values()), [(expand(key, "flat"), plus) for key, plus in streams])
         few = encode(list(values.values()), few_masks(streams, len(layout.names)))
-        trees = {"few": {"flat": few}} | {f"ring{b}": {"flat": t} for b, t in flats.items()}
-        return Message(trees, weights={tree: {RING: 1.0} for tree in trees})
+        tree = {"few": few, **{f"ring{bits}": t for bits, t in flats.items()}}
+        return Message({MASKED: tree}, weights={MASKED: {RING: 1.0}})
 
     def _shares(
         self, told: Mapping[str, Any], message: Message, client: Client, vault: Vault

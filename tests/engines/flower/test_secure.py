@@ -155,7 +155,8 @@ def test_the_same_keys_under_another_request_are_refused(tmp_path: Path) -> None
     other = work.put(model=model)
     with pytest.raises(Declined, match="answered another request with the same key"):
         answer_from_disk(engine.site(0), other, "job", NEVER)
-    assert answer_from_disk(engine.site(0), work, "job", NEVER).trees.keys() == {"few", "ring64"}
+    again = answer_from_disk(engine.site(0), work, "job", NEVER)
+    assert again.trees["masked"].keys() == {"few", "ring64"}
 
 
 def test_a_site_without_a_vault_does_not_answer(tmp_path: Path) -> None:
