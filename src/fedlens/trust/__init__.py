@@ -7,4 +7,4 @@ from fedlens.core.lazy import lazily
 _WHERE = {"SecureSum": "secure_sum"}
 KINDS = {"algorithm": ("SecureSum",)}
 __all__ = list(_WHERE)
-__getattr__ = lazily(__name__, _WHERE)
+__getattr__, __dir__ = lazily(__name__, _WHERE)
