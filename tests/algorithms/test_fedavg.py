@@ -132,6 +132,17 @@ def test_buffers_are_averaged_and_counters_stay_integers() -> None:
     assert state.trees["model"]["backbone.1.running_mean"].abs().max() > 0
 
 
+def test_the_rate_rises_during_warm_up() -> None:
+    """lr 1, four rounds of warm-up: fifths in rounds 0 to 3, then all of it; a step at 6 halves
+    it.
+    """
+    base = FedAvg(Toy(), lr=1.0, warmup=4, schedule="step", milestones=(6,), decay=0.5)
+    rates = [base.lr_at(Message().with_header(round=r, rounds=10)) for r in range(7)]
+    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1, 0.5])
+    plain = FedAvg(Toy(), lr=1.0)
+    assert plain.lr_at(Message().with_header(round=0, rounds=10)) == 1.0
+
+
 def test_schedules_by_hand() -> None:
     """Cosine over 4 rounds: 1, 0.854, 0.5, 0.146. Step every 2 by 0.1: 1, 1, 0.1, 0.1, 0.01."""
     cosine = [lr_factor("cosine", t, 4, 30, 0.1) for t in range(4)]

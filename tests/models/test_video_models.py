@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from fedlens.models.video import (
     SplitNet,
     VideoBackbone,
     backbone,
+    frame_differences,
     load_backbone,
     map_shape,
     own_backbone,
@@ -143,3 +145,85 @@ def test_a_backbone_is_loaded_whatever_its_head_was(tmp_path: object) -> None:
     )
     with pytest.raises(ValueError, match="does not fit"):
         load_backbone(SplitNet(backbone("r3d10"), nn.Identity()), str(path))
+
+
+def test_motion_is_what_changes() -> None:
+    """Frames 0, .2, .2, 1: changes .2, 0, .8, halved and from .5 on; the first one twice."""
+    frames = torch.tensor([0.0, 0.2, 0.2, 1.0]).view(1, 1, 4, 1, 1).expand(1, 3, 4, 2, 2)
+    found = frame_differences(frames)
+    assert found.shape == frames.shape
+    assert found[0, 0, :, 0, 0].tolist() == pytest.approx([0.6, 0.6, 0.5, 0.9])
+    assert frame_differences(frames[:, :, :1]).unique().tolist() == [0.5]
+
+
+def test_a_network_of_motion_does_not_see_what_stands_still() -> None:
+    task = CtP(backbone="r3d10s", frames=4, size=32, motion=True)
+    net = task.model().eval()
+    still = torch.rand(1, 3, 1, 32, 32).expand(1, 3, 4, 32, 32)
+    other = torch.rand(1, 3, 1, 32, 32).expand(1, 3, 4, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(net.maps(still), net.maps(other))
+        plain = CtP(backbone="r3d10s", frames=4, size=32).model().eval()
+        assert not torch.equal(plain.maps(still), plain.maps(other))
+    assert set(net.state_dict()) == set(plain.state_dict())
+
+
+@pytest.mark.parametrize("theirs", ["r3d_18", "r2plus1d_18"])
+def test_torchvisions_state_dicts_load_by_name(theirs: str, tmp_path: Path) -> None:
+    """The file is what torchvision saves, classifier included; its features before the pooling,
+    asked of torchvision's own network, are the backbone's map.
+    """
+    from torchvision.models import video
+
+    torch.manual_seed(3)
+    whole = getattr(video, theirs)(num_classes=7).eval()
+    save_file(whole.state_dict(), tmp_path / "theirs.safetensors")
+    task = Speed(
+        backbone=theirs, frames=4, size=32, pretrained=str(tmp_path / "theirs.safetensors")
+    )
+    net = task.model().eval()
+    task.load_init(net)
+    x = torch.rand(1, 3, 4, 32, 32)
+    body = net.backbone
+    with torch.no_grad():
+        y = whole.stem((x - body.mean) / body.std)
+        for k in range(1, 5):
+            y = getattr(whole, f"layer{k}")(y)
+        torch.testing.assert_close(net.maps(x), y, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_mvit_gives_torchvisions_tokens_as_a_map(tmp_path: Path) -> None:
+    from torchvision.models import video
+
+    torch.manual_seed(4)
+    whole = video.mvit_v2_s(num_classes=5).eval()
+    seen = []
+    whole.norm.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    save_file(whole.state_dict(), tmp_path / "theirs.safetensors")
+    task = Speed(
+        backbone="mvit_v2_s", frames=16, size=224, pretrained=str(tmp_path / "theirs.safetensors")
+    )
+    net = task.model().eval()
+    task.load_init(net)
+    x = torch.rand(1, 3, 16, 224, 224)
+    with torch.no_grad():
+        whole((x - 0.45) / 0.225)
+        found = net.maps(x)
+    assert found.shape == (1, 768, 8, 7, 7)
+    torch.testing.assert_close(found.flatten(2).transpose(1, 2), seen[0][:, 1:])
+
+
+def test_mvit_says_which_clips_it_takes() -> None:
+    net = backbone("mvit_v2_s")
+    with pytest.raises(ValueError, match="takes clips of 16 frames of 224x224, not 8 of 32x32"):
+        net.forward_features(torch.rand(1, 3, 8, 32, 32))  # type: ignore[operator]
+
+
+def test_weights_that_do_not_fit_are_refused_with_what_is_missing(tmp_path: Path) -> None:
+    save_file({"layer1.0.weight": torch.ones(3)}, tmp_path / "odd.safetensors")
+    task = Speed(backbone="r3d10s", frames=4, size=32, pretrained=str(tmp_path / "odd.safetensors"))
+    with pytest.raises(ValueError, match=r"odd.safetensors does not fit SplitNet: .* is missing"):
+        task.load_init(task.model())
+    with pytest.raises(ValueError, match="no published weights of r3d10s"):
+        Speed(backbone="r3d10s", pretrained=True).load_init(task.model())

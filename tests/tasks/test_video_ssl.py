@@ -17,13 +17,18 @@ from fedlens.cli import main as cli
 from fedlens.config import recipe as config
 from fedlens.core.client import generator
 from fedlens.core.facts import Facts
+from fedlens.core.picture import Picture
 from fedlens.data.video.frames import ArrayFrames
 from fedlens.data.video.moving_shapes import ACTIONS, MovingShapes, moving_shape
 from fedlens.data.video.video_set import RetrievalTest, VideoSet
 from fedlens.data.video.writer import writer
+from fedlens.report import page_data
+from fedlens.report.reading import read_run
 from fedlens.runs.job import experiment
+from fedlens.runs.setup import make_setup
 from fedlens.tasks.action import ActionRecognition
-from fedlens.tasks.retrieval import embed, pool_maps
+from fedlens.tasks.apply.search import draw_sheet, wrapped
+from fedlens.tasks.retrieval import embed, pixel_scores, pool_maps
 from fedlens.tasks.speed import Speed
 from fedlens.tasks.video_clips import clip_starts, crop_square, middle_frame
 
@@ -414,3 +419,86 @@ def test_too_many_classes_are_refused(tmp_path: Path) -> None:
         ValueError, match=r"the data has 8 classes, but the task says 5: set task.classes=8"
     ):
         ActionRecognition(classes=5).fits(Facts(classes=tuple(ACTIONS)))
+
+
+def test_a_run_shows_what_is_reached_without_learning(
+    pretrained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the summary and on the page: the fresh network's retrieval, evaluated here once more, and
+    that of the mean frame's pixels.
+    """
+    summary = json.loads((pretrained / "summary.json").read_text())
+    assert list(summary["references"]) == ["untrained weights", "mean frame's pixels"]
+    setup = make_setup(config.read(pretrained))
+    fresh = setup.algorithm.result(setup.algorithm.init())
+    assert summary["references"]["untrained weights"] == pytest.approx(
+        setup.task.evaluate(fresh, setup.federation.test)
+    )
+    view = page_data.run_view(read_run(pretrained), str)
+    assert view["references"][0].startswith("untrained weights: recall_at_1 ")
+    assert "untrained weights: recall_at_1" in (pretrained / "report.html").read_text()
+
+
+def test_what_is_not_above_a_reference_is_said() -> None:
+    found = {"recall_at_1": 0.25, "recall_at_5": 0.5}
+    above = {"metrics": found, "references": {"pixels": {"recall_at_1": 0.2}}}
+    assert page_data.reference_lines(above) == ["pixels: recall_at_1 0.2"]
+    level = {
+        "metrics": found,
+        "references": {"pixels": {"recall_at_1": 0.25}, "untrained": {"recall_at_1": 0.3}},
+    }
+    assert page_data.reference_lines(level) == [
+        "pixels: recall_at_1 0.25",
+        "untrained: recall_at_1 0.3",
+        "recall_at_1 0.25 is not better than pixels (0.25) and untrained (0.3)",
+    ]
+    assert page_data.reference_lines({"metrics": found}) == []
+    # of a damaged summary
+    assert page_data.reference_lines({"metrics": [], "references": {"a": 3}}) == ["a: "]
+
+
+def test_pixels_find_what_looks_the_same() -> None:
+    """Two colours: the mean frame of a red query is nearest to the red video, whatever moves."""
+
+    def film(colour: list[int]) -> ArrayFrames:
+        pixels = torch.tensor(colour, dtype=torch.uint8)[None, :, None, None]
+        return ArrayFrames(pixels.expand(6, 3, 12, 12).contiguous())
+
+    gallery = VideoSet([film([200, 0, 0]), film([0, 200, 0])], [0, 1], ["a", "b"])
+    queries = VideoSet([film([90, 5, 5]), film([5, 90, 5])], [0, 1], ["c", "d"])
+    assert pixel_scores(RetrievalTest(gallery, queries), 8)["recall_at_1"] == 1.0
+
+
+def test_labels_on_a_sheet_are_whole_and_pictures_large_enough() -> None:
+    """Every word of a label is in its lines, none wider than the picture's column; a very wide
+    picture keeps a short side of 120 pixels.
+    """
+    long = "a_very_long_file_name_without_any_space_in_it_0123456789.mp4 and more 0.93"
+    for width in (60.0, 150.0):
+        lines = wrapped(long, width, lambda text: 7.0 * len(text)).split("\n")
+        assert all(7.0 * len(line) <= width for line in lines)
+        assert "".join(lines).replace(" ", "") == long.replace(" ", "")
+    picture = Picture("", [torch.rand(3, 20, 90), torch.rand(3, 400, 30)], ["query: x", long])
+    sheet = draw_sheet(picture, 2)
+    assert sheet.width >= 2 * 120 and sheet.height >= 360
+
+
+def test_an_analysis_goes_elsewhere_if_asked(pretrained: Path, tmp_path: Path) -> None:
+    before = sorted(p.name for p in pretrained.rglob("*"))
+    out = tmp_path / "out"
+    command = ["analyse", "target", str(pretrained), "--value", "0.01", "--out", str(out)]
+    assert cli.invoke(command) == 0
+    assert {"target.json", "target-00.png", "index.json"} <= {p.name for p in out.iterdir()}
+    assert sorted(p.name for p in pretrained.rglob("*")) == before
+
+
+def test_a_comparison_says_what_it_would_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"{k}={v}" for k, v in SMALL.items()]
+    command = ["compare", "fedvssl", "--algorithms", "fedavg,fedvssl-0.9-1", "--seeds", "0,1"]
+    out = tmp_path / "cells"
+    assert cli.invoke([*command, "--dry-run", "--out", str(out), *given]) == 0
+    said = capsys.readouterr().out
+    assert "fedvssl-0.9-1" in said and "Nothing was run or written" in said
+    assert not out.exists()

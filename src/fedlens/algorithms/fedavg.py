@@ -39,7 +39,8 @@ class FedAvg(Learner):
 
     task: what is learned. lr, optimizer, momentum, weight_decay: the local optimiser, fresh in
     every round. schedule: of the learning rate over the rounds ("step" multiplies by decay every
-    step_every rounds, or at the rounds of `milestones`). epochs or steps: how much local work.
+    step_every rounds, or at the rounds of `milestones`). warmup: rounds over which
+    the rate rises to lr. epochs or steps: how much local work.
     clip: gradient norm. weights: how much a client counts. server_lr: 1 is plain averaging.
     mixed_precision: bfloat16 autocast. channels_last: memory format. init_from: weights to start
     from, after the task's `init`.
@@ -59,6 +60,7 @@ class FedAvg(Learner):
     step_every: Count = 30
     decay: Positive = 0.1
     milestones: tuple[Natural, ...] = ()
+    warmup: Natural = 0
     epochs: Count = 1
     steps: Count | None = None
     batch: Count = 32
@@ -324,14 +326,16 @@ class FedAvg(Learner):
     # -- the local optimiser -----------------------------------------------------------------------
 
     def lr_at(self, message: Message) -> float:
+        rising = min(1.0, (message.round + 1) / (self.warmup + 1))
         if self.schedule == "step" and self.milestones:
-            return self.lr * float(self.decay ** sum(message.round >= m for m in self.milestones))
-        return self.lr * lr_factor(
-            self.schedule,
-            message.round,
-            message.header.rounds,
-            self.step_every,
-            self.decay,
+            passed = sum(message.round >= m for m in self.milestones)
+            return rising * self.lr * float(self.decay**passed)
+        return (
+            rising
+            * self.lr
+            * lr_factor(
+                self.schedule, message.round, message.header.rounds, self.step_every, self.decay
+            )
         )
 
     @property

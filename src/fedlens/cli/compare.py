@@ -41,6 +41,7 @@ app = typer.Typer()
         " --target 0.5",
         "fedlens compare classification --algorithms fedavg,FedAvg+FedProx+Median data.alpha=0.1"
         " mu=0.1 --out runs/skew",
+        "fedlens compare fedvssl --algorithms fedavg,fedvssl-0.9-1 --seeds 0,1,2 --dry-run",
     ),
 )
 def compare_algorithms(
@@ -87,6 +88,10 @@ def compare_algorithms(
             show_default=False,
         ),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", "-n", help="Say what would be done, and what it would take."),
+    ] = False,
 ) -> None:
     """Several algorithms, several seeds: one table (mean and spread) and one plot.
 
@@ -108,7 +113,13 @@ def compare_algorithms(
         from fedlens.runs.job import Interrupted
 
         # Refuses what cannot work before any search.
-        make_cells(recipe, names, numbers, given, folder)
+        cells = make_cells(recipe, names, numbers, given, folder)
+        if dry_run:
+            grid, closing = plan_comparison(cells, fresh, trials if tune else 0)
+    if dry_run:
+        console().print(grid)
+        console().print(closing)
+        return
     try:
         chosen = search_parameters(recipe, names, given, folder, engine, trials) if tune else None
         todo = make_cells(recipe, names, numbers, given, folder, chosen)
@@ -116,6 +127,34 @@ def compare_algorithms(
     except Interrupted as e:
         e.again = shlex.join(["fedlens", *[a for a in sys.argv[1:] if a != "--fresh"]])
         raise
+
+
+def plan_comparison(todo: Sequence[Cell], fresh: bool, trials: int) -> tuple[Table, str]:
+    """What a comparison would take: a line for every algorithm, estimated from a little of its
+    first run; and the sum.
+    """
+    from fedlens.runs.compare import is_finished
+    from fedlens.runs.estimate import estimate
+    from fedlens.runs.setup import make_setup, try_one_example
+    from fedlens.runs.text import duration, size
+
+    grid = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
+    grid.add_column("algorithm", style=ACCENT)
+    for head in ("runs", "finished before", "time of one", "traffic of one"):
+        grid.add_column(head, justify="right")
+    seconds = 0.0
+    for name in dict.fromkeys(cell.algorithm for cell in todo):
+        mine = [cell for cell in todo if cell.algorithm == name]
+        done = 0 if fresh else sum(is_finished(cell) for cell in mine)
+        setup = make_setup(mine[0].config)
+        try_one_example(setup)
+        expected = estimate(setup)
+        seconds += expected.seconds * (len(mine) - done + trials)
+        traffic = size(expected.bytes_down + expected.bytes_up)
+        each = f"about {duration(expected.seconds)}"
+        grid.add_row(name, str(len(mine)), str(done or "-"), each, traffic)
+    search = f", {trials} runs of search for each included" if trials else ""
+    return grid, f"[dim]about {duration(seconds)} in all{search}. Nothing was run or written.[/]"
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -214,11 +214,21 @@ def analyse(
         str | None, typer.Option(help="Instead of the first one.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="Of directions and perturbations.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="A folder for plot and numbers; the runs stay as they are.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Loss landscape (1-D and 2-D), a metric under perturbed weights, or rounds, bytes and compute
     to a target.
 
-    The plot goes into the report of every run named, the numbers into RUN/analysis/WHAT.json.
+    The plot goes into the report of every run named, the numbers into RUN/analysis/WHAT.json; with
+    --out both go into that folder, WHAT.json and WHAT-00.png.
     """
     if what not in ANALYSES:
         raise UsageError(f"there is no analysis {what!r}: {', '.join(ANALYSES)} are known")
@@ -248,11 +258,16 @@ def analyse(
                 picture, numbers = analysis.landscape_picture(finished, names, points, span, seed)
             else:
                 picture, numbers = analysis.surface_picture(finished, names, points, span, seed)
-    for run in runs:
+    for run in () if out else runs:
         (run / "analysis").mkdir(exist_ok=True)
         write_atomically(run / "analysis" / f"{what}.json", json.dumps(numbers, indent=1))
         add_picture(picture, run / "pictures", what)
         write_report(run)
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / f"{what}.json", json.dumps(numbers, indent=1))
+        add_picture(picture, out, what)
     for name, fact in picture.facts.items():
         typer.echo(f"{name}: {fact}")
-    typer.echo(f"{picture.caption}: in the report of {', '.join(str(r) for r in runs)}")
+    where = f"in {out}" if out else f"in the report of {', '.join(str(r) for r in runs)}"
+    typer.echo(f"{picture.caption}: {where}")

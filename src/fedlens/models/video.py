@@ -25,7 +25,8 @@ from fedlens.data.images.reading import IMAGENET_MEAN, IMAGENET_STD
 
 SMALL = {"r3d10": (16, 32, 64, 128), "r3d10s": (8, 16, 32, 64)}
 LARGE = {"r3d18": "r3d_18", "r2plus1d18": "r2plus1d_18"}
-BACKBONES = (*LARGE, *SMALL)
+MVIT = ("mvit_v1_b", "mvit_v2_s")
+BACKBONES = (*LARGE, *MVIT, *SMALL)
 
 
 class VideoBackbone(nn.Module):
@@ -55,6 +56,37 @@ class VideoBackbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_features(x)
+
+
+class TransformerBackbone(nn.Module):
+    """torchvision's MViT without its classifier, under its names; clips of one size only, since it
+    knows places by heart. Normalised as its published weights were trained.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        from torchvision.models import video
+
+        whole: Any = getattr(video, name)()
+        self.conv_proj, self.pos_encoding = whole.conv_proj, whole.pos_encoding
+        self.blocks, self.norm = whole.blocks, whole.norm
+        places: Any = self.pos_encoding
+        self.places = (places.temporal_size, *places.spatial_size)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        patches = self.conv_proj((x - 0.45) / 0.225)
+        if patches.shape[2:] != self.places:
+            t, h, w = (n * s for n, s in zip(self.places, self.conv_proj.stride, strict=True))
+            raise ValueError(
+                f"this MViT takes clips of {t} frames of {h}x{w}, not {x.shape[2]} of"
+                f" {x.shape[3]}x{x.shape[4]}: set task.frames={t} task.size={h}"
+            )
+        tokens, thw = self.pos_encoding(patches.flatten(2).transpose(1, 2)), self.places
+        for block in self.blocks:
+            tokens, thw = block(tokens, thw)
+        # the first token stands for the whole clip; the others are the map
+        found: Tensor = self.norm(tokens)[:, 1:].transpose(1, 2).unflatten(2, thw)
+        return found
 
 
 def r3d10(widths: Sequence[int] = SMALL["r3d10"]) -> VideoBackbone:
@@ -108,6 +140,9 @@ def backbone(name: str, last_stride: int = 2) -> nn.Module:
     """By name, or "module:Class"; a wrong name is refused with the right ones."""
     if ":" in name:
         return own_backbone(name)
+    name = short_name(name)
+    if name in MVIT:
+        return TransformerBackbone(name)
     if name not in BACKBONES:
         raise ValueError(
             f"there is no backbone {name!r}: {', '.join(BACKBONES)} are known, or module:Class with"
@@ -115,6 +150,32 @@ def backbone(name: str, last_stride: int = 2) -> nn.Module:
         )
     net = torchvision_resnet(name) if name in LARGE else r3d10(SMALL[name])
     return keep_last_size(net) if last_stride == 1 else net
+
+
+def short_name(name: str) -> str:
+    """torchvision's own names mean the same networks."""
+    return next((short for short, theirs in LARGE.items() if theirs == name), name)
+
+
+def published_backbone(name: str) -> dict[str, Tensor]:
+    """torchvision's weights of a backbone, trained on Kinetics-400; fetched on first use."""
+    from torchvision.models import get_model_weights
+
+    theirs = LARGE.get(short_name(name), name)
+    if theirs not in (*LARGE.values(), *MVIT):
+        raise ValueError(
+            f"there are no published weights of {name}: task.pretrained=true goes with"
+            f" {', '.join((*LARGE, *MVIT))}; any other file by its path"
+        )
+    kind: Any = get_model_weights(theirs)
+    try:
+        found: dict[str, Tensor] = kind.DEFAULT.get_state_dict(progress=False, weights_only=True)
+    except OSError as e:
+        raise ValueError(
+            f"the published weights of {name} cannot be fetched ({e}): bring the file here by other"
+            " means and set task.pretrained=PATH"
+        ) from e
+    return found
 
 
 def own_backbone(name: str) -> nn.Module:
@@ -142,18 +203,28 @@ def map_shape(net: nn.Module, frames: int, size: int) -> tuple[int, int, int, in
     return out.shape[1], out.shape[2], out.shape[3], out.shape[4]
 
 
+def frame_differences(x: Tensor) -> Tensor:
+    """What changes from frame to frame of (B, 3, T, H, W), in [0, 1] as pixels are: .5 where
+    nothing does. The first difference is there twice, so that there are as many as frames.
+    """
+    if x.shape[2] < 2:
+        return torch.full_like(x, 0.5)
+    change = x.diff(dim=2) / 2 + 0.5
+    return torch.cat([change[:, :, :1], change], 2)
+
+
 class SplitNet(nn.Module):
     """A backbone and a head under these two names: what begins with `backbone.` is what FedVSSL
-    shares.
+    shares. motion: the backbone sees what changes from frame to frame instead of the frames.
     """
 
-    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+    def __init__(self, backbone: nn.Module, head: nn.Module, motion: bool = False) -> None:
         super().__init__()
-        self.backbone, self.head = backbone, head
+        self.backbone, self.head, self.motion = backbone, head, motion
 
     def maps(self, x: Tensor) -> Tensor:
         extract: Any = self.backbone.forward_features
-        found: Tensor = extract(x)
+        found: Tensor = extract(frame_differences(x) if self.motion else x)
         return found
 
     def features(self, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedlens.core.direction import smaller_is_better
 from fedlens.core.facts import remarks
 from fedlens.report.reading import (
     RunFolder,
@@ -28,6 +29,27 @@ from fedlens.report.reading import (
 CELLS = 200_000  # client-rounds a page can hold; longer runs show every k-th round
 POINTS = 2_000  # rounds a curve can hold
 UNEVALUATED = "left out of the evaluation: "
+
+
+def reference_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What was reached without learning, a line each; then, in words, what the run's headline
+    metric is not better than.
+    """
+    metrics = as_table(summary.get("metrics"))
+    lines, beaten = [], []
+    chief = next(iter(metrics), "")
+    own = as_number(metrics.get(chief))
+    for name, found in as_table(summary.get("references")).items():
+        known = {k: v for k, v in as_table(found).items() if as_number(v) is not None}
+        lines.append(f"{name}: " + ", ".join(f"{k} {v:.3g}" for k, v in list(known.items())[:3]))
+        other = as_number(as_table(found).get(chief))
+        if own is None or other is None:
+            continue
+        if not (own < other if smaller_is_better(chief) else own > other):
+            beaten.append(f"{name} ({other:.3g})")
+    if beaten:
+        lines.append(f"{chief} {own:.3g} is not better than {' and '.join(beaten)}")
+    return lines
 
 
 def run_view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
@@ -49,6 +71,7 @@ def run_view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
         "config": run.config_text,
         "settings": flat_settings(run.config),
         "summary": run.summary,
+        "references": reference_lines(run.summary),
     }
     cleaned: dict[str, Any] = json_safe(seen)
     return cleaned

@@ -280,7 +280,7 @@ class _Job:
         whole = self.setup.algorithm.as_saved(state)
         save_result(folder, lambda part: self.setup.task.save(whole, part))
         self._draw(state)
-        summary = self._summarise(interrupted=False)
+        summary = self._summarise(interrupted=False, references=self._references())
         shutil.rmtree(folder / "memory", ignore_errors=True)
         self._write_report()
         self.listener.on_end(summary)
@@ -321,13 +321,24 @@ class _Job:
             self.picture_seconds = math.inf
         self.picture_seconds += time.perf_counter() - began
 
-    def _summarise(self, interrupted: bool) -> dict[str, Any]:
+    def _references(self) -> dict[str, dict[str, float]]:
+        """See `Task.references`; of a run that has figures to hold against them."""
+        setup, test = self.setup, self.setup.federation.test
+        if test is None or not any(r["metrics"] for r in self.records):
+            return {}
+        start = setup.algorithm.result(setup.algorithm.init())
+        return {name: dict(m) for name, m in setup.task.references(start, test).items()}
+
+    def _summarise(
+        self, interrupted: bool, references: Mapping[str, Mapping[str, float]] | None = None
+    ) -> dict[str, Any]:
         setup, records = self.setup, self.records
         evaluated = [r["metrics"] for r in records if r["metrics"]]
         summary = {
             "recipe": setup.config.name,
             "algorithm": setup.stack,
             "metrics": evaluated[-1] if evaluated else {},
+            "references": references or {},
             "loss": next((r["loss"] for r in reversed(records) if r["loss"] is not None), None),
             "rounds": self.safe.done,
             "interrupted": interrupted,

@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from fedlens.report.page_data import UNEVALUATED
+from fedlens.report.page_data import UNEVALUATED, reference_lines
 from fedlens.runs.listener import Listener
 from fedlens.runs.setup import Setup
 from fedlens.runs.text import ACCENT, console, duration, few, rounded, size, spark
@@ -249,4 +249,4 @@ def closing_lines(summary: Mapping[str, Any]) -> list[str]:
         costs.append(f"{skipped} round{'s' if skipped > 1 else ''} skipped")
     if missing := summary["unevaluated"]:
         costs.append(f"{missing} evaluation{'s' if missing > 1 else ''} by clients lost")
-    return ["  ".join(results) or "done", ", ".join(costs)]
+    return ["  ".join(results) or "done", *reference_lines(summary), ", ".join(costs)]

@@ -7,6 +7,7 @@ from fedlens.core.lazy import lazily
 _WHERE = {
     "ActionRecognition": "action",
     "Classification": "classification",
+    "ClipAgreement": "agreement",
     "CtP": "ctp",
     "Custom": "custom",
     "Generation": "generation",

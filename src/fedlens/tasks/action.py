@@ -24,7 +24,7 @@ from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, in_batches
 from fedlens.data.video.frames import Frames
 from fedlens.data.video.video_set import RetrievalTest, VideoSet
-from fedlens.models.video import SplitNet, backbone, map_shape
+from fedlens.models.video import SplitNet, backbone, map_shape, published_backbone
 from fedlens.tasks.video_clips import admit, clip_batches, cut_clip, middle_frame
 from fedlens.tasks.video_ssl import load_init
 
@@ -36,8 +36,8 @@ class Frozen(SplitNet):
     with.
     """
 
-    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
-        super().__init__(backbone, head)
+    def __init__(self, backbone: nn.Module, head: nn.Module, motion: bool = False) -> None:
+        super().__init__(backbone, head, motion)
         self.backbone.requires_grad_(False)
 
     def train(self, mode: bool = True) -> Frozen:
@@ -55,7 +55,8 @@ class ActionRecognition(LearningTask):
     """classes: how many. backbone: r3d18, r2plus1d18, r3d10, r3d10s or module:Class. init: a saved
     model (RUN/model.safetensors) whose backbone to start from. pretrained: weights of the same
     network from elsewhere (a path, hub:OWNER/NAME). probe: train the last layer only.
-    frames, stride, size: of a clip. dropout: before the last layer. clips: per test video."""
+    frames, stride, size: of a clip. dropout: before the last layer. clips: per test video.
+    motion: the network sees differences of frames, as in the pretraining it starts from."""
 
     classes: Several = 101
     backbone: str = "r3d18"
@@ -68,6 +69,7 @@ class ActionRecognition(LearningTask):
     dropout: Fraction = 0.5
     clips: Count = 10
     evaluation_batch: Count = 32
+    motion: bool = False
 
     @property
     def least(self) -> int:
@@ -79,12 +81,15 @@ class ActionRecognition(LearningTask):
         nn.init.normal_(last.weight, std=0.001)
         nn.init.zeros_(last.bias)
         return (Frozen if self.probe else SplitNet)(
-            body, nn.Sequential(nn.Dropout(self.dropout), last)
+            body, nn.Sequential(nn.Dropout(self.dropout), last), self.motion
         )
 
     def load_init(self, model: nn.Module) -> None:
         self.load_pretrained(model)
         load_init(model, self.init)
+
+    def published(self) -> dict[str, Tensor]:
+        return published_backbone(self.backbone)
 
     def fits(self, facts: Facts) -> None:
         if (held := len(facts.classes)) > self.classes:

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from fedlens.core.picture import Picture
 from fedlens.data.source import DataError
-from fedlens.data.video.video_set import VideoSet
+from fedlens.data.video.video_set import RetrievalTest, VideoSet
 from fedlens.metrics.retrieval import KS, most_similar, recall, vote
-from fedlens.tasks.video_clips import clip_batches, middle_frame
+from fedlens.tasks.video_clips import clip_batches, middle_frame, skip
 
 # queries on the contact sheet, and what was found for each: eight fill a row of the report
 SHEET_QUERIES, SHEET_FOUND = (
@@ -71,6 +71,28 @@ def retrieval_scores(
     y, labels = torch.tensor(asked.labels), torch.tensor(held.labels)
     found, _ = most_similar(queries, gallery, max(KS), same)
     return recall(found, y, labels) | (vote(found, y, labels) if majority else {})
+
+
+def pixel_scores(data: RetrievalTest, size: int, majority: bool = False) -> dict[str, float]:
+    """What the mean frame's pixels find, shrunk to size x size."""
+    gallery, queries = (mean_frames(s, size) for s in (data.gallery, data.queries))
+    return retrieval_scores(queries, data.queries, gallery, data.gallery, majority)
+
+
+def mean_frames(videos: VideoSet, size: int, most: int = 64) -> Tensor:
+    """A row for every video: the mean of its frames, of the `most` in the middle if it is long. One
+    that cannot be decoded has a row of zeros.
+    """
+    rows = []
+    for film in videos.clips:
+        first = max(0, (len(film) - most) // 2)
+        try:
+            mean = film.read(first, min(len(film), first + most)).float().mean(0) / 255
+        except DataError as e:
+            skip(e)
+            mean = torch.zeros(3, *film.size)
+        rows.append(F.interpolate(mean[None], size=(size, size), mode="area").flatten())
+    return torch.stack(rows)
 
 
 def contact_sheet(

@@ -24,12 +24,19 @@ from fedlens.core.task import LearningTask, check_options, in_batches
 from fedlens.data.video.frames import Frames
 from fedlens.data.video.video_set import RetrievalTest
 from fedlens.metrics.retrieval import most_similar
-from fedlens.models.video import SplitNet, backbone, load_backbone, map_shape
+from fedlens.models.video import (
+    SplitNet,
+    backbone,
+    load_backbone,
+    map_shape,
+    published_backbone,
+)
 from fedlens.tasks.retrieval import (
     SHEET_FOUND,
     SHEET_QUERIES,
     contact_sheet,
     embed,
+    pixel_scores,
     retrieval_scores,
 )
 from fedlens.tasks.video_clips import admit, larger
@@ -53,9 +60,11 @@ def small_normal(*layers: nn.Linear) -> None:
 
 @dataclass
 class VideoSSL(LearningTask):
-    """Abstract. backbone: r3d18, r2plus1d18, r3d10, r3d10s or module:Class. frames, size: of a
-    clip. clips: per video in retrieval. majority: also report the vote among the nearest. init: a
-    saved model whose backbone to start from."""
+    """Abstract. backbone: r3d18, r2plus1d18, mvit_v1_b, mvit_v2_s, r3d10, r3d10s or module:Class.
+    frames, size: of a clip. clips: per video in retrieval. majority: also report the vote among the
+    nearest. init: a saved model whose backbone to start from. pretrained: weights of the same
+    backbone from elsewhere (true: torchvision's, a path, hub:OWNER/NAME). motion: the network sees
+    what changes from frame to frame instead of the frames."""
 
     backbone: str = "r3d18"
     frames: Count = 16
@@ -63,6 +72,8 @@ class VideoSSL(LearningTask):
     clips: Count = 10
     majority: bool = False
     init: str | None = None
+    pretrained: bool | str = False
+    motion: bool = False
     evaluation_batch: Count = 64
 
     last_stride = 2
@@ -88,10 +99,24 @@ class VideoSSL(LearningTask):
 
     def model(self) -> nn.Module:
         body = backbone(self.backbone, self.last_stride)
-        return SplitNet(body, self.head(map_shape(body, self.frames, self.size)))
+        head = self.head(map_shape(body, self.frames, self.size))
+        return SplitNet(body, head, self.motion)
 
     def load_init(self, model: nn.Module) -> None:
+        self.load_pretrained(model)
         load_init(model, self.init)
+
+    def published(self) -> dict[str, Tensor]:
+        return published_backbone(self.backbone)
+
+    def references(self, start: Any, data: Any) -> dict[str, dict[str, float]]:
+        """Retrieval with the weights of the beginning, and without any network."""
+        if not isinstance(data, RetrievalTest):
+            return {}
+        name = "weights of the beginning" if self.init or self.pretrained else "untrained weights"
+        with torch.no_grad():
+            found = self.evaluate(start, data)
+        return {name: found, "mean frame's pixels": pixel_scores(data, self.size, self.majority)}
 
     def admit(self, federation: Federation) -> Federation:
         return admit(federation, self, self.least)

@@ -43,6 +43,8 @@ const View = (() => {
       if (after > 0) return [measured[0][0], measured[0][1][name], measured[0][0]];
     }
     for (const b of BASELINES) for (const key of [`${name}_${b}`, `${b}_${name}`]) if (key in view.final) return [b, view.final[key], key];
+    const known = Object.entries(view.summary.references || {}).filter(([, m]) => Number.isFinite(m?.[name])).sort(([, a], [, b]) => (b[name] - a[name]) * (higherIsBetter(name) ? 1 : -1));
+    if (known.length) return [known[0][0], known[0][1][name], known[0][0]];  // the best that was reached without learning
     const history = points(view, name);
     return history.length > 1 ? [`round ${history[0][0]}`, history[0][1], null] : null;
   }
@@ -64,7 +66,7 @@ const View = (() => {
     if (tell.length < 3 && loss !== undefined) node.append(h("div", { class: tell.length ? "figure-number minor" : "figure-number" }, h("div", { class: "name", text: "loss, mean of clients" }), h("div", { class: "value", text: number(loss) }), h("div", { class: "note", text: `from ${number(view.curves.loss.find((v) => v !== null))}` })));
     const moved = traffic(view);
     if (view.done) node.append(h("div", { class: "figure-number minor" }, h("div", { class: "name", text: "time and traffic" }), h("div", { class: "value", text: seconds(spent(view)) }), h("div", { class: "note", text: moved ? `${bytes(moved)} over the wire` : "" })));
-    return node;
+    return [node, ...view.references.map((text) => h("p", { class: "soft small references", text }))];
   }
 
   // ---- finished runs that differ only in their seed belong together
@@ -246,7 +248,7 @@ const View = (() => {
       parts.forEach((part, k) => { part.hidden = !shown[k]; });
       const nav = h("nav", { class: "parts", "aria-label": "Parts of this page" }, parts.filter((p) => !p.hidden).map((p) => h("a", { href: `#${p.id}`, text: p.querySelector("h2").textContent, onclick: (e) => { e.preventDefault(); p.scrollIntoView(); p.querySelector("a, button, [tabindex], input, summary")?.focus({ preventScroll: true }); } })));
       head.replaceChildren(masthead(brand, view.name, view.status, h("div", { class: "what" }, what(view)), problems(view), nav.children.length ? nav : ""));
-      top.replaceChildren(headline(view));
+      top.replaceChildren(...headline(view));
       gallery.update(view.pictures);
       curves.update(curveData([view]));
       cost.update(costData([view]));

@@ -19,7 +19,7 @@ import csv
 import hashlib
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.files import atomic_path
+from fedlens.core.picture import Picture, to_uint8
 from fedlens.data.paths import clips_at
 from fedlens.data.source import DataError
 from fedlens.data.video.frame_cache import Cache
@@ -35,6 +36,8 @@ from fedlens.data.video.video_set import VideoSet
 from fedlens.data.video.videos import OpenFiles, scan
 from fedlens.metrics.retrieval import most_similar
 from fedlens.tasks.retrieval import SHEET_QUERIES, contact_sheet, embed_all, retrieval_scores
+
+THUMBNAIL = 120  # pixels of the shorter side of a picture on a sheet
 
 
 def search_folder(
@@ -234,24 +237,9 @@ def write_sheet(
     skipped: Sequence[str],
 ) -> None:
     """The contact sheet as one PNG, and as a page."""
-    from PIL import Image, ImageDraw
-
     picks = torch.linspace(0, len(asked) - 1, min(SHEET_QUERIES, len(asked))).long()
     picture = contact_sheet(asked.take(picks.tolist()), held, found[picks], alike[picks], classes)
-    columns, w, h = 1 + found.shape[1], 180, 150
-    sheet = Image.new("RGB", (columns * w, len(picks) * h), "white")
-    pen = ImageDraw.Draw(sheet)
-    for n, (image, label) in enumerate(zip(picture.images, picture.labels, strict=True)):
-        tile = Image.fromarray((image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy())
-        tile.thumbnail((w - 8, h - 24))
-        x, y = n % columns * w, n // columns * h
-        sheet.paste(tile, (x + 4, y + 4))
-        pen.text(
-            (x + 4, y + h - 17),
-            label.replace("✓", "+").replace("·", "-")[:28],
-            fill=(0, 110, 60) if "✓" in label else (60, 60, 60),
-        )
-    sheet.save(target / "sheet.png")
+    draw_sheet(picture, 1 + found.shape[1]).save(target / "sheet.png")
     head = "<!doctype html><meta charset=utf-8><title>Nearest videos</title>"
     page = (
         f"{head}<h1>Nearest"
@@ -260,6 +248,58 @@ def write_sheet(
     if skipped:
         page += f"<p>Skipped:</p><ul>{''.join(f'<li>{html.escape(line)}' for line in skipped)}</ul>"
     (target / "report.html").write_text(page)
+
+
+def draw_sheet(picture: Picture, columns: int) -> Any:
+    """Rows of `columns` pictures, their short sides `THUMBNAIL` pixels, with whole labels below."""
+    from PIL import Image, ImageDraw, ImageFont, ImageOps
+
+    font = ImageFont.load_default(13)
+    tiles = []
+    for image in picture.images:
+        tile = Image.fromarray(to_uint8(image))
+        short, long = sorted(tile.size)
+        if long > 3 * short:  # a very long one shows its middle
+            tile = ImageOps.fit(tile, (min(tile.width, 3 * short), min(tile.height, 3 * short)))
+        by = THUMBNAIL / min(tile.size)
+        tiles.append(tile.resize((round(tile.width * by), round(tile.height * by))))
+    width = max(THUMBNAIL + 30, *(t.width for t in tiles))
+    plain = [label.replace("✓", "+").replace("·", "-") for label in picture.labels]
+    texts = [wrapped(text, width, font.getlength) for text in plain]
+    tall = max(t.height for t in tiles) + 18 * max(t.count("\n") + 1 for t in texts) + 14
+    rows = -(-len(tiles) // columns)
+    sheet = Image.new("RGB", (columns * (width + 12), rows * tall), "white")
+    pen = ImageDraw.Draw(sheet)
+    for n, (tile, text) in enumerate(zip(tiles, texts, strict=True)):
+        x, y = n % columns * (width + 12) + 6, n // columns * tall + 6
+        sheet.paste(tile, (x, y))
+        hit = picture.labels[n].startswith("✓")
+        pen.text(
+            (x, y + tile.height + 3), text, fill=(0, 110, 60) if hit else (60, 60, 60), font=font
+        )
+    return sheet
+
+
+def wrapped(text: str, width: float, length: Callable[[str], float]) -> str:
+    """Lines no wider than `width`: broken at spaces, in a word only where it does not fit alone."""
+    lines = [""]
+    for word in text.split():
+        for piece in _pieces(word, width, length):
+            joined = f"{lines[-1]} {piece}".strip()
+            if length(joined) <= width:
+                lines[-1] = joined
+            else:
+                lines.append(piece)
+    return "\n".join(line for line in lines if line)
+
+
+def _pieces(word: str, width: float, length: Callable[[str], float]) -> list[str]:
+    pieces = [""]
+    for letter in word:
+        if pieces[-1] and length(pieces[-1] + letter) > width:
+            pieces.append("")
+        pieces[-1] += letter
+    return pieces
 
 
 def weights_digest(path: Path) -> str:
