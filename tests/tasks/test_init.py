@@ -22,7 +22,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "SuperResolution": {"options": {"width": 4, "blocks": 1}},
     **{
         name: {"backbone": "r3d10s", "frames": 4, "size": 16}
-        for name in ("ActionRecognition", "CtP", "Speed", "VCOP")
+        for name in ("ActionRecognition", "ClipAgreement", "CtP", "Speed", "VCOP")
     },
 }
 
@@ -44,7 +44,7 @@ def test_every_task_that_learns_starts_from_given_weights(name: str, tmp_path: P
     begun = FedAvg(cls(**SMALL[name], init=str(tmp_path / "w.safetensors"))).init().trees["model"]
     backbone_only = (
         {n for n in fresh if n.startswith("backbone.")}
-        if name in ("ActionRecognition", "CtP", "Speed", "VCOP")
+        if name in ("ActionRecognition", "ClipAgreement", "CtP", "Speed", "VCOP")
         else None
     )
     for n, t in begun.items():

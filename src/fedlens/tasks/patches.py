@@ -5,7 +5,8 @@ patches of a clip share the key frames at which their centres turn, and other on
 sides do: the ends and none, one or two in between (.5, .3, .2). From key to key the centre moves
 by up to `speed` pixels a frame along each axis, as far as the first box would stay inside, and the
 logarithm of each side by up to `growth`; the way there is even, or speeds up from rest, or slows
-down to rest (.7, .15, .15). Boxes are cut off at the edge and rounded to whole pixels.
+down to rest (.7, .15, .15). Boxes are cut off at the edge and rounded to whole pixels (of 112, as
+all lengths: in a small clip they lie between its pixels, or rounding would be most of the motion).
 
 A patch is what its own box shows in a random frame, resized for the others, as a rectangle, ellipse
 or rhombus (.5, .35, .15), with a soft edge in half of the cases and an opacity between .8 and 1
@@ -66,7 +67,7 @@ def draw_boxes(
     growth: float,
     draw: Iterator[float],
 ) -> Tensor:
-    """(patches, frames, 4): left, top, right, bottom in whole pixels."""
+    """(patches, frames, 4): left, top, right, bottom in pixels."""
     unit = size / FULL
     ratios = np.sqrt([RATIOS[int(next(draw) * len(RATIOS))] for _ in range(patches)])
     scales = np.array([SCALES[int(next(draw) * len(SCALES))] for _ in range(patches)]) * unit
@@ -118,8 +119,9 @@ def moving_boxes(first: Floats, size: int, moves: Track, grows: Track) -> Floats
         sizes.append(sizes[-1] * np.exp(step))
     centre = between(moves[0], np.stack(centres), moves[1])
     half = between(grows[0], np.stack(sizes), grows[1]) / 2
-    low = np.clip(np.round(centre - half), 0, size - 1)  # at least a pixel is left of it
-    high = np.clip(np.round(centre + half), low + 1, size)
+    unit = size / FULL
+    low = np.clip(np.round((centre - half) / unit) * unit, 0, size - 1)
+    high = np.clip(np.round((centre + half) / unit) * unit, low + 1, size)  # a pixel is left of it
     return np.concatenate([low, high], 2).transpose(1, 0, 2)
 
 
@@ -145,7 +147,8 @@ def paste(clip: Tensor, boxes: Tensor, draw: Iterator[float]) -> Tensor:
     layers = []
     for path in boxes:
         own = int(next(draw) * frames)
-        left, top, right, bottom = path[own].int().tolist()
+        left, top = path[own, :2].floor().int().tolist()
+        right, bottom = path[own, 2:].ceil().int().tolist()
         shape = pick(draw, SHAPE_SHARES)
         edge = 0.3 + 0.15 * next(draw) if next(draw) < 0.5 else None
         mask = cover(right - left, bottom - top, shape, edge)
@@ -167,8 +170,8 @@ def overlay(out: Tensor, path: Tensor, patch: Tensor, mask: Tensor, opacity: Ten
     """Into `out` (3, T, S, S): the patch (3, h, w) with its mask (h, w), resized into the box of
     every frame (T, 4).
     """
-    x0, y0 = path[:, :2].amin(0).int().tolist()
-    x1, y1 = path[:, 2:].amax(0).int().tolist()
+    x0, y0 = path[:, :2].amin(0).floor().int().tolist()
+    x1, y1 = path[:, 2:].amax(0).ceil().int().tolist()
     # -1 ... 1 inside the box of a frame: (T, side of the window in which the patch ever is)
     u, v = (
         2 * (torch.arange(a, b) + 0.5 - path[:, k, None]) / (path[:, k + 2] - path[:, k])[:, None]
