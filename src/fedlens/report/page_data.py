@@ -8,6 +8,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from fedlens.report.reading import (
     read_overview,
     rounds_done,
 )
+from fedlens.trust.departures import Departures, find_ledgers, read_departures
 
 CELLS = 200_000  # client-rounds a page can hold; longer runs show every k-th round
+LEDGERS = 500  # clients whose ledgers a page adds up
 POINTS = 2_000  # rounds a curve can hold
 UNEVALUATED = "left out of the evaluation: "
 
@@ -66,6 +69,7 @@ def run_view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
         "curves": _curves(run.rounds),
         "clients": _clients(run.rounds),
         "lost": _reasons(run.rounds),
+        "left": _left(run.path),
         "federation": _holdings(run.federation),
         "pictures": _pictures(run.pictures, source),
         "config": run.config_text,
@@ -181,6 +185,37 @@ def _reasons(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
         {"reason": k, "times": v.total(), "clients": sorted(v, key=_order)[:50]} for k, v in often
     ]
+
+
+def _left(run: Path) -> dict[str, Any]:
+    """What left each client, by its ledger; nothing where none was kept."""
+    ledgers = find_ledgers(run / "ledger") if (run / "ledger").is_dir() else {}
+    shown = list(ledgers.items())[:LEDGERS]
+    found = {name: _departures(path, path.stat().st_size) for name, path in shown}
+    trees, numbers = dict[str, list[int]](), dict[str, int]()
+    for left in found.values():
+        for name, item in left.trees.items():
+            before = trees.get(name, [0, 0, 0])
+            trees[name] = [before[0] + item.times, before[1] + item.bytes, item.arrays]
+        for name, item in [*left.scalars.items(), *left.said.items()]:
+            numbers[name] = numbers.get(name, 0) + item.times
+    return {
+        "clients": [
+            [_id(name), x.whole.times, x.whole.bytes, x.whole.began, x.whole.ended]
+            for name, x in found.items()
+        ],
+        "trees": [[name, *row] for name, row in trees.items()],
+        "numbers": [[name, times] for name, times in numbers.items()],
+        "protection": sorted({name for left in found.values() for name in left.protection}),
+        "readable": sum(left.readable for left in found.values()),
+        "hidden": len(ledgers) - len(found),
+    }
+
+
+@lru_cache(maxsize=4 * LEDGERS)
+def _departures(path: Path, size: int) -> Departures:
+    """A ledger only grows: read again when it has."""
+    return read_departures(path)
 
 
 def _reason(value: Any) -> str:

@@ -215,6 +215,20 @@ const View = (() => {
     return [h("h3", { style: "margin:28px 0 6px", text: "Lost replies" }), h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { text: "Reason" }), h("th", { class: "n", text: "Times" }), h("th", { text: "Clients" }))), h("tbody", {}, rows)))];
   }
 
+  // ---- what left each client
+  function leftTables(view) {
+    const left = view.left, day = (t) => t.slice(0, 19).replace("T", " ");
+    const table = (heads, rows) => h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map(([text, n]) => h("th", { class: n ? "n" : "", text })))), h("tbody", {}, rows.map((row) => h("tr", {}, row.map((text, k) => h("td", { class: heads[k][1] ? "n" : "", text })))))));
+    const shield = left.protection.length ? `Protection: ${left.protection.join(", ")}. The server reads sums, no single reply.` : `Protection: none. ${number(left.readable)} replies left in a form that the server can read one by one; in the worst case single examples can be reconstructed from such a reply.`;
+    return [
+      h("p", { class: "left-protection", text: shield }),
+      table([["Arrays"], ["Times", 1], ["Together", 1], ["Arrays in each", 1]], left.trees.map(([name, times, size, arrays]) => [name, number(times), bytes(size), number(arrays)])),
+      h("p", { text: left.numbers.length ? `Numbers and words: ${left.numbers.map(([name, times]) => `${name} (${number(times)} times)`).join(", ")}.` : "" }),
+      table([["Client"], ["Messages", 1], ["Bytes", 1], ["First (UTC)"], ["Last (UTC)"]], left.clients.map(([id, times, size, first, end]) => [short(view, id), number(times), bytes(size), day(first), day(end)])),
+      left.hidden ? h("p", { class: "soft", text: `and ${number(left.hidden)} clients more` }) : "",
+    ];
+  }
+
   // ---- how to do it again
   function repeat(view) {
     const s = view.summary, facts = [], versions = s.versions && typeof s.versions === "object" ? Object.entries(s.versions).map(([k, v]) => `${k} ${v}`).join(", ") : s.versions;
@@ -237,14 +251,15 @@ const View = (() => {
   /* One run. update(view) redraws what changed and keeps what the reader has set. */
   function run(first, brand) {
     const gallery = Pictures.gallery(), curves = charts(), cost = charts(), who = participation();
-    const head = h("div"), top = h("div"), facts = h("div"), lost = h("div"), held = h("div"), table = h("div");
+    const head = h("div"), top = h("div"), facts = h("div"), lost = h("div"), held = h("div"), table = h("div"), left = h("div");
     const pictures = section("pictures", "Pictures", "", gallery.node), curvesPart = section("curves", "Curves", "", curves.node);
     const federation = section("federation", "The federation", "", held, who.node, lost), costPart = section("cost", "Cost", "", cost.node, table), repeatPart = section("repeat", "Do it again", "", facts);
-    const parts = [pictures, curvesPart, federation, costPart, repeatPart], node = h("article", {}, head, top, ...parts);
+    const leftPart = section("left", "What left each client", "Added up from the clients' ledgers; `fedlens ledger RUN --verify` checks that nobody touched them.", left);
+    const parts = [pictures, curvesPart, federation, leftPart, costPart, repeatPart], node = h("article", {}, head, top, ...parts);
     let heldBy = null;
     function update(view) {
       const any = (list) => list.some((v) => v !== null && v !== undefined);
-      const shown = [view.pictures.length > 0, any(view.curves.loss) || Object.keys(view.curves.metrics).length > 0, view.clients.ids.length > 0 || view.federation.sizes.length > 0, any(view.curves.seconds), Boolean(view.config || view.summary.seconds)];
+      const shown = [view.pictures.length > 0, any(view.curves.loss) || Object.keys(view.curves.metrics).length > 0, view.clients.ids.length > 0 || view.federation.sizes.length > 0, view.left.clients.length > 0, any(view.curves.seconds), Boolean(view.config || view.summary.seconds)];
       parts.forEach((part, k) => { part.hidden = !shown[k]; });
       const nav = h("nav", { class: "parts", "aria-label": "Parts of this page" }, parts.filter((p) => !p.hidden).map((p) => h("a", { href: `#${p.id}`, text: p.querySelector("h2").textContent, onclick: (e) => { e.preventDefault(); p.scrollIntoView(); p.querySelector("a, button, [tabindex], input, summary")?.focus({ preventScroll: true }); } })));
       head.replaceChildren(masthead(brand, view.name, view.status, h("div", { class: "what" }, what(view)), problems(view), nav.children.length ? nav : ""));
@@ -257,6 +272,7 @@ const View = (() => {
       who.node.style.display = view.clients.ids.length ? "" : "none";
       if (view.clients.ids.length) who.update(view);
       lost.replaceChildren(...lostTable(view));
+      if (view.left.clients.length) left.replaceChildren(...leftTables(view).filter(Boolean));
       if (!table.querySelector("details[open]")) table.replaceChildren(roundsTable(view));
       facts.replaceChildren(...repeat(view).filter(Boolean));
     }
