@@ -106,8 +106,13 @@ def sample(ids: Sequence[int], cohort: int | None, seed: int, number: int) -> li
         )
     if cohort is None or cohort == len(ids):
         return sorted(ids)
-    order = torch.randperm(len(ids), generator=generator(seed, number, 0xC0))
+    order = torch.randperm(len(ids), generator=generator(*_words(seed), number, 0xC0))
     return sorted(ids[int(k)] for k in order[:cohort])
+
+
+def _words(seed: int) -> list[int]:
+    """In pieces of 32 bits: of a long secret no bit is dropped."""
+    return [seed & 0xFFFFFFFF, *(_words(seed >> 32) if seed >> 32 else ())]
 
 
 def run(
@@ -117,6 +122,7 @@ def run(
     *,
     cohort: int | None = None,
     seed: int = 0,
+    cohort_seed: int | None = None,
     late: int = 0,
     max_weight: float = MOST_WEIGHT,
     patience: int = 1,
@@ -130,6 +136,7 @@ def run(
 
     Args:
         cohort: how many clients are asked in a round; all, if not given.
+        cohort_seed: decides who, and is never sent; `seed`, which everybody gets, if not given.
         late: replies up to so many rounds behind are used.
         max_weight: the largest weight that a reply may claim.
         patience: so many rounds in a row without a single reply end the run.
@@ -150,12 +157,13 @@ def run(
     while here.done < rounds:
         began, number = time.perf_counter(), here.done
         ids = engine.ids()
-        asked = sample(ids, cohort, seed, number)
+        drawn_by = seed if cohort_seed is None else cohort_seed
+        asked = sample(ids, cohort, drawn_by, number)
         header = Header(number, rounds, seed, population=len(ids), max_weight=max_weight)
         state = here.state.with_header(header)
         # What every client may know about the run travels in the message, because nothing else
         # reaches it.
-        upcoming = sample(ids, cohort, seed, here.done + 1) if here.done + 1 < rounds else ()
+        upcoming = sample(ids, cohort, drawn_by, here.done + 1) if here.done + 1 < rounds else ()
         trips = make_trips(algorithm, engine, state, Trips(asked, upcoming), here.heard, late)
         state, replies, lost, why = _take_step(algorithm, state, trips)
         traffic = _traffic(trips)

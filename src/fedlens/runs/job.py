@@ -237,6 +237,8 @@ class _Job:
             s.rounds,
             cohort=s.cohort,
             seed=s.seed,
+            # a server over real sites has one of its own, which they never learn
+            cohort_seed=getattr(self.engine, "cohort_seed", None),
             late=s.late,
             max_weight=s.max_weight,
             patience=s.patience,

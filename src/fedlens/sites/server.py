@@ -20,7 +20,7 @@ from fedlens.runs.job import run_job
 from fedlens.runs.listener import Listener
 from fedlens.runs.setup import Setup, make_setup
 from fedlens.sites.agreement import recipe_hash, recipe_of_request, secured
-from fedlens.sites.programs import Log
+from fedlens.sites.programs import Log, private_file
 from fedlens.trust.receipts import Receipts
 
 if TYPE_CHECKING:
@@ -61,13 +61,15 @@ def _flower(
 ) -> Flower:
     from fedlens.engines.flower.engine import Flower
 
+    own = own_facts(folder)
     return Flower(
         grid,
         setup.algorithm,
         len(setup.federation),
         recipe=agreed,
         text=str(run["text"]),
-        job=job_id(folder),
+        job=own["job"],
+        cohort_seed=own["cohort_seed"],
         timeout=setup.settings.timeout,
         wait=float(run["wait"]),
         least=int(run["least"]),
@@ -75,7 +77,7 @@ def _flower(
         forgive=bool(run["forgive"]),
         log=log,
         classes=", ".join(setup.federation.facts.classes),
-        receipts=Receipts(folder, job_id(folder), Path(str(run.get("keys") or "."))),
+        receipts=Receipts(folder, own["job"], Path(str(run.get("keys") or "."))),
         bindings=_bindings(run),
     )
 
@@ -102,15 +104,18 @@ def _prepare(config: Config, log: Log) -> Setup:
     )
 
 
-def job_id(folder: Path) -> str:
-    """The job's name for the sites; it stays with the run folder, so that a resumed run finds their
-    memories again.
+def own_facts(folder: Path) -> dict[str, Any]:
+    """What stays with the run folder, so that a resumed run goes on with it: the job's name for the
+    sites, under which they find their memories again, and the seed of the cohorts, which nobody
+    but the server knows.
     """
-    file = folder / "flower.json"
-    if not file.exists():
-        file.write_text(json.dumps({"job": secrets.token_hex(8)}))
-    job: str = json.loads(file.read_text())["job"]
-    return job
+    file = private_file(folder / "flower.json")
+    text = file.read_text()
+    facts: dict[str, Any] = json.loads(text) if text else {"job": secrets.token_hex(8)}
+    if "cohort_seed" not in facts:
+        facts["cohort_seed"] = secrets.randbits(128)
+        file.write_text(json.dumps(facts))
+    return facts
 
 
 class _LogLines(Listener):

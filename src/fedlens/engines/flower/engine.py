@@ -101,6 +101,8 @@ class Flower:
         classes: what labels mean (default: what they mean to the first site).
         bindings: the public key of each client, as PEM; None: sites' own words are believed.
         receipts: keeps and countersigns the heads of the sites' ledgers.
+        cohort_seed: decides who is asked in which round; the server's secret, or sites that know
+            when others are asked could tell them apart in the sums.
     """
 
     grid: Grid
@@ -118,6 +120,7 @@ class Flower:
     classes: str = ""
     bindings: Mapping[int, bytes] | None = None
     receipts: Receipts | None = None
+    cohort_seed: int | None = None
     log: Log = print
     nodes: dict[int, int] = field(default_factory=dict)  # client -> node
     # node -> why it was not let in, and when

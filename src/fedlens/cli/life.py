@@ -1,0 +1,169 @@
+"""`fedlens rotate` and `forget`: a key is replaced, and what a site kept is deleted for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import click
+import typer
+
+from fedlens.cli.options import examples
+from fedlens.runs.text import console, size
+
+if TYPE_CHECKING:
+    from fedlens.trust.retention import Kept
+
+app = typer.Typer()
+
+
+@app.command(epilog=examples("fedlens rotate site-0", "fedlens rotate site-0 --folder /srv/site"))
+def rotate(
+    key: Annotated[
+        Path, typer.Argument(help="This site's private key, as `fedlens keys` made it.")
+    ],
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder", help="The site's folder. [dim]default: sites/KEY[/]", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Replace a site's key by a new one; its ledger says so, signed with the old one.
+
+    The old pair is kept as KEY.old and KEY.old.pub until you delete it: the ledger up to here is
+    verified with it, and `fedlens forget KEY.old` deletes the private one for good. Send KEY.pub to
+    the server's operator, who starts `fedlens serve` with it in place of the old one.
+    """
+    from fedlens.core.files import lock_folder, write_atomically
+    from fedlens.trust.ledger import FILE, Ledger
+    from fedlens.trust.signing import make_signing_key, read_signing_key
+
+    home = folder or Path("sites") / key.name
+    old = read_signing_key(key)
+    for taken in (key.with_name(f"{key.name}.old"), key.with_name(f"{key.name}.new")):
+        if taken.exists():
+            raise click.UsageError(f"{taken} exists: an earlier rotation was not finished with it")
+    with lock_folder(home, "`fedlens join` is running with {folder}: end it first"):
+        fresh = key.with_name(f"{key.name}.new")
+        made = make_signing_key(fresh)
+        if (home / FILE).exists():
+            Ledger(home / FILE, old).rotate(made)
+        public, spare = key.with_name(f"{key.name}.pub"), key.with_name(f"{key.name}.old")
+        private_copy(key, spare)
+        if public.exists():
+            write_atomically(spare.with_name(f"{spare.name}.pub"), public.read_text())
+        private_copy(fresh, key)
+        write_atomically(public, fresh.with_name(f"{fresh.name}.pub").read_text())
+        fresh.unlink()
+        fresh.with_name(f"{fresh.name}.pub").unlink()
+    console().print(
+        f"{key} is new; send {public} to the server's operator, who revokes the old one by"
+        f" starting `fedlens serve` with the new one. {spare} is void from the next line of the"
+        " ledger on.",
+        soft_wrap=True,
+    )
+
+
+def private_copy(source: Path, target: Path) -> None:
+    """Written whole, readable for its owner only."""
+    from fedlens.core.files import atomic_path
+
+    with atomic_path(target) as part:
+        part.touch(mode=0o600)
+        part.write_bytes(source.read_bytes())
+
+
+@app.command(
+    epilog=examples(
+        "fedlens forget sites/site-0",
+        "fedlens forget sites/site-0 --job 5f2c09aa11bb22cc",
+        "fedlens forget sites/site-0 --expired --policy policy.toml",
+        "fedlens forget sites/site-0 --everything",
+    )
+)
+def forget(
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A site's folder, or one file such as an old key.", show_default=False),
+    ],
+    job: Annotated[
+        str | None,
+        typer.Option("--job", help="The memory of this job.", show_default=False),
+    ] = None,
+    expired: Annotated[
+        bool,
+        typer.Option("--expired", help="What is older than keep_days of the policy allows."),
+    ] = False,
+    everything: Annotated[
+        bool,
+        typer.Option("--everything", help="All of it, the ledger too: this site leaves."),
+    ] = False,
+    policy: Annotated[
+        Path, typer.Option("--policy", help="With --expired: the site's policy.")
+    ] = Path("policy.toml"),
+    yes: Annotated[bool, typer.Option("--yes", help="Without asking.")] = False,
+) -> None:
+    """Say what a site keeps; with --job, --expired or --everything, delete it for good.
+
+    Deleted means overwritten and removed. A job that still runs then finds this site without
+    memory. A ledger is deleted with --everything, or with --expired when its last line is too old.
+    """
+    from fedlens.trust.retention import kept_in
+
+    if not folder.exists():
+        raise click.UsageError(f"there is no {folder}")
+    if folder.is_file():
+        delete([one_file(folder)], yes)
+        return
+    kept = kept_in(folder)
+    if job is not None:
+        kept = [k for k in kept if k.kind == "memory" and k.path.name == job]
+        if not kept:
+            raise click.UsageError(f"{folder} holds no memory of a job {job}")
+    elif expired:
+        days = days_kept(policy)
+        kept = [k for k in kept if k.days > days]
+    elif not everything:
+        print_kept(folder, kept)
+        return
+    from fedlens.core.files import lock_folder
+
+    with lock_folder(folder, "`fedlens join` is running with {folder}: end it first"):
+        delete(kept, yes)
+
+
+def one_file(path: Path) -> Kept:
+    from fedlens.trust.retention import Kept
+
+    stat = path.lstat()
+    return Kept(path, "file", stat.st_size, stat.st_mtime)
+
+
+def days_kept(policy: Path) -> int:
+    from fedlens.trust.policy import read_policy
+
+    days = read_policy(policy).keep_days
+    if days is None:
+        raise click.UsageError(f"{policy} does not say how long: add keep_days = 365")
+    return days
+
+
+def print_kept(folder: Path, kept: list[Kept]) -> None:
+    out = console()
+    for k in kept:
+        out.print(f"{k.kind:8} {k.path.name:24} {size(k.bytes):>9}   {k.days:.0f} days old")
+    out.print(f"{len(kept)} things in {folder}; nothing was deleted")
+
+
+def delete(kept: list[Kept], yes: bool) -> None:
+    from fedlens.trust.retention import delete_for_good
+
+    names = ", ".join(str(k.path) for k in kept)
+    if not kept:
+        console().print("nothing to delete")
+        return
+    if not yes:
+        click.confirm(f"Delete for good: {names}?", abort=True)
+    total = sum(delete_for_good(k.path) for k in kept)
+    console().print(f"overwrote and deleted {size(total)}: {names}", soft_wrap=True)

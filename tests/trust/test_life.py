@@ -1,0 +1,105 @@
+"""A key is replaced, a site forgets and leaves; what is deleted is overwritten first."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from fedlens.cli.main import invoke
+from fedlens.core.files import lock_folder
+from fedlens.trust.ledger import FILE, Leaving, Ledger, verify
+from fedlens.trust.retention import delete_for_good, kept_in
+from fedlens.trust.signing import make_signing_key, parse_public_key
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def a_site() -> Path:
+    """site-0 with a ledger of two lines and the memory of two jobs."""
+    make_signing_key(Path("site-0"))
+    folder = Path("sites/site-0")
+    Ledger(folder / FILE, Path("site-0"), sync=False).append(Leaving("reply", 0))
+    for job, age in (("old", 400), ("new", 2)):
+        (folder / job).mkdir()
+        for name in ("0.safetensors", "0.json"):
+            (folder / job / name).write_bytes(b"secret" * 100)
+            then = time.time() - age * 86_400
+            os.utime(folder / job / name, (then, then))
+        os.utime(folder / job, (then, then))
+    return folder
+
+
+def test_a_key_is_rotated(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = a_site()
+    before = Path("site-0.pub").read_text()
+    assert invoke(["rotate", "site-0"]) == 0
+    assert "send site-0.pub to the server's operator" in capsys.readouterr().out
+    after = Path("site-0.pub").read_text()
+    assert after != before and Path("site-0.old.pub").read_text() == before
+    for secret in ("site-0", "site-0.old"):
+        assert Path(secret).stat().st_mode & 0o777 == 0o600
+    assert not list(Path().glob("*.new*"))
+    Ledger(folder / FILE, Path("site-0"), sync=False).append(Leaving("reply", 0))
+    for public in (before, after):
+        assert verify(folder / FILE, parse_public_key(public)).intact
+    Ledger(folder / FILE, Path("site-0.old"), sync=False).append(Leaving("reply", 0))
+    assert not verify(folder / FILE).intact  # the old key is void
+    assert invoke(["rotate", "site-0"]) == 2
+    assert "site-0.old exists" in capsys.readouterr().err
+    assert invoke(["forget", "site-0.old", "--yes"]) == 0
+    assert not Path("site-0.old").exists()
+
+
+def test_not_while_the_site_takes_part(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = a_site()
+    with lock_folder(folder):
+        for command in (["rotate", "site-0"], ["forget", str(folder), "--everything", "--yes"]):
+            assert invoke(command) == 2
+            assert "`fedlens join` is running" in capsys.readouterr().err
+    assert (folder / "old").exists() and not Path("site-0.old").exists()
+
+
+def test_what_is_kept_and_what_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = a_site()
+    assert [(k.kind, k.path.name) for k in kept_in(folder)] == [
+        ("memory", "new"),
+        ("memory", "old"),
+        ("ledger", FILE),
+    ]
+    assert invoke(["forget", str(folder)]) == 0
+    assert "nothing was deleted" in capsys.readouterr().out
+    Path("policy.toml").write_text("keep_days = 30")
+    assert invoke(["forget", str(folder), "--expired", "--yes"]) == 0
+    assert "overwrote and deleted 1.2 kB" in capsys.readouterr().out
+    assert not (folder / "old").exists() and (folder / "new").exists()
+    assert invoke(["forget", str(folder), "--job", "older"]) == 2
+    assert "no memory of a job older" in capsys.readouterr().err
+    assert invoke(["forget", str(folder), "--job", "new", "--yes"]) == 0
+    assert not (folder / "new").exists() and (folder / FILE).exists()
+    assert invoke(["forget", str(folder), "--everything", "--yes"]) == 0
+    assert not (folder / FILE).exists()
+    Path("policy.toml").write_text("")
+    assert invoke(["forget", str(folder), "--expired"]) == 2
+    assert "does not say how long" in capsys.readouterr().err
+
+
+def test_deleted_is_overwritten_and_links_are_not_followed(tmp_path: Path) -> None:
+    """A second name of the same file shows what became of its bytes; what a link points at is
+    somebody else's."""
+    folder = tmp_path / "job"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "memory").write_bytes(b"patient" * 300_000)
+    os.link(folder / "deep" / "memory", tmp_path / "witness")
+    (tmp_path / "theirs").write_text("untouched")
+    (folder / "link").symlink_to(tmp_path / "theirs")
+    (folder / "loop").symlink_to(tmp_path, target_is_directory=True)
+    assert delete_for_good(folder) == 2_100_000
+    assert not folder.exists()
+    assert (tmp_path / "witness").read_bytes() == bytes(2_100_000)
+    assert (tmp_path / "theirs").read_text() == "untouched"
