@@ -10,6 +10,8 @@ import pytest
 
 from fedlens.cli.main import invoke
 from fedlens.core.files import lock_folder
+from fedlens.sites.keys import make_site_key, public_pem, site_public_key
+from fedlens.sites.serve import KnownSites, Served, read_served
 from fedlens.trust.ledger import FILE, Leaving, Ledger, verify
 from fedlens.trust.retention import delete_for_good, kept_in
 from fedlens.trust.signing import make_signing_key, parse_public_key
@@ -103,3 +105,24 @@ def test_deleted_is_overwritten_and_links_are_not_followed(tmp_path: Path) -> No
     assert not folder.exists()
     assert (tmp_path / "witness").read_bytes() == bytes(2_100_000)
     assert (tmp_path / "theirs").read_text() == "untouched"
+
+
+def test_a_revoked_key_opens_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Looked at for every connection: `serve` need not be started again."""
+    keys = {i: make_site_key(Path(f"site-{i}"))[1] for i in (0, 1)}
+    pem = {i: public_pem(site_public_key(path)) for i, path in keys.items()}
+    state = Path("superlink")
+    assert invoke(["revoke", "site-0.pub"]) == 2
+    assert "--state is the folder of `fedlens serve`" in capsys.readouterr().err
+    state.mkdir()
+    known = KnownSites({key: i for i, key in pem.items()}, state)
+    Served("127.0.0.1:1", Path("ca.crt"), {i: key.decode() for i, key in pem.items()}).save(state)
+    assert known.get(pem[0]) == 0 and len(known) == 2
+    assert invoke(["revoke", "site-0.pub"]) == 0
+    assert pem[0] not in known and known.get(pem[0]) is None and known[pem[1]] == 1
+    assert list(known) == [pem[1]]
+    assert list(read_served(state).bindings) == [1]  # a run believes nobody with that key
+    assert invoke(["revoke", "sites"]) == 2
+    (state / "revoked.json").write_text("broken")
+    with pytest.raises(ValueError):
+        known.get(pem[1])  # the list may have named anybody

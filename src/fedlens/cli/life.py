@@ -1,14 +1,15 @@
-"""`fedlens rotate` and `forget`: a key is replaced, and what a site kept is deleted for good."""
+"""`fedlens rotate`, `revoke`, `forget` and `status`: keys come and go, what was kept is deleted for
+good, and how a server or a site is doing.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
-from fedlens.cli.options import examples
+from fedlens.cli.options import UsageError, examples
 from fedlens.runs.text import console, size
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def rotate(
     old = read_signing_key(key)
     for taken in (key.with_name(f"{key.name}.old"), key.with_name(f"{key.name}.new")):
         if taken.exists():
-            raise click.UsageError(f"{taken} exists: an earlier rotation was not finished with it")
+            raise UsageError(f"{taken} exists: an earlier rotation was not finished with it")
     with lock_folder(home, "`fedlens join` is running with {folder}: end it first"):
         fresh = key.with_name(f"{key.name}.new")
         made = make_signing_key(fresh)
@@ -112,7 +113,7 @@ def forget(
     from fedlens.trust.retention import kept_in
 
     if not folder.exists():
-        raise click.UsageError(f"there is no {folder}")
+        raise UsageError(f"there is no {folder}")
     if folder.is_file():
         delete([one_file(folder)], yes)
         return
@@ -120,7 +121,7 @@ def forget(
     if job is not None:
         kept = [k for k in kept if k.kind == "memory" and k.path.name == job]
         if not kept:
-            raise click.UsageError(f"{folder} holds no memory of a job {job}")
+            raise UsageError(f"{folder} holds no memory of a job {job}")
     elif expired:
         days = days_kept(policy)
         kept = [k for k in kept if k.days > days]
@@ -145,7 +146,7 @@ def days_kept(policy: Path) -> int:
 
     days = read_policy(policy).keep_days
     if days is None:
-        raise click.UsageError(f"{policy} does not say how long: add keep_days = 365")
+        raise UsageError(f"{policy} does not say how long: add keep_days = 365")
     return days
 
 
@@ -164,6 +165,77 @@ def delete(kept: list[Kept], yes: bool) -> None:
         console().print("nothing to delete")
         return
     if not yes:
-        click.confirm(f"Delete for good: {names}?", abort=True)
+        typer.confirm(f"Delete for good: {names}?", abort=True)
     total = sum(delete_for_good(k.path) for k in kept)
     console().print(f"overwrote and deleted {size(total)}: {names}", soft_wrap=True)
+
+
+@app.command(epilog=examples("fedlens revoke keys/site-0.pub"))
+def revoke(
+    public: Annotated[Path, typer.Argument(help="A site's public key.", show_default=False)],
+    state: Annotated[Path, typer.Option("--state", help="The folder of `fedlens serve`.")] = Path(
+        "superlink"
+    ),
+) -> None:
+    """Let nobody in with this key any more, from the next connection on; `serve` may be running."""
+    from fedlens.sites.serve import revoke_key
+
+    if not state.is_dir():
+        raise UsageError(f"there is no {state}: --state is the folder of `fedlens serve`")
+    revoke_key(state, public)
+    console().print(
+        f"{public} is revoked. Nothing of that site's is at the server but sums; its number can be"
+        " given to another key with `fedlens serve --site`.",
+        soft_wrap=True,
+    )
+
+
+@app.command(
+    epilog=examples(
+        "fedlens status 127.0.0.1:9100",
+        "fedlens status fl.example.org:9100 --ca keys/ca.crt --key keys/site-0",
+    )
+)
+def status(
+    address: Annotated[
+        str, typer.Argument(help="What --metrics of serve or join names.", show_default=False)
+    ],
+    ca: Annotated[
+        Path | None,
+        typer.Option("--ca", help="For another machine: the CA certificate.", show_default=False),
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", help="With --ca: a key with its KEY.crt.", show_default=False),
+    ] = None,
+) -> None:
+    """Show how a server or a site is doing."""
+    import json
+
+    from fedlens.sites import network
+
+    network.split_address(address)
+    if (ca is None) != (key is None):
+        raise UsageError("--ca and --key go together")
+    tls = network.site_tls(ca, key.with_name(f"{key.name}.crt"), key) if ca and key else None
+    health = json.loads(fetch_page(address, "/health", tls))
+    out = console()
+    out.print("  ".join(f"{k} {v}" for k, v in health.items()), markup=False)
+    for line in fetch_page(address, "/metrics", tls).splitlines():
+        if line and not line.startswith("#"):
+            out.print(line.removeprefix("fedlens_"), markup=False)
+
+
+def fetch_page(address: str, path: str, tls: Any) -> str:
+    import http.client
+    import urllib.error
+    import urllib.request
+
+    url = f"{'https' if tls else 'http'}://{address}{path}"
+    try:
+        with urllib.request.urlopen(url, timeout=20, context=tls) as answer:
+            text: str = answer.read(1 << 22).decode(errors="replace")
+            return text
+    except (OSError, http.client.HTTPException) as e:
+        reason = e.reason if isinstance(e, urllib.error.URLError) else e
+        raise UsageError(f"{address} does not answer: {reason}") from e

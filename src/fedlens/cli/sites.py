@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,23 @@ TRUSTED = (
 )
 
 
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        help="Answer /health and /metrics (Prometheus) at this address, such as 127.0.0.1:9100.",
+        show_default=False,
+    ),
+]
+JsonLogOption = Annotated[
+    bool, typer.Option("--json-log", help="Every line of the log as one JSON object.")
+]
+
+
 def log(text: str) -> None:
-    typer.echo(text, err=True)
+    from fedlens.sites.logs import log_line
+
+    log_line(text)
 
 
 @app.command(
@@ -157,19 +173,29 @@ def serve_sites(
     state: Annotated[
         Path, typer.Option("--state", help="Folder of the SuperLink's database.")
     ] = Path("superlink"),
+    metrics: MetricsOption = None,
+    json_log: JsonLogOption = False,
 ) -> None:
     """Let sites in: a SuperLink on this machine alone, and a door before it for sites with keys.
 
     Others can reach nothing but what a site needs. Runs are started on this machine, with `fedlens
     run RECIPE --engine flower` in the same folder.
     """
-    from fedlens.sites import network, serve
+    from fedlens.sites import monitor, network, serve
+    from fedlens.sites.logs import log_as_json
 
     bindings = bound_keys(site or [])
     inner = control_port or (port + 1 if port < 65535 else port - 1)
     for where, number in ((host, port), ("127.0.0.1", inner)):
         network.require_free_port(where, number)
-    serve.open_door(host, port, inner, keys, state, bindings, log)
+    if json_log:
+        log_as_json()
+    with contextlib.ExitStack() as stack:
+        if metrics:
+            tls = network.front_tls(keys) if (keys / "server.pem").exists() else None
+            runs = monitor.RunMetrics(lambda: monitor.noted_runs(state))
+            stack.enter_context(monitor.Monitor(metrics, {"server": f"{host}:{port}"}, runs, tls))
+        serve.open_door(host, port, inner, keys, state, bindings, log)
 
 
 def bound_keys(sites: list[str]) -> dict[int, Path]:
@@ -280,6 +306,8 @@ def join(
             show_default=False,
         ),
     ] = None,
+    metrics: MetricsOption = None,
+    json_log: JsonLogOption = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Join without asking: the page was read before.")
     ] = False,
@@ -297,7 +325,8 @@ def join(
     from fedlens.cli.trust import ask_operator
     from fedlens.config.files import find_recipe
     from fedlens.sites import join as joining
-    from fedlens.sites import network
+    from fedlens.sites import monitor, network
+    from fedlens.sites.logs import log_as_json
 
     network.split_address(address)
     for path, what in ((key, "private key"), (ca, "CA certificate"), (policy, "policy")):
@@ -326,7 +355,13 @@ def join(
         log(TRUSTED)
     tls = network.site_tls(ca, certificate or key.with_name(f"{key.name}.crt"), key)
     agree = partial(ask_operator, policy=policy, yes=yes)
-    joining.take_part(address, tls, key, node, wait, log, agree=agree)
+    if json_log:
+        log_as_json()
+    with contextlib.ExitStack() as stack:
+        if metrics:
+            numbers = monitor.SiteMetrics(home)
+            stack.enter_context(monitor.Monitor(metrics, {"client": number}, numbers))
+        joining.take_part(address, tls, key, node, wait, log, agree=agree)
 
 
 def client_number(key: Path) -> int:

@@ -5,9 +5,10 @@ that says where it is and which key belongs to which client.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from fedlens.sites.programs import (
 
 ANY_ADDRESS = ("0.0.0.0", "::")
 NOTE = "server.json"
+REVOKED = "revoked.json"
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,49 @@ def read_served(folder: Path, seconds: float = 0.0) -> Served:
         time.sleep(0.2)
     try:
         facts: dict[str, Any] = json.loads((folder / NOTE).read_text())
-        sites = {int(k): str(v) for k, v in facts["sites"].items()}
+        revoked = revoked_keys(folder)
+        every = {int(k): str(v) for k, v in facts["sites"].items()}
+        sites = {i: key for i, key in every.items() if key.encode() not in revoked}
         return Served(str(facts["address"]), Path(facts["ca"]), sites)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as e:
         raise ConfigError(
             f"{folder / NOTE} does not say where the server is: `fedlens serve --state {folder}`"
             " writes it"
         ) from e
+
+
+class KnownSites(Mapping[bytes, int]):
+    """Public key as PEM -> client, without the keys that were revoked meanwhile."""
+
+    def __init__(self, sites: Mapping[bytes, int], folder: Path) -> None:
+        self.sites, self.folder = sites, folder
+
+    def __getitem__(self, key: bytes) -> int:
+        client = self.sites[key]
+        if key in revoked_keys(self.folder):
+            raise KeyError(key)
+        return client
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (key for key in self.sites if key in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def revoked_keys(folder: Path) -> frozenset[bytes]:
+    """As PEM. A list that cannot be read lets nobody in: it may name anybody."""
+    path = folder / REVOKED
+    if not path.exists():
+        return frozenset()
+    return frozenset(str(key).encode() for key in json.loads(path.read_text()))
+
+
+def revoke_key(folder: Path, public: Path) -> None:
+    """From the next connection on this key opens nothing."""
+    keys = revoked_keys(folder) | {public_pem(site_public_key(public))}
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(folder / REVOKED, json.dumps(sorted(key.decode() for key in keys), indent=1))
 
 
 def open_door(
@@ -113,7 +151,9 @@ def open_door(
             register_site(running, client, path, connection)
         if running.all_alive():
             log(f"sites can join at {host}:{port}; runs start on this machine; end with Ctrl-C")
-            front = Front({k: i for i, k in public.items()}, inner, tls_context(ca), log)
+            front = Front(
+                KnownSites({k: i for i, k in public.items()}, state), inner, tls_context(ca), log
+            )
             asyncio.run(run_front(front, host, port, front_tls(keys), running.all_alive))
         code = link.wait()
         raise ConfigError(
@@ -122,7 +162,9 @@ def open_door(
 
 
 def register_site(running: Programs, client: int, public: Path, connection: str) -> None:
-    name = f"client-{client}"
+    # a client's new key is another node: Flower knows a name once
+    digest = hashlib.sha256(public_pem(site_public_key(public))).hexdigest()
+    name = f"client-{client}-{digest[:12]}"
     command = ("flwr", "supernode", "register", str(public), connection, "--name", name)
     output = running.run(*command, check=False)
     if not running.all_alive():

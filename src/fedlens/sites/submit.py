@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.config.recipe import Config, ConfigError
+from fedlens.sites.monitor import note_run
 from fedlens.sites.network import split_address, wait_for_port
 from fedlens.sites.programs import Log, Programs, flower_home, write_connection
 from fedlens.sites.serve import read_served
@@ -38,8 +39,9 @@ def submit(
     `serve` did not start, whose sites are believed which client they are.
     """
     bindings: Mapping[int, str] | None = None
-    if not unbound:
-        served = read_served(Path(superlink), min(60.0, wait))
+    state = None if unbound else Path(superlink)
+    if state is not None:
+        served = read_served(state, min(60.0, wait))
         superlink, ca, bindings = served.address, served.ca, served.bindings
     run_config: dict[str, bool | int | float | str] = {
         "name": config.name,
@@ -61,6 +63,8 @@ def submit(
             connection = write_connection(home, superlink, ca)
             wait_for_port(host, port, ca)
         run_id = _start_run(programs, run_config, connection)
+        if state is not None:
+            note_run(state, folder)
         try:
             programs.start("flwr", "log", run_id, connection, "--stream").wait()
             status = _final_status(programs, run_id, connection)

@@ -22,6 +22,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fedlens.config.convert import ConfigError
+from fedlens.sites.logs import log_line
 from fedlens.sites.programs import Log
 from fedlens.trust.guard import Guard
 
@@ -177,7 +178,7 @@ class _LastSite:
 
 
 def _log_line(text: str) -> None:
-    print(f"fedlens: {text}", file=sys.stderr, flush=True)
+    log_line(text, "fedlens: ")
 
 
 def run_worker(make_site: MakeSite) -> None:
