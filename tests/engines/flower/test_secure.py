@@ -204,18 +204,15 @@ def test_secure_is_a_key_like_any_other() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_three_real_sites_add_up_under_masks(tmp_path: Path) -> None:
-    """A SuperLink and three sites over TLS. Site 1 is killed and comes back on the way: a round may
-    be given up, and the state is what the simulator makes of the rounds that counted."""
+    """A server and three sites over TLS, keys of their own: the simulator's bits at the end."""
     pytest.importorskip("flwr")
     from fedlens.engines.flower import engine as flower
 
     overrides = ["clients=3", "rounds=6", "evaluate_every=3", "data.size=48"]
     config, why = secured(recipes.read("deblur", overrides))
     assert "is on" in why
-    with deployment(tmp_path) as here:
-        here.superlink()
-        for i in range(3):
-            here.register(i)
+    with deployment(tmp_path, 3) as here:
+        here.serve()
         recipe = tmp_path / "study.toml"
         recipe.write_text(config.to_toml())
         for i in range(3):
