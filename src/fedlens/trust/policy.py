@@ -25,6 +25,7 @@ from fedlens.trust.ledger import protection
 
 FILE = "policy.toml"
 SHORTEST = 12  # characters of a recipe's hash that name it
+KEY_BYTES = 1024  # of a sum under masks, for each who takes part: keys and shares of them
 SLACK = 4096  # bytes: numbers are written in more or fewer digits
 
 
@@ -292,7 +293,9 @@ def check_modules(policy: Policy, tables: Mapping[str, Any]) -> None:
 
 def strict_policy(terms: Terms) -> Policy:
     """The policy that allows this terms and little else."""
-    reply = _rounded(terms.reply_bytes + SLACK * (1 + terms.evaluates))
+    trips = 1 + terms.evaluates
+    keys = KEY_BYTES * terms.cohort * trips if terms.protection else 0
+    reply = _rounded(terms.reply_bytes + SLACK * trips + keys)
     return Policy(
         recipes=(terms.digest,),
         trees=tuple(terms.trees),

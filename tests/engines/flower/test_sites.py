@@ -368,5 +368,6 @@ def test_the_walkthrough_works_as_written(tmp_path: Path) -> None:
         said = here.log("walkthrough")
         assert process.returncode == 0, said[-5000:]
         assert "finished:completed" in said
+        assert "SecureSum is on: the server sees sums over all sites" in said
     finally:
         here.close()
