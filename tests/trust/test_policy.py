@@ -55,10 +55,11 @@ def test_an_empty_policy_allows_everything_but_code() -> None:
 
 def test_the_strict_policy_allows_its_plan_and_no_more() -> None:
     """One thing at a time is changed, and the entry that says no is the one meant for it. A reply
-    of 1000 bytes with 4096 of slack is rounded up to 5100, ten of them to 51000."""
+    of 1000 bytes with 4096 of slack and 1024 for the keys of each of three is rounded up to 8200, ten
+    of them to 82000."""
     strict = strict_policy(TERMS)
     assert entries(strict) == []
-    assert (strict.max_bytes_round, strict.max_bytes_job) == (5100, 51000)
+    assert (strict.max_bytes_round, strict.max_bytes_job) == (8200, 82000)
     changes: dict[str, dict[str, Any]] = {
         "recipes": {"digest": "f" * 64},
         "trees": {"trees": {"delta": 400, "control": 400}},
