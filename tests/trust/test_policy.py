@@ -55,8 +55,8 @@ def test_an_empty_policy_allows_everything_but_code() -> None:
 
 def test_the_strict_policy_allows_its_plan_and_no_more() -> None:
     """One thing at a time is changed, and the entry that says no is the one meant for it. A reply
-    of 1000 bytes with 4096 of slack and 1024 for the keys of each of three is rounded up to 8200, ten
-    of them to 82000."""
+    of 1000 bytes with 4096 of slack and 1024 for the keys of each of three is rounded up to 8200,
+    ten of them to 82000."""
     strict = strict_policy(TERMS)
     assert entries(strict) == []
     assert (strict.max_bytes_round, strict.max_bytes_job) == (8200, 82000)
@@ -64,8 +64,8 @@ def test_the_strict_policy_allows_its_plan_and_no_more() -> None:
         "recipes": {"digest": "f" * 64},
         "trees": {"trees": {"delta": 400, "control": 400}},
         "scalars": {"scalars": ("loss", "examples", "age")},
-        "max_bytes_round": {"reply_bytes": 5101, "rounds": 1},
-        "max_bytes_job": {"rounds": 52},
+        "max_bytes_round": {"reply_bytes": 8201, "rounds": 1},
+        "max_bytes_job": {"rounds": 83},
         "max_epochs": {"epochs": 3},
         "generators": {"generates": True},
         "modules": {"modules": ("os",)},
