@@ -226,6 +226,7 @@ def run_and_print(
 
 def print_comparison(table: Mapping[str, Any], folder: Path) -> None:
     from fedlens.runs import table as tables
+    from fedlens.runs.significance import in_sentences
 
     out = console()
     columns = tables.table_columns(table)
@@ -244,7 +245,7 @@ def print_comparison(table: Mapping[str, Any], folder: Path) -> None:
     seeds = len(table["seeds"])
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed: no spread"
     out.print(f"[dim]{spread}[/]")
-    for line in tables.tuned_values(table):
+    for line in (*in_sentences(table.get("test")), *tables.tuned_values(table)):
         out.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
     files = ("report.html", "table.md", "table.json", "compare.png")
     out.print(", ".join(str(folder / name) for name in files), soft_wrap=True)

@@ -19,7 +19,19 @@ import typer
 from typer.core import TyperArgument, TyperGroup
 from typer.utils import get_params_from_function
 
-from fedlens.cli import audit, board, compare, export, life, partition, results, run, sites, trust
+from fedlens.cli import (
+    audit,
+    board,
+    compare,
+    export,
+    life,
+    partition,
+    results,
+    run,
+    sites,
+    sweep,
+    trust,
+)
 from fedlens.cli import list as list_
 from fedlens.cli.options import Stopped
 
@@ -46,7 +58,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (run, compare, list_, partition, results, export, audit, sites, trust, life, board):
+COMMANDS = (
+    run,
+    compare,
+    sweep,
+    list_,
+    partition,
+    results,
+    export,
+    audit,
+    sites,
+    trust,
+    life,
+    board,
+)
+for commands in COMMANDS:
     app.add_typer(commands.app)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedlens.core.direction import smaller_is_better
 from fedlens.core.extras import is_installed
 from fedlens.runs.folder import read_records, read_summary
+from fedlens.runs.significance import compare_to_best, in_sentences
 
 if TYPE_CHECKING:
     from fedlens.runs.compare import Cell
@@ -52,7 +53,19 @@ def comparison_table(done: Sequence[Cell], target: float | None = None) -> dict[
         "seeds": sorted({c.seed for c in done}),
         "algorithms": rows,
         "target": target,
+        "test": headline_test(rows),
     }
+
+
+def headline_test(rows: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Which of them is ahead in the first metric that all of them have, and which tie."""
+    metrics = [list(row["metrics"]) for row in rows.values()]
+    metric = next((k for k in metrics[0] if all(k in other for other in metrics)), None)
+    if metric is None:
+        return None
+    return compare_to_best(
+        {name: row["metrics"][metric]["values"] for name, row in rows.items()}, metric
+    )
 
 
 def spent_until(
@@ -157,6 +170,9 @@ def best_algorithms(table: Mapping[str, Any], key: str, larger: bool) -> set[str
     }
     if len(known) < 2 or key in COSTS:
         return set()
+    if (test := table.get("test")) and test["metric"] == key:
+        ties = (n for n, row in test["rivals"].items() if row["verdict"] == "tie")
+        return {test["best"], *ties}
     top = (max if larger else min)(known.values())
     return {name for name, m in known.items() if m == top}
 
@@ -178,8 +194,8 @@ def table_markdown(table: Mapping[str, Any]) -> str:
             bold = "**" if name in best_algorithms(table, key, larger) else ""
             texts.append(bold + cell_text(row, key) + bold)
         lines.append(f"| {name} | " + " | ".join(texts) + " |")
-    if notes := tuned_values(table):
-        lines += ["", *notes]
+    for notes in (in_sentences(table.get("test")), tuned_values(table)):
+        lines += ["", *(f"- {note}" for note in notes)] if notes else []
     return "\n".join(lines) + "\n"
 
 
