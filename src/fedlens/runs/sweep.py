@@ -54,7 +54,7 @@ Space = Mapping[str, Choices | Range]
 
 
 @dataclass(frozen=True)
-class Trial:
+class Tried:
     number: int
     chosen: Mapping[str, Any]
     metric: str
@@ -107,7 +107,7 @@ def sweep(
     *,
     trials: int = 20,
     algorithm: str | None = None,
-) -> list[Trial]:
+) -> list[Tried]:
     """Run or read `trials` trials. The first is the recipe as it is, where its own values lie in
     the space: what the others are worth is told by it.
     """
@@ -118,7 +118,7 @@ def sweep(
     grid = _combinations(space)
     for first in grid or _own_values(base, space):
         study.enqueue_trial(first)
-    done: list[Trial] = []
+    done: list[Tried] = []
     while len(done) < (min(trials, len(grid)) if grid else trials):
         asked = study.ask()
         chosen = {key: options.suggest(asked, key) for key, options in space.items()}
@@ -129,7 +129,7 @@ def sweep(
         value = headline_value(place)
         metric = next(iter(read_summary(place)["metrics"]))
         shown = read_summary(place)["metrics"][metric]
-        done.append(Trial(len(done), chosen, metric, shown, place))
+        done.append(Tried(len(done), chosen, metric, shown, place))
         if value is None:
             study.tell(asked, state=optuna.trial.TrialState.FAIL)
         else:
@@ -179,10 +179,10 @@ def _number(text: str) -> float | None:
         return None
 
 
-def best_first(done: Sequence[Trial]) -> list[Trial]:
+def best_first(done: Sequence[Tried]) -> list[Tried]:
     from fedlens.core.direction import smaller_is_better
 
-    def rank(trial: Trial) -> float:
+    def rank(trial: Tried) -> float:
         if trial.value is None:
             return float("inf")
         return trial.value if smaller_is_better(trial.metric) else -trial.value
@@ -190,7 +190,7 @@ def best_first(done: Sequence[Trial]) -> list[Trial]:
     return sorted(done, key=rank)
 
 
-def write_sweep(done: Sequence[Trial], folder: Path) -> None:
+def write_sweep(done: Sequence[Tried], folder: Path) -> None:
     """table.json, table.md and sweep.png."""
     rows = [
         {"trial": t.folder.name, **t.chosen, t.metric: t.value} for t in best_first(done)
@@ -207,7 +207,7 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "–" if value is None else str(value)
 
 
-def draw_sweep(done: Sequence[Trial], path: Path) -> None:
+def draw_sweep(done: Sequence[Tried], path: Path) -> None:
     """The metric over each of the parameters; the best trial is marked."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
