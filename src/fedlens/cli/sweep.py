@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 from rich import box
 from rich.table import Table
@@ -90,12 +89,12 @@ def sweep_recipe(
         grid.add_row(t.folder.name, *(_brief(v) for v in t.chosen.values()), value)
     console().print(grid)
     if len(ranked) > SHOWN:
-        click.echo(f"and {len(ranked) - SHOWN} more")
+        typer.echo(f"and {len(ranked) - SHOWN} more")
     best = " ".join(shlex.quote(f"{k}={_brief(v)}") for k, v in ranked[0].chosen.items())
     own = f"--algorithms {algorithm}" if algorithm else "--algorithms ..."
-    click.echo(f"The best of {len(ranked)} on one seed looks better than it is. On others:")
-    click.echo(f"  fedlens compare {recipe} {own} --seeds 1,2,3,4,5,6 {best}")
-    click.echo(", ".join(str(folder / n) for n in ("table.md", "table.json", "sweep.png")))
+    typer.echo(f"The best of {len(ranked)} on one seed looks better than it is. On others:")
+    typer.echo(f"  fedlens compare {recipe} {own} --seeds 1,2,3,4,5,6 {best}")
+    typer.echo(", ".join(str(folder / n) for n in ("table.md", "table.json", "sweep.png")))
 
 
 def _brief(value: object) -> str:
