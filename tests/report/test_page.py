@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from browser import Tab, chromium
 from run_folders import write_run
 
+from fedlens.core.picture import Picture, save_pictures
 from fedlens.report import html as report
 
 Open = Callable[..., Tab]
@@ -311,6 +313,65 @@ def test_a_comparison_shows_both_and_shares_the_reference(
     assert labels == ["client 0, blurred", "run: restored", "prox: restored", "sharp"]
     differing = page.locator("#settings code").all_inner_texts()
     assert differing[:3] == ["algorithm", "FedAvg + LossAware", "FedAvg + FedProx"]
+
+
+def test_bands_stay_on_the_paper(show: Open, tmp_path: Path) -> None:
+    """Two methods, three seeds each that lie far apart: a band is drawn only where its plot is, and
+    the curves keep at least half of it."""
+    runs = [
+        write_run(tmp_path / layer / f"seed-{seed}", rounds=8, seed=seed, layer=layer,
+                  gain=0.3 * seed, pictures=False)
+        for layer in ("FedProx", "Scaffold")
+        for seed in range(3)
+    ]  # fmt: skip
+    report.write_comparison(runs, tmp_path)
+    page = show(tmp_path / "report.html").page
+    page.wait_for_selector(".chart .area")
+    outside = page.evaluate(
+        """() => [...document.querySelectorAll('.chart .area')].filter((band) => {
+          const group = band.parentElement, clip = group.getAttribute('clip-path');
+          const rect = clip && document.querySelector(clip.slice(4, -1) + ' rect');
+          const svg = band.closest('svg').viewBox.baseVal;
+          return !rect || +rect.getAttribute('y') < 0
+            || +rect.getAttribute('y') + +rect.getAttribute('height') > svg.height
+            || +rect.getAttribute('x') + +rect.getAttribute('width') > svg.width;
+        }).length"""
+    )
+    assert page.locator(".chart .area").count() > 0 and outside == 0
+
+
+def test_a_long_sheet_is_folded_until_somebody_asks(show: Open, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rounds=3, clients=4, cohort=4, pictures=False)
+    many = Picture("Many", [torch.rand(3, 8, 8) for _ in range(144)], kind="sheet")
+    save_pictures([many], run / "pictures")
+    report.write_report(run)
+    page = show(run / "report.html").page
+    assert page.locator(".sheet figure").count() == 24
+    page.get_by_text("Show all 144").click()
+    assert page.locator(".sheet figure").count() == 144
+    page.get_by_text("Show only 24").click()
+    assert page.locator(".sheet figure").count() == 24
+
+
+def test_smoothing_draws_a_second_line_and_leaves_the_first(folder: Path, show: Open) -> None:
+    """At 0.5 from 1, 0: 1, then 0.5."""
+    page = show(folder / "report.html").page
+    page.wait_for_selector(".chart path.series")
+    before = page.locator("[data-chart=training] path.series").count()
+    page.locator(".smoothing input").fill("0.5")
+    assert page.locator("[data-chart=training] path.raw").count() == before
+    assert page.locator("[data-chart=training] path.series").count() == 2 * before
+
+
+def test_what_restores_has_a_misfit_and_no_training_loss(show: Open, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rounds=3, clients=4, cohort=4, pictures=False)
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "loss_name": "misfit"}))
+    report.write_report(run)
+    page = show(run / "report.html").page
+    page.wait_for_selector("[data-chart=training] h3")
+    assert page.locator("[data-chart=training] h3").inner_text() == "Misfit, mean of clients"
+    assert "training loss" not in page.locator("main").inner_text().lower()
 
 
 def test_a_run_that_died_says_so(show: Open, tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ class Algorithm(metaclass=Limited):
     site_options: what a real site decides for itself when it joins, not
     the recipe, each with a line of help. draws: does `client_step` use random numbers, `client.rng`
     or hidden ones? Making them takes 100 us a client. trains: does it run the training loop, so
-    that terms can be added to its objective?
+    that terms can be added to its objective? loss_name: what its scalar "loss" is called where
+    people read it.
     """
 
     needs: Needs = "sums"
@@ -99,6 +100,7 @@ class Algorithm(metaclass=Limited):
     site_options: ClassVar[Mapping[str, str]] = {}
     draws: ClassVar[bool] = True
     trains: ClassVar[bool] = False
+    loss_name: ClassVar[str] = "training loss"
 
     @abstractmethod
     def init(self) -> Message:

@@ -183,6 +183,7 @@ class FedDeblur(Algorithm):
     )
 
     draws: ClassVar[bool] = False
+    loss_name: ClassVar[str] = "misfit"
     reports: ClassVar[Mapping[str, Scalar]] = {
         "loss": Scalar("mean", record=True),
         "squared_gap": Scalar("mean"),

@@ -91,6 +91,7 @@ def run_card(path: Path, name: str) -> dict[str, Any]:
             "name": name,
             "status": run.status,
             "title": run.title,
+            "settings": flat_settings(run.config),
             "metrics": final_metrics(run),
             "loss": [r.get("loss") for r in run.rounds],
             "done": rounds_done(run.rounds),

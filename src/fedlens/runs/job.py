@@ -341,6 +341,7 @@ class _Job:
             "algorithm": setup.stack,
             "metrics": evaluated[-1] if evaluated else {},
             "references": references or {},
+            "loss_name": setup.algorithm.base.loss_name,
             "loss": next((r["loss"] for r in reversed(records) if r["loss"] is not None), None),
             "rounds": self.safe.done,
             "interrupted": interrupted,

@@ -236,7 +236,7 @@ def closing_lines(summary: Mapping[str, Any]) -> list[str]:
     metrics = {k: v for k, v in summary["metrics"].items() if v is not None and k != "loss"}
     results = [f"{name} {rounded(value)}" for name, value in metrics.items()][:3]
     if summary["loss"] is not None:
-        results.append(f"training loss {summary['loss']:.4f}")
+        results.append(f"{summary.get('loss_name', 'training loss')} {summary['loss']:.4f}")
     costs = [
         f"{summary['rounds']} rounds in {duration(summary['seconds'])}",
         f"{size(summary['bytes_down'])} down",

@@ -52,6 +52,7 @@ def comparison_table(done: Sequence[Cell], target: float | None = None) -> dict[
         "recipe": done[0].config.name,
         "seeds": sorted({c.seed for c in done}),
         "algorithms": rows,
+        "loss_name": loss_name(done),
         "target": target,
         "test": headline_test(rows),
     }
@@ -66,6 +67,12 @@ def headline_test(rows: Mapping[str, Any]) -> dict[str, Any] | None:
     return compare_to_best(
         {name: row["metrics"][metric]["values"] for name, row in rows.items()}, metric
     )
+
+
+def loss_name(done: Sequence[Cell]) -> str:
+    """What the clients' loss is called: one word for all, or just that."""
+    names = {read_summary(c.folder).get("loss_name", "training loss") for c in done}
+    return names.pop() if len(names) == 1 else "loss"
 
 
 def spent_until(
@@ -133,7 +140,7 @@ def table_columns(table: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
         ("bytes_to_target", "MB to it", False),
     ]
     fixed = [
-        ("training_loss", "training loss", False),
+        ("training_loss", table.get("loss_name", "training loss"), False),
         ("seconds", "seconds", False),
         ("bytes_up", "MB up", False),
     ]
@@ -248,7 +255,8 @@ def draw_comparison(table: Mapping[str, Any], path: Path) -> None:
                     for sign in (-1, 1)
                 )
                 ax.fill_between(c["rounds"], low, high, color=f"C{k % 10}", alpha=0.15, linewidth=0)
-        ax.set(xlabel="round", title=key.replace("_", " "))
+        title = table.get("loss_name") if key == "training_loss" else None
+        ax.set(xlabel="round", title=title or key.replace("_", " "))
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.25)
     axes[0][0].legend(frameon=False)

@@ -99,6 +99,23 @@ def test_list_filter_sort_choose_compare(tab: Tab, address: str) -> None:
     assert page.locator(".results tbody tr").count() == 2
 
 
+def test_a_setting_becomes_a_column(tab: Tab, address: str) -> None:
+    """Only settings in which runs differ are offered; sorted as numbers, and taken away again."""
+    page = tab.page
+    page.goto(address)
+    page.wait_for_selector(".runs tbody tr")
+    menu = page.get_by_label("Add a setting as a column")
+    offered = menu.locator("option").all_inner_texts()
+    assert "federation.seed" in offered and "task.name" not in offered
+    menu.select_option("federation.seed")
+    head = page.locator("[data-column='set:federation.seed']")
+    head.locator("button").first.click()
+    seeds = [int(t) for t in page.locator(".runs td.num").all_inner_texts() if t.strip()]
+    assert len(seeds) > 1 and seeds in (sorted(seeds), sorted(seeds, reverse=True))
+    head.get_by_label("Remove").click()
+    assert head.count() == 0
+
+
 def test_a_run_is_followed_live_and_the_reader_is_left_alone(
     tab: Tab, address: str, root: Path
 ) -> None:

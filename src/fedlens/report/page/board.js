@@ -77,7 +77,9 @@
   const best = (card) => { const name = View.chief(Object.keys(card.metrics))[0]; return name ? [name, card.metrics[name]] : null; };
   const isRun = (card) => !["empty", "not a run", "broken"].includes(card.status);  // what is no run comes last, however the list is sorted
   const ago = (t) => { const s = Date.now() / 1000 - t; return s < 60 ? "now" : s < 3600 ? `${Math.floor(s / 60)} min ago` : s < 86400 ? `${Math.floor(s / 3600)} h ago` : new Date(t * 1000).toLocaleDateString("en-CA"); };
-  const state = { text: "", status: "", sort: "changed", down: true };
+  const state = { text: "", status: "", sort: "changed", down: true, settings: [] };
+  const setting = (card, key) => { const v = card.settings?.[key]; return v === undefined ? "" : v.replace(/^"|"$/g, ""); };
+  const inOrder = (text) => (text !== "" && Number.isFinite(+text) ? +text : text);  // numbers as numbers
 
   async function list(current) {
     const { root, runs } = await get("/api/runs");
@@ -86,7 +88,23 @@
     const compare = h("button", { type: "button", onclick: () => { location.hash = address("compare", [...chosen]); } });
     const search = h("input", { type: "search", placeholder: "Filter by name, task or algorithm", "aria-label": "Filter runs", value: state.text, oninput: () => { state.text = search.value; arrange(); } });
     const status = h("select", { "aria-label": "Status", onchange: () => { state.status = status.value; arrange(); } }, ["", "running", "finished", "stopped", "empty", "not a run", "broken"].map((v) => h("option", { value: v, text: v || "any status", selected: v === state.status })));
-    const heads = COLUMNS.map(([id, text]) => h("th", { scope: "col", "data-column": id, class: ["done", "metric", "loss", "seconds", "changed"].includes(id) ? "n" : null }, h("button", { type: "button", text, onclick: () => { state.down = state.sort === id ? !state.down : !["name", "status", "task", "algorithm"].includes(id); state.sort = id; arrange(); } })));
+    const extra = h("select", { "aria-label": "Add a setting as a column", onchange: () => { if (extra.value) { state.settings.push(extra.value); rebuild(); } } });
+    const headRow = h("tr");
+    let heads = [];
+    const makeHead = ([id, text]) => h("th", { scope: "col", "data-column": id, class: ["done", "metric", "loss", "seconds", "changed"].includes(id) ? "n" : null }, h("button", { type: "button", text, onclick: () => { state.down = state.sort === id ? !state.down : !["name", "status", "task", "algorithm"].includes(id); state.sort = id; arrange(); } }));
+    const columns = () => [...COLUMNS, ...state.settings.map((key) => [`set:${key}`, key.split(".").slice(-2).join("."), (c) => inOrder(setting(c, key))])];
+    /* The heads, and in the menu the settings in which the runs differ. */
+    function rebuild() {
+      const keys = new Set([...cards.values()].flatMap((c) => Object.keys(c.settings || {})));
+      const differ = [...keys].filter((k) => !state.settings.includes(k) && new Set([...cards.values()].filter(isRun).map((c) => setting(c, k))).size > 1).sort();
+      extra.replaceChildren(h("option", { value: "", text: "Add a setting…" }), ...differ.map((k) => h("option", { value: k, text: k })));
+      extra.hidden = !differ.length;
+      heads = columns().map(makeHead);
+      heads.filter((th) => th.dataset.column.startsWith("set:")).forEach((th) => th.append(h("button", { type: "button", class: "plain", "aria-label": `Remove ${th.textContent}`, text: "×", onclick: () => { state.settings = state.settings.filter((k) => `set:${k}` !== th.dataset.column); if (state.sort === th.dataset.column) state.sort = "changed"; rebuild(); } })));
+      headRow.replaceChildren(h("th", {}, h("span", { class: "hidden", text: "Choose" })), ...heads);
+      [...cards.values()].forEach((card) => put(card, false));
+      arrange();
+    }
 
     function row(card) {
       const box = h("input", { type: "checkbox", "aria-label": `Choose ${card.name}`, checked: chosen.has(card.name), onchange: () => { box.checked ? chosen.add(card.name) : chosen.delete(card.name); ready(); } });
@@ -97,7 +115,7 @@
         h("td", { class: "n optional" }, run ? [number(card.done), planned ? h("span", { class: "soft", text: ` / ${planned}` }) : "", card.status === "running" && planned ? h("progress", { max: planned, value: card.done, "aria-label": "rounds done", style: "display:block;margin-left:auto" }) : ""] : ""),
         h("td", { class: "n under" }, metric ? [h("b", { text: number(metric[1]) }), " ", h("span", { class: "soft small", text: words(metric[0]) })] : ""),
         h("td", { class: "n optional" }, h("span", { class: "inline" }, card.loss.length > 1 ? spark(card.loss, 64, 20) : "", h("span", { class: "small", text: card.loss.length ? number(card.loss.at(-1), 3) : "" }))),
-        h("td", { class: "n optional", text: card.seconds ? seconds(card.seconds) : "" }), h("td", { class: "n optional soft", text: ago(card.changed) }));
+        h("td", { class: "n optional", text: card.seconds ? seconds(card.seconds) : "" }), h("td", { class: "n optional soft", text: ago(card.changed) }), state.settings.map((key) => h("td", { class: "under num" }, h("span", { class: "soft small phone", text: `${key.split(".").slice(-2).join(".")} ` }), setting(card, key))));
     }
     function put(card, fresh) {
       cards.set(card.name, card);
@@ -108,7 +126,7 @@
       if (focused >= 0) next.querySelectorAll("a, input")[focused]?.focus();
     }
     function arrange() {
-      const value = COLUMNS.find(([id]) => id === state.sort)[2], words = state.text.toLowerCase().split(/\s+/).filter(Boolean);
+      const value = columns().find(([id]) => id === state.sort)[2], words = state.text.toLowerCase().split(/\s+/).filter(Boolean);
       const fits = (c) => (!state.status || c.status === state.status) && words.every((w) => `${c.name} ${c.title.task || ""} ${c.title.data || ""} ${(c.title.algorithm || []).join(" ")}`.toLowerCase().includes(w));
       const order = [...cards.values()].filter(fits).sort((a, b) => { const rest = isRun(b) - isRun(a); if (rest) return rest; const x = value(a), y = value(b), s = x < y ? -1 : x > y ? 1 : a.name < b.name ? -1 : 1; return state.down ? -s : s; });
       if (order.some((c, k) => body.children[k] !== rows.get(c.name)) || body.children.length !== order.length) body.replaceChildren(...order.map((c) => rows.get(c.name)));
@@ -118,14 +136,13 @@
     }
     function ready() { compare.disabled = chosen.size < 2; compare.textContent = chosen.size < 2 ? "Compare (choose two or more)" : `Compare ${chosen.size} runs`; }
 
-    runs.forEach((c) => put(c, false));
+    rebuild();
     for (const name of [...chosen]) if (!cards.has(name)) chosen.delete(name);
     main.replaceChildren(
       h("header", { class: "masthead" }, h("div", {}, h("div", { class: "brand" }, home()), h("h1", { text: root })), Draw.themeButton()),
-      h("div", { class: "bar-top" }, search, status, compare), count,
-      h("div", { class: "wide" }, h("table", { class: "runs" }, h("thead", {}, h("tr", {}, h("th", {}, h("span", { class: "hidden", text: "Choose" })), heads)), body)));
+      h("div", { class: "bar-top" }, search, status, extra, compare), count,
+      h("div", { class: "wide" }, h("table", { class: "runs" }, h("thead", {}, headRow), body)));
     document.title = `${root} · FedLens board`;
-    arrange();
     ready();
     function take(changed, gone, fresh) {
       gone.forEach((name) => { cards.delete(name); rows.get(name)?.remove(); rows.delete(name); chosen.delete(name); });

@@ -86,8 +86,8 @@ const Draw = (() => {
   }
 
   // ---- theme: what is painted on a canvas has to be painted again
-  const painters = new Set();
-  const onTheme = (paint) => painters.add(paint), forget = () => painters.clear();
+  const painters = new Set(), smoothers = new Set();
+  const onTheme = (paint) => painters.add(paint), forget = () => { painters.clear(); smoothers.clear(); };
   const repaint = () => requestAnimationFrame(() => painters.forEach((paint) => paint()));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
   function themeButton() {
@@ -124,6 +124,19 @@ const Draw = (() => {
   const DASH = ["", "7 3", "2 3", "9 3 2 3"];
   const look = (k) => ({ stroke: `var(--c${k % 8})`, "stroke-dasharray": DASH[Math.floor(k / 8) % 4] || null });
 
+  /* Smoothing of all line charts: an exponential mean that begins at the first value. The curve itself stays behind it, faint. */
+  let smoothing = 0;
+  function smoothed(y) {
+    let level = null;
+    return y.map((v) => { if (v === null) return null; level = level === null ? v : smoothing * level + (1 - smoothing) * v; return level; });
+  }
+  function smoothingTool() {
+    const said = h("span", { class: "num", text: number(smoothing) });
+    const slide = h("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: smoothing, oninput: () => { smoothing = +slide.value; said.textContent = number(smoothing); smoothers.forEach((draw) => draw()); } });
+    return h("div", { class: "tools smoothing" }, h("label", {}, "Smoothing", slide, said));
+  }
+  let clips = 0;  // of names for clip paths
+
   /* A line chart. data: {title, unit, format, series: [{name, x, y, k, area}], log: may it be logarithmic, zero: start at 0, from: x of the first round}.
      Pointer or arrow keys move a cross-hair; the key below says the values there. */
   function lines(first) {
@@ -133,7 +146,7 @@ const Draw = (() => {
       draw();
     } });
     const svg = s("svg", { tabindex: 0, role: "img" }), key = h("div", { class: "key" }), said = h("span", { class: "hidden", "aria-live": "polite" });
-    const node = h("section", { class: "chart" }, h("header", {}, title, logButton), svg, key, said);
+    const node = h("section", { class: "chart" }, h("header", {}, title, logButton), svg, key, said), clipName = `plot-${clips++}`;
     const format = (v) => (data.format || number)(v);
     const series = () => data.series.filter((one) => one.y.some((v) => v !== null));
     const ratio = () => { const ys = series().flatMap((one) => one.y).filter((v) => v !== null); return Math.max(...ys) / Math.min(...ys); };
@@ -157,6 +170,10 @@ const Draw = (() => {
       let x0 = Math.min(...xs.slice(0, 1), ...list.map((one) => one.x[0])), x1 = Math.max(...list.map((one) => one.x.at(-1)), data.until || 0);
       if (x1 === x0) { x0 -= 0.5; x1 += 0.5; }
       let y0 = ys.reduce((a, b) => Math.min(a, b)), y1 = ys.reduce((a, b) => Math.max(a, b));
+      if (!log) {  // room for bands, but not so much that the curves become flat; what is beyond is cut off
+        const spread = (sign) => list.flatMap((one) => (one.band ? one.y.map((v, i) => v + sign * one.band[i]) : [])), most = 0.5 * (y1 - y0);
+        [y0, y1] = [Math.max(y0 - most, Math.min(y0, ...spread(-1))), Math.min(y1 + most, Math.max(y1, ...spread(1)))];
+      }
       const f = log ? Math.log10 : (v) => v;
       if (log) { y0 = f(y0); y1 = f(y1); }
       if (data.zero && !log) y0 = Math.min(0, y0);
@@ -173,21 +190,28 @@ const Draw = (() => {
       });
       const shown = ticks(x0, x1, Math.max(2, Math.floor(width / 110))).filter(Number.isInteger);
       shown.forEach((v) => axis.append(s("text", { x: X(v), y: height - 6, "text-anchor": "middle" }, number(v))));
-      svg.append(axis);
+      const plot = s("g", { "clip-path": `url(#${clipName})` });
+      svg.append(s("clipPath", { id: clipName }, s("rect", { x: left - 4, y: 2, width: Math.max(0, width - left - 2), height: height - 22 })), axis, plot);
       for (const one of list) {
-        let path = "", pen = "M", start = null, last = null;
-        one.x.forEach((x, i) => {
-          if (one.y[i] === null) return;  // not measured in that round: the line goes on to the next that was
-          path += `${pen}${X(x).toFixed(1)} ${Y(one.y[i]).toFixed(1)}`;
-          pen = "L"; start = start ?? X(x); last = X(x);
-        });
-        if (one.area && !log) svg.append(s("path", { class: "area", d: `${path}L${last} ${Y(Math.max(0, y0))}L${start} ${Y(Math.max(0, y0))}Z`, fill: `var(--c${one.k % 8})` }));
+        let start = null, last = null;
+        const along = (ys) => {
+          let path = "", pen = "M";
+          one.x.forEach((x, i) => {
+            if (ys[i] === null) return;  // not measured in that round: the line goes on to the next that was
+            path += `${pen}${X(x).toFixed(1)} ${Y(ys[i]).toFixed(1)}`;
+            pen = "L"; start = start ?? X(x); last = X(x);
+          });
+          return path;
+        };
+        const path = along(one.y);
+        if (one.area && !log) plot.append(s("path", { class: "area", d: `${path}L${last} ${Y(Math.max(0, y0))}L${start} ${Y(Math.max(0, y0))}Z`, fill: `var(--c${one.k % 8})` }));
         if (one.band && !log && one.x.length > 1) {
           const edge = (sign) => one.x.map((x, i) => `${X(x).toFixed(1)} ${Y(one.y[i] + sign * one.band[i]).toFixed(1)}`);
-          svg.append(s("path", { class: "area", d: `M${[...edge(1), ...edge(-1).reverse()].join("L")}Z`, fill: `var(--c${one.k % 8})` }));
+          plot.append(s("path", { class: "area", d: `M${[...edge(1), ...edge(-1).reverse()].join("L")}Z`, fill: `var(--c${one.k % 8})` }));
         }
-        svg.append(s("path", { class: "series", d: path, ...look(one.k) }));
-        if (one.y.filter((v) => v !== null).length <= 30) one.x.forEach((x, i) => one.y[i] !== null && svg.append(s("circle", { class: "dot", cx: X(x), cy: Y(one.y[i]), r: 3, fill: `var(--c${one.k % 8})` })));
+        plot.append(s("path", { class: smoothing ? "series raw" : "series", d: path, ...look(one.k) }));
+        if (smoothing) plot.append(s("path", { class: "series", d: along(smoothed(one.y)), ...look(one.k) }));
+        if (!smoothing && one.y.filter((v) => v !== null).length <= 30) one.x.forEach((x, i) => one.y[i] !== null && plot.append(s("circle", { class: "dot", cx: X(x), cy: Y(one.y[i]), r: 3, fill: `var(--c${one.k % 8})` })));
       }
       geometry = { X, Y, x0, x1, left, width, height, xs: [...new Set(xs)].sort((a, b) => a - b) };
       legend();
@@ -231,6 +255,7 @@ const Draw = (() => {
       legend();
     });
     onWidth(node, draw);
+    smoothers.add(draw);
     return { node, update(next) { data = next; draw(); } };
   }
   function decades(low, high) {
@@ -266,7 +291,8 @@ const Draw = (() => {
       const width = node.clientWidth;
       if (!width) return;
       const R = data.rows.length, C = data.columns.length;
-      const left = Math.min(width * 0.3, 14 + 6.2 * Math.max(2, ...data.rows.map((l) => String(l).length))), bottom = 22;
+      const longest = (labels) => Math.max(2, ...labels.map((l) => String(l).length));
+      const left = Math.min(width * 0.3, 14 + 6.2 * longest(data.rows)), upright = data.square, bottom = upright ? Math.min(110, 12 + 6.2 * longest(data.columns)) : 22;
       const cw = Math.max(data.dots ? 5 : 2, Math.min(data.square ? 52 : data.dots ? 34 : 26, (width - left - 4) / Math.max(1, C)));
       const ch = Math.max(R > 150 ? 4 : 7, data.square ? Math.max(9, cw * 0.62) : Math.min(data.dots ? 24 : 17, data.dots ? Math.max(cw, 13) : 520 / Math.max(1, R)));
       const w = Math.ceil(left + cw * C + 4), hgt = Math.ceil(ch * R + bottom), ratio = Math.min(window.devicePixelRatio || 1, 2);
@@ -281,7 +307,13 @@ const Draw = (() => {
       data.rows.forEach((label, r) => { if (r % every === 0) ctx.fillText(clip(String(label), left - 8, ctx), left - 8, (r + 0.5) * ch); });
       ctx.textAlign = "center";
       const wide = 8 + 6.5 * Math.max(...data.columns.map((l) => String(l).length)), jump = data.square ? 1 : nice(Math.ceil(wide / cw));
-      data.columns.forEach((label, c) => { if (c % jump === 0) ctx.fillText(data.square ? clip(String(label), cw - 3, ctx) : label, Math.max(left + 4, left + (c + 0.5) * cw), hgt - 9); });
+      const each = upright ? Math.ceil(12 / cw) : jump;
+      data.columns.forEach((label, c) => {
+        if (c % each) return;
+        const x = Math.max(left + 4, left + (c + 0.5) * cw);
+        if (!upright) { ctx.fillText(label, x, hgt - 9); return; }
+        ctx.save(); ctx.translate(x, hgt - bottom + 6); ctx.rotate(-Math.PI / 2); ctx.textAlign = "right"; ctx.fillText(clip(String(label), bottom - 8, ctx), 0, 0); ctx.restore();
+      });
       if (data.dots) {
         ctx.fillStyle = line;
         for (let r = 0; r < R; r++) ctx.fillRect(left, (r + 0.5) * ch - 0.25, cw * C, 0.5);
@@ -347,5 +379,5 @@ const Draw = (() => {
     return group;
   }
 
-  return { h, s, number, bytes, seconds, words, unit, higherIsBetter, scale, colour, colourBar, isDark, onTheme, forget, onWidth, themeButton, lines, spark, matrix, choice };
+  return { h, s, number, bytes, seconds, words, unit, higherIsBetter, scale, colour, colourBar, isDark, onTheme, forget, onWidth, themeButton, smoothingTool, lines, spark, matrix, choice };
 })();

@@ -249,12 +249,20 @@ const Pictures = (() => {
     } });
     return h("figure", {}, h("button", { type: "button", class: "look", "aria-label": `Look closer: ${text || "image"}`, onclick: () => closeLook(src, text || "image") }, img), text && h("figcaption", { text }));
   }
+  const FOLD = 24;  // images of a sheet that are shown before the reader asks for more
   function sheet(first, large) {
-    const node = h("div");
-    const update = (picture) => { node.className = large ? "sheet large" : picture.images.length < 8 ? "sheet few" : "sheet"; return replace(picture); };
-    const replace = (picture) => node.replaceChildren(...picture.images.map((src, k) => still(src, label(picture, k))));
-    update(first);
-    return { node, update };
+    let whole = false, picture = first;
+    const images = h("div"), more = h("button", { type: "button", class: "more", onclick: () => { whole = !whole; draw(); } }), node = h("div", {}, images, more);
+    function draw() {
+      const all = picture.images.length, shown = whole || all <= FOLD + 6 ? all : FOLD;
+      images.className = large ? "sheet large" : all < 8 ? "sheet few" : "sheet";
+      images.replaceChildren(...picture.images.slice(0, shown).map((src, k) => still(src, label(picture, k))));
+      more.hidden = all <= FOLD + 6;
+      more.textContent = whole ? `Show only ${FOLD}` : `Show all ${all}`;
+      more.setAttribute("aria-expanded", String(whole));
+    }
+    draw();
+    return { node, update(next) { picture = next; draw(); } };
   }
 
   /* One channel under a colour scale; signed values get one that is white at zero. */
@@ -289,7 +297,7 @@ const Pictures = (() => {
   function confusion(first) {
     const data = (p) => {
       const { classes, counts } = p.facts, sums = counts.map((row) => row.reduce((a, b) => a + b, 0));
-      return { label: p.caption, rows: classes, columns: classes.map((name, k) => (classes.length > 12 ? k : name)), square: true, rest: "Rows are the truth, columns the prediction; darker is a larger share of the row.",
+      return { label: p.caption, rows: classes, columns: classes, square: true, rest: "Rows are the truth, columns the prediction; the stronger the colour, the larger the share of its row.",
         cell: (r, c) => ({ t: sums[r] ? counts[r][c] / sums[r] : null }), say: (r, c) => `${classes[r]} taken for ${classes[c]}: ${number(counts[r][c])} of ${number(sums[r])} (${number((100 * counts[r][c]) / (sums[r] || 1), 3)} %)` };
     };
     const grid = Draw.matrix(data(first));

@@ -35,7 +35,7 @@ const View = (() => {
   }
 
   /* Final metrics, each with the comparison that matters: the named baseline if the run has one, else its own first evaluation. */
-  const BASELINES = ["input", "before", "blurred", "bicubic", "observed", "local", "alone", "baseline", "start"];
+  const BASELINES = ["input", "before", "blurred", "bicubic", "observed", "local", "alone", "baseline", "start"], REFERENCE = new RegExp(`_(${BASELINES.join("|")})$`);
   function baseline(view, name) {
     for (const p of view.pictures) {  // a before-and-after that says what both are worth, if its "after" is this result
       const measured = Object.entries(p.facts).filter(([, v]) => v && typeof v === "object" && Number.isFinite(v[name]));
@@ -63,7 +63,7 @@ const View = (() => {
       node.append(h("div", { class: k ? "figure-number minor" : "figure-number", "data-metric": name }, h("div", { class: "name", text: words(name === "loss" ? "test_loss" : name) }), h("div", { class: "value" }, number(value), unit(name) && h("span", { class: "unit", text: unit(name) })), note, history.length > 2 && k < 2 && spark(history)));
     });
     const loss = last(view.curves.loss);
-    if (tell.length < 3 && loss !== undefined) node.append(h("div", { class: tell.length ? "figure-number minor" : "figure-number" }, h("div", { class: "name", text: "loss, mean of clients" }), h("div", { class: "value", text: number(loss) }), h("div", { class: "note", text: `from ${number(view.curves.loss.find((v) => v !== null))}` })));
+    if (tell.length < 3 && loss !== undefined) node.append(h("div", { class: tell.length ? "figure-number minor" : "figure-number" }, h("div", { class: "name", text: `${lossName([view]).toLowerCase()}, mean of clients` }), h("div", { class: "value", text: number(loss) }), h("div", { class: "note", text: `from ${number(view.curves.loss.find((v) => v !== null))}` })));
     const moved = traffic(view);
     if (view.done) node.append(h("div", { class: "figure-number minor" }, h("div", { class: "name", text: "time and traffic" }), h("div", { class: "value", text: seconds(spent(view)) }), h("div", { class: "note", text: moved ? `${bytes(moved)} over the wire` : "" })));
     return [node, ...view.references.map((text) => h("p", { class: "soft small references", text }))];
@@ -92,6 +92,8 @@ const View = (() => {
   }
 
   // ---- curves
+  /* What clients report as their loss: of those that train it is one, of those that restore an image it is not. */
+  const lossName = (views) => { const names = new Set(views.map((v) => v.summary.loss_name || "loss")), one = names.size === 1 ? [...names][0] : "loss"; return one[0].toUpperCase() + one.slice(1); };
   const series = (name, x, y, k, more) => ({ name, x, y, k, ...more });
   const fromPoints = (list) => [list.map((p) => p[0]), list.map((p) => p[1])];
   /* Metrics that belong together share a chart: accuracy with its mean and worst client, all classes, all resolutions. */
@@ -99,7 +101,7 @@ const View = (() => {
     const out = new Map();
     for (const name of chief(names)) {
       if (name.endsWith("_spread")) continue;
-      const root = name.replace(/^client_/, "").replace(/_worst$/, "").replace(/_class_\d+$/, "_by_class").replace(/_\d+x\d+$/, "");
+      const root = name.replace(REFERENCE, "").replace(/^client_/, "").replace(/_worst$/, "").replace(/_class_\d+$/, "_by_class").replace(/_\d+x\d+$/, "");
       out.set(root, [...(out.get(root) || []), name]);
     }
     return out;
@@ -108,10 +110,10 @@ const View = (() => {
     const many = views.length > 1, charts = [], groups = grouped(views);
     const over = (take) => (many ? groups.map((g, k) => merged(g, k, take)) : [series("", ...take(views[0]), 0)]);
     const until = Math.max(...views.map((v) => (v.status === "running" ? (v.title.rounds || 1) - 1 : 0)));
-    charts.push({ id: "training", title: "Loss, mean of clients", log: true, until, series: over((v) => [v.curves.round, v.curves.loss]) });
+    charts.push({ id: "training", title: `${lossName(views)}, mean of clients`, log: true, until, series: over((v) => [v.curves.round, v.curves.loss]) });
     for (const [root, names] of families(new Set(views.flatMap((v) => Object.keys(v.curves.metrics))))) {
       if (many && names.every((n) => PART.test(n))) continue;
-      const who = (name) => (PART.test(name) ? words(PART.exec(name)[1]) : names.some((n) => /\d+x\d+$/.test(n)) ? "all" : name.endsWith("_worst") ? "worst client" : name.startsWith("client_") ? "mean of clients" : "server");
+      const who = (name) => (REFERENCE.test(name) ? REFERENCE.exec(name)[1] : PART.test(name) ? words(PART.exec(name)[1]) : names.some((n) => /\d+x\d+$/.test(n)) ? "all" : name.endsWith("_worst") ? "worst client" : name.startsWith("client_") ? "mean of clients" : "server");
       charts.push({ id: root, title: words(root === "loss" ? "test_loss" : names.length > 1 ? root : names[0]), unit: unit(root), log: !higherIsBetter(root), until, series: many ? over((v) => fromPoints(points(v, names[0]))) : names.map((name, j) => series(names.length > 1 ? who(name) : "", ...fromPoints(points(views[0], name)), j)) });
     }
     const varies = (name) => views.some((v) => new Set((v.curves.state[name] || []).map((p) => p[1])).size > 1);
@@ -127,14 +129,14 @@ const View = (() => {
       { id: "bytes", title: "Bytes per round", zero: true, format: bytes, series: many ? groups.map((g, k) => merged(g, k, (v) => [v.curves.round, v.curves.bytes_up.map((b, i) => (b ?? 0) + (v.curves.bytes_down[i] ?? 0))])) : [series("down to clients", views[0].curves.round, views[0].curves.bytes_down, 0), series("up to the server", views[0].curves.round, views[0].curves.bytes_up, 1)] },
     ].filter((c) => c.series.some((one) => one.y.some((v) => v)));
   }
-  /* More curves than eyes can tell apart: one row each instead, darker is higher. */
+  /* More curves than eyes can tell apart: one row each instead, stronger is higher. */
   function rows(first) {
     const grid = matrix({ label: "", rows: [], columns: [], cell: () => null, say: () => "" }), title = h("h3"), node = h("section", { class: "chart" }, h("header", {}, title), grid.node);
     function update(data) {
       const columns = [...new Set(data.series.flatMap((one) => one.x))].sort((a, b) => a - b), all = data.series.flatMap((one) => one.y).filter((v) => v !== null);
       const low = Math.min(...all), high = Math.max(...all), at = (r, c) => { const i = data.series[r].x.indexOf(columns[c]); return i < 0 ? null : data.series[r].y[i]; };
       title.textContent = data.title;
-      grid.update({ label: data.title, rows: data.series.map((one) => one.name), columns, rest: `From ${number(low)} (light) to ${number(high)}; columns are rounds.`, cell: (r, c) => { const v = at(r, c); return v === null ? null : { t: (v - low) / (high - low || 1) }; }, say: (r, c) => `${data.series[r].name}, round ${columns[c]}: ${number(at(r, c))}` });
+      grid.update({ label: data.title, rows: data.series.map((one) => one.name), columns, rest: `From ${number(low)} (faintest) to ${number(high)} (strongest); columns are rounds.`, cell: (r, c) => { const v = at(r, c); return v === null ? null : { t: (v - low) / (high - low || 1) }; }, say: (r, c) => `${data.series[r].name}, round ${columns[c]}: ${number(at(r, c))}` });
     }
     update(first);
     return { node, update };
@@ -172,7 +174,8 @@ const View = (() => {
   }
 
   function participation() {
-    let measure = null, view = null;
+    let measure = null, view = null, paintLegend = () => {};
+    Draw.onTheme(() => paintLegend());
     const grid = matrix({ label: "Clients by rounds", rows: [], columns: [], cell: () => null, say: () => "" });
     const tools = h("div", { class: "tools" }), legend = h("div", { class: "legend" }), node = h("div", {}, tools, grid.node, legend);
     function draw() {
@@ -202,10 +205,9 @@ const View = (() => {
           return who + [cell.v !== null && measure === "weight" ? `${share(cell.v)} of the mean` : null, cell.raw[2] !== null ? `loss ${number(cell.raw[2])}` : null, cell.raw[3] !== null ? `${number(cell.raw[3])} examples` : null].filter(Boolean).join(", ");
         } });
       const bar = () => (values.length ? colourBar(Draw.isDark() ? "dark" : "light", share(low), `${share(high)}`) : "");
-      const paintLegend = () => legend.replaceChildren(bar(), measure === "weight" ? "share of the round's weighted mean" : measure === "loss" ? "loss reported by the client" : measure === "examples" ? "examples used" : measure === "heard" ? "reply heard" : `${measure}, as the client reported it`,
+      paintLegend = () => legend.replaceChildren(bar(), measure === "weight" ? "share of the round's weighted mean" : measure === "loss" ? "loss reported by the client" : measure === "examples" ? "examples used" : measure === "heard" ? "reply heard" : `${measure}, as the client reported it`,
         total(lost.map((l) => l.length)) ? h("span", { class: "swatch" }, h("i", { text: "×" }), "asked, reply lost") : "", h("span", { class: "swatch" }, h("i", {}), "not asked"), view.clients.step > 1 ? `every ${view.clients.step}th round shown` : "");
       paintLegend();
-      Draw.onTheme(paintLegend);
     }
     return { node, update(next) { view = next; draw(); } };
   }
@@ -252,7 +254,7 @@ const View = (() => {
   function run(first, brand) {
     const gallery = Pictures.gallery(), curves = charts(), cost = charts(), who = participation();
     const head = h("div"), top = h("div"), facts = h("div"), lost = h("div"), held = h("div"), table = h("div"), left = h("div");
-    const pictures = section("pictures", "Pictures", "", gallery.node), curvesPart = section("curves", "Curves", "", curves.node);
+    const pictures = section("pictures", "Pictures", "", gallery.node), curvesPart = section("curves", "Curves", "", Draw.smoothingTool(), curves.node);
     const federation = section("federation", "The federation", "", held, who.node, lost), costPart = section("cost", "Cost", "", cost.node, table), repeatPart = section("repeat", "Do it again", "", facts);
     const leftPart = section("left", "What left each client", "Added up from the clients' ledgers; `fedlens ledger RUN --verify` checks that nobody touched them.", left);
     const parts = [pictures, curvesPart, federation, leftPart, costPart, repeatPart], node = h("article", {}, head, top, ...parts);
@@ -305,7 +307,7 @@ const View = (() => {
       const moved = traffic(v);
       table.append(h("tr", {}, h("td", {}, h("span", { style: `color: var(--c${place.get(v) % 8})`, "aria-hidden": "true", text: "● " }), v.name, h("div", { class: "small soft", text: (v.title.algorithm || []).join(" + ") })), cells, h("td", { class: "n", text: number(last(v.curves.loss)) }), h("td", { class: "n", text: seconds(spent(v)) }), h("td", { class: "n", text: moved ? bytes(moved) : "–" }), h("td", {}, h("span", { class: `status ${v.status.replaceAll(" ", "-")}`, text: v.status }))));
     });
-    return h("div", { class: "wide", style: "margin-top:30px" }, h("table", { class: "results" }, h("thead", {}, h("tr", {}, h("th", { text: "Run" }), names.map((n) => h("th", { class: "n", text: words(n === "loss" ? "test_loss" : n) + (unit(n) ? ` (${unit(n)})` : "") })), h("th", { class: "n", text: "Loss" }), h("th", { class: "n", text: "Time" }), h("th", { class: "n", text: "Traffic" }), h("th", { text: "Status" }))), table));
+    return h("div", { class: "wide", style: "margin-top:30px" }, h("table", { class: "results" }, h("thead", {}, h("tr", {}, h("th", { text: "Run" }), names.map((n) => h("th", { class: "n", text: words(n === "loss" ? "test_loss" : n) + (unit(n) ? ` (${unit(n)})` : "") })), h("th", { class: "n", text: lossName(views) }), h("th", { class: "n", text: "Time" }), h("th", { class: "n", text: "Traffic" }), h("th", { text: "Status" }))), table));
   }
   function differences(views) {
     const keys = [...new Set(views.flatMap((v) => Object.keys(v.settings)))].filter((k) => new Set(views.map((v) => v.settings[k])).size > 1).sort();
@@ -333,7 +335,7 @@ const View = (() => {
   function comparison(first, brand, title) {
     const gallery = Pictures.gallery(), curves = charts(), cost = charts(), head = h("div"), table = h("div"), settings = h("div");
     const pictures = section("pictures", "Pictures", "What all runs share is shown once; choose any two for the slider.", gallery.node);
-    const node = h("article", {}, head, table, section("curves", "Curves", "", curves.node), pictures, section("cost", "Cost", "", cost.node), section("settings", "What differs", "", settings));
+    const node = h("article", {}, head, table, section("curves", "Curves", "", Draw.smoothingTool(), curves.node), pictures, section("cost", "Cost", "", cost.node), section("settings", "What differs", "", settings));
     head.replaceChildren(masthead(brand, title, null, h("div", { class: "what" }, grouped(first).length < first.length ? `${first.length} runs; the best value is bold.` : `${first.length} runs; differences are to the first, the best value is bold.`)));
     function update(views) {
       const list = views.flatMap((v) => v.problems.map((p) => `${v.name}: ${p}`));
