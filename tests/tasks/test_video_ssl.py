@@ -13,6 +13,7 @@ import torch
 from films import make_clips
 from safetensors.torch import load_file
 
+from fedlens.algorithms import FedAvg
 from fedlens.cli import main as cli
 from fedlens.config import recipe as config
 from fedlens.core.client import generator
@@ -28,6 +29,7 @@ from fedlens.runs.job import experiment
 from fedlens.runs.setup import make_setup
 from fedlens.tasks.action import ActionRecognition
 from fedlens.tasks.apply.search import draw_sheet, wrapped
+from fedlens.tasks.ctp import CtP
 from fedlens.tasks.retrieval import embed, pixel_scores, pool_maps
 from fedlens.tasks.speed import Speed
 from fedlens.tasks.video_clips import clip_starts, crop_square, middle_frame
@@ -69,6 +71,24 @@ def test_recipes_build(name: str) -> None:
     recipe.build_source()
     algorithm = recipe.build_algorithm(recipe.build_task())
     assert type(algorithm.base).__name__ == "FedAvg"
+
+
+def test_the_published_recipe_has_the_published_pretext() -> None:
+    """What the demo changes so that it learns in a minute does not reach the paper's recipes."""
+    published = CtP(backbone="r3d18", frames=16, size=112, clips=10)
+    assert config.read("fedvssl-ctp").build_task() == published
+    central = config.read("fedvssl-central")
+    assert central.build_task() == published
+    base = central.build_algorithm(published).base
+    assert isinstance(base, FedAvg)
+    assert (base.optimizer, base.lr, base.momentum, base.weight_decay, base.batch) == (
+        "sgd",
+        0.01,
+        0.9,
+        1e-4,
+        32,
+    )
+    assert base.milestones == (30, 60)
 
 
 def test_the_rows_of_table_four() -> None:
