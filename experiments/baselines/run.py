@@ -219,7 +219,7 @@ def personal_table(cells: Cells, recipe: str) -> str:
     everything = cells.read(recipe=recipe)
     plain = {c["seed"]: c["client_mean"] for c in everything if c["method"] == "FedAvg"}
     lines = [
-        "| method | seeds | mean client | minus FedAvg | worst client | MB in all | CPU s |",
+        "| method | seeds | mean client | minus FedAvg | worst client | MB up | CPU s |",
         "|" + "---|" * 7,
     ]
     for method in PERSONAL:
@@ -239,7 +239,7 @@ def personal_table(cells: Cells, recipe: str) -> str:
             figures[0],
             gap if method != "FedAvg" and gaps else "-",
             figures[1],
-            f"{(found[0]['bytes_up'] + found[0]['bytes_down']) / 1e6:.0f}",
+            f"{found[0]['bytes_up'] / 1e6:.1f}",
             f"{statistics.mean(c['cpu_seconds'] for c in found):.0f}",
         ]
         lines.append("| " + " | ".join(row) + " |")
