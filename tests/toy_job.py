@@ -7,7 +7,8 @@ from pathlib import Path
 
 from toy import Toy, toy_federation
 
-from fedlens import Facts, Federation
+from fedlens import Client, Facts, Federation, Message
+from fedlens.algorithms import FedAvg
 from fedlens.data.source import DataError, Source
 
 RECIPE = """
@@ -53,6 +54,13 @@ class Slow(Toy):
         if self.pause:
             time.sleep(self.pause)
         return super().loss(output, batch)
+
+
+class Unheard(FedAvg):
+    """Nobody can work, the first client for a reason of its own."""
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        raise RuntimeError("the cable is out" if client.id else "the disk is full of cats")
 
 
 def write_recipe(folder: Path, text: str = RECIPE) -> Path:

@@ -25,6 +25,7 @@ from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
 from fedlens.engines.worker import Job
 from fedlens.layers import Scaffold
+from fedlens.testing import Faulty
 
 Make = Callable[[Algorithm, Federation], Engine]
 ENGINES: dict[str, Make] = {
@@ -250,6 +251,29 @@ def test_a_round_without_replies_is_skipped_as_long_as_patience_lasts() -> None:
             when = {1: "in round 1", 2: "in 2 rounds up to 2"}[patience]
             why = f"nobody was heard {when}: client 0: unreachable, and 6 more were lost"
             assert str(said.value) == why
+
+
+def test_bytes_are_what_was_sent_and_what_came_on_every_engine() -> None:
+    """Seven clients: the model goes down to all, an update of its size comes up from six: of client
+    2, which raises, nothing; of client 3, which sends NaN, what is then refused. Evaluation sends
+    the model to all seven once more, and only numbers come back. Who is not reached does not count.
+    """
+    algorithm = Faulty(Toy(), batch=8)
+    model = sum(t.nbytes for t in algorithm.init().trees["model"].values())
+    for name, make in {"loopback": Loopback, **ENGINES}.items():
+        rounds: list[Round] = []
+        note = lambda p, r: rounds.append(r)  # noqa: B023, E731
+        engine = make(algorithm, VECTORS)
+        run(algorithm, engine, 2, evaluate_every=2, personal=True, after_round=note)
+        engine.close()
+        found = [(r.bytes_down, r.bytes_up, r.evaluation_bytes) for r in rounds]
+        assert found == [(7 * model, 6 * model, 0), (14 * model, 6 * model, 7 * model)], name
+    unreachable = Flaky(Simulator(algorithm, VECTORS, workers=0), before=0.5, seed=3)
+    rounds = []
+    run(algorithm, unreachable, 1, after_round=lambda p, r: rounds.append(r))
+    unreachable.close()
+    away = sum(x.reason == "unreachable" for x in rounds[0].lost)
+    assert 0 < away < 7 and rounds[0].bytes_down == (7 - away) * model
 
 
 def test_memory_beyond_the_budget_changes_nothing(tmp_path: Path) -> None:

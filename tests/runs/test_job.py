@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Mapping
@@ -19,9 +20,11 @@ from toy_job import RECIPE, write_recipe
 import fedlens
 from fedlens import Heard, Lost, Message, Round, run, stack
 from fedlens.algorithms import FedAvg
+from fedlens.cli import main as cli
 from fedlens.config.recipe import ConfigError
 from fedlens.core.files import lock_folder
 from fedlens.core.picture import Picture
+from fedlens.core.rounds import Stalled
 from fedlens.data.images.tensors import Tensors
 from fedlens.data.source import Source
 from fedlens.engines.simulator import Simulator
@@ -406,3 +409,38 @@ def test_a_job_runs_in_any_thread(recipe: Path, tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert found[0].summary["rounds"] == 4
+
+
+def test_a_run_in_which_nobody_is_heard_ends_with_the_first_reason(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From Python it raises, from the command line it is exit code 2 and one sentence; with more
+    patience, a few rounds later. What was done is saved, and going on asks again."""
+    out, unheard = tmp_path / "run", ("--algorithm", "toy_job:Unheard")
+    with pytest.raises(Stalled, match="in round 1: client 0: RuntimeError: the disk is full of ca"):
+        fedlens.experiment(recipe, algorithm="toy_job:Unheard", out=out)
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 0
+    capsys.readouterr()
+    keys = ["federation.patience=3", "rounds=9"]
+    assert cli.invoke(["run", str(recipe), *unheard, "--out", str(out), "--fresh", *keys]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    why = "client 0: RuntimeError: the disk is full of cats, and 5 more were lost."
+    assert said == f"fedlens: nobody was heard in 3 rounds up to 3: {why}"
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
+    again = ["run", str(recipe), *unheard, "--out", str(out), "--resume", *keys[1:]]
+    assert cli.invoke([*again, "federation.patience=3"]) == 2
+    assert "in 3 rounds up to 5" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_checkpoint_of_another_model_is_refused(recipe: Path, tmp_path: Path) -> None:
+    """Whole, sealed and listed, but not of this network."""
+    from fedlens.core.rounds import Progress
+    from fedlens.runs.checkpoint import Checkpoint
+
+    out = tmp_path / "run"
+    state = go(recipe, out, rounds=2).state
+    other = state.put(model={n: t[:1] for n, t in state.trees["model"].items() if t.dim()})
+    shutil.rmtree(out / "checkpoint")
+    Checkpoint(out / "checkpoint").save(Progress(other, 2), {})
+    with pytest.raises(ConfigError, match="is of another model: the state's tree 'model'"):
+        go(recipe, out, rounds=3, resume=True)

@@ -79,7 +79,9 @@ def estimate(setup: Setup) -> Estimate:
         seconds=s.rounds * work + evaluations * evaluation * (1 + share / workers),
         client_seconds=seconds,
         memory=before + growth * (workers + 1),
-        bytes_down=message.count_bytes() * cohort * s.rounds,
+        # clients evaluate what is sent to all of them for that
+        bytes_down=message.count_bytes()
+        * (cohort * s.rounds + (evaluations * len(federation) if s.personal else 0)),
         bytes_up=reply.count_bytes() * cohort * s.rounds,
         parameters=sum(t.numel() for t in message.trees.get("model", {}).values()),
         workers=workers,

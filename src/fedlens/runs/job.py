@@ -66,11 +66,6 @@ class Outcome:
         return dict(self.summary["metrics"])
 
     @property
-    def heard_nobody(self) -> bool:
-        """In no round did any client's reply count: nothing was learned, whatever is there."""
-        return bool(self.rounds) and not any(r["heard"] for r in self.rounds)
-
-    @property
     def result(self) -> Any:
         """A network for everything that learns, an image for what restores."""
         return self.setup.algorithm.result(self.state)
