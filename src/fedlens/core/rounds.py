@@ -244,7 +244,8 @@ def _take_step(
         if why or not len(replies):
             return state, replies, lost, why
         new = algorithm.server_step(state, replies)
-        why = unusable(new, state)
+        sent = trips.made[trips.last(0) or 0].message.trees if trips.made else {}
+        why = unusable(new, state, sent)
     except Weightless as e:
         why = str(e)
     except (ArithmeticError, ValueError, RuntimeError) as e:
@@ -257,13 +258,14 @@ def _take_step(
     return state, Replies(), [missing[id] for id in sorted(missing)], why
 
 
-def unusable(new: Message, old: Message) -> str:
-    """Why a state must not replace the one before it, or nothing: what that one held must be there
-    with its shapes and types, and every number must be finite. More may be there than before.
+def unusable(new: Message, old: Message, sent: Iterable[str] | None = None) -> str:
+    """Why a state must not replace the one before it, or nothing: every number must be finite, and
+    trees that clients are sent (without `sent`: all) must keep what they held, with its shapes and
+    types. What a server's half notes for itself may grow and shrink.
     """
-    for tree, before in old.trees.items():
+    for tree in old.trees if sent is None else [n for n in sent if n in old.trees]:
         after = new.trees.get(tree, {})
-        for name, t in before.items():
+        for name, t in old.trees[tree].items():
             if name not in after or after[name].shape != t.shape or after[name].dtype != t.dtype:
                 return f"the state's tree {tree!r} would lose {name} or change its shape or type"
     for tree, arrays in new.trees.items():
