@@ -70,6 +70,10 @@ def test_an_audit_writes_its_page_and_says_what_it_found(
     assert page.count("data:image/png;base64,") >= 3
     assert "http" not in page.replace("http-equiv", "")
     assert "proves nothing" in page and "Learned nothing" in page
+    assert numbers["headline"] in (tmp_path / "r" / "report.html").read_text()
+    (tmp_path / "r" / "audit.json").write_text("{damaged")
+    assert command("report", "r")[0] == 0  # the report then has no such section
+    assert numbers["headline"] not in (tmp_path / "r" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

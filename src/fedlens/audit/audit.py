@@ -181,11 +181,15 @@ def _metrics(metrics: dict[str, float]) -> str:
 
 
 def write_audit(report: AuditResult, folder: Path) -> Path:
-    """`audit.json` and `audit.html` into the run folder; returns the page."""
+    """`audit.json` and `audit.html` into the run folder, and the report once more, which has a
+    section about it; returns the page.
+    """
     from fedlens.audit.page import render_audit
+    from fedlens.report.html import write_report
 
     write_atomically(folder / "audit.json", json.dumps(audit_table(report), indent=1))
     write_atomically(folder / "audit.html", render_audit(report), sync=False)
+    write_report(folder)
     return folder / "audit.html"
 
 

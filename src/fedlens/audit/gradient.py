@@ -18,6 +18,7 @@ from statistics import mean
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedlens.algorithms.fedavg import FedAvg
 from fedlens.audit.attack import Comparison, Evidence, Finding, nearest, score_images
@@ -109,7 +110,8 @@ class GradientInversion:
         began = time.perf_counter()
         for _ in range(self.iterations):
             optimiser.zero_grad()
-            moved = delta_of(made)
+            with sdpa_kernel(SDPBackend.MATH):  # of the quick kinds there is no second derivative
+                moved = delta_of(made)
             found = torch.cat([moved[n].reshape(-1) for n in names])
             cosine = torch.nn.functional.cosine_similarity(found, wanted, dim=0)
             (1 - cosine + 1e-3 * total_variation(made["x"])).backward()  # type: ignore[no-untyped-call]

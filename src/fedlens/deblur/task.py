@@ -74,11 +74,17 @@ class Deblurring(Task):
             enlarge_kernel(framed(v.kernel.float() / v.kernel.max().float(), side)) for v in views
         ]
         pictures.append(
-            Picture("Blur kernels. They stay with the clients.", kernels, clients, "sheet")
+            Picture(
+                "Blur kernels. They are not sent, but without secure aggregation a curious server"
+                " can work them out (fedlens audit).",
+                kernels,
+                clients,
+                "sheet",
+            )
         )
         title = (
-            "Observations. They stay with the clients; the server sees w, at first a rough likeness"
-            " of them."
+            "Observations. They are not sent, but without secure aggregation a curious server can"
+            " work them out from w (fedlens audit)."
         )
         pictures.append(
             Picture(title, [v.pixels.clamp(0, 255) / 255 for v in views], clients, "sheet")

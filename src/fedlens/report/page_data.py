@@ -76,9 +76,29 @@ def run_view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
         "settings": flat_settings(run.config),
         "summary": run.summary,
         "references": reference_lines(run.summary),
+        "audit": _audit(run.path / "audit.json"),
     }
     cleaned: dict[str, Any] = json_safe(seen)
     return cleaned
+
+
+def _audit(path: Path) -> dict[str, Any]:
+    """What `fedlens audit` left, as far as it is what it should be: a damaged file costs its
+    section only.
+    """
+    try:
+        found = as_table(json.loads(path.read_bytes()))
+    except (OSError, ValueError):
+        return {}
+    rows = [
+        {
+            **{k: printable(str(row.get(k, ""))) for k in ("attack", "protection", "measure")},
+            **{k: as_number(row.get(k)) for k in ("score", "baseline")},
+        }
+        for row in map(as_table, as_list(found.get("rows")))
+    ]
+    texts = {k: printable(str(found.get(k, ""))) for k in ("headline", "caution")}
+    return {**texts, "rows": rows} if rows else {}
 
 
 def run_card(path: Path, name: str) -> dict[str, Any]:

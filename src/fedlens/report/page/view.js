@@ -250,18 +250,27 @@ const View = (() => {
     return details;
   }
 
+  /* What `fedlens audit` found, in short; the pictures are in audit.html beside the report. */
+  function audit(found) {
+    if (!found || !found.headline) return [];
+    const heads = ["Attack", "Protection", "Measure", "Attacker", "Learned nothing"];
+    const rows = found.rows.map((r) => h("tr", {}, h("td", { text: r.attack }), h("td", { text: r.protection }), h("td", { text: r.measure }), h("td", { class: "n", text: number(r.score) }), h("td", { class: "n", text: number(r.baseline) })));
+    return [h("p", { text: found.headline }), h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map((text) => h("th", { text })))), h("tbody", {}, rows))), h("p", { class: "soft", text: `${found.caution} Pictures: audit.html in the run folder.` })];
+  }
+
   /* One run. update(view) redraws what changed and keeps what the reader has set. */
   function run(first, brand) {
     const gallery = Pictures.gallery(), curves = charts(), cost = charts(), who = participation();
     const head = h("div"), top = h("div"), facts = h("div"), lost = h("div"), held = h("div"), table = h("div"), left = h("div");
     const pictures = section("pictures", "Pictures", "", gallery.node), curvesPart = section("curves", "Curves", "", Draw.smoothingTool(), curves.node);
     const federation = section("federation", "The federation", "", held, who.node, lost), costPart = section("cost", "Cost", "", cost.node, table), repeatPart = section("repeat", "Do it again", "", facts);
+    const seen = h("div"), auditPart = section("audit", "What could be read", "", seen);
     const leftPart = section("left", "What left each client", "Added up from the clients' ledgers; `fedlens ledger RUN --verify` checks that nobody touched them.", left);
-    const parts = [pictures, curvesPart, federation, leftPart, costPart, repeatPart], node = h("article", {}, head, top, ...parts);
+    const parts = [pictures, curvesPart, federation, leftPart, costPart, auditPart, repeatPart], node = h("article", {}, head, top, ...parts);
     let heldBy = null;
     function update(view) {
       const any = (list) => list.some((v) => v !== null && v !== undefined);
-      const shown = [view.pictures.length > 0, any(view.curves.loss) || Object.keys(view.curves.metrics).length > 0, view.clients.ids.length > 0 || view.federation.sizes.length > 0, view.left.clients.length > 0, any(view.curves.seconds), Boolean(view.config || view.summary.seconds)];
+      const shown = [view.pictures.length > 0, any(view.curves.loss) || Object.keys(view.curves.metrics).length > 0, view.clients.ids.length > 0 || view.federation.sizes.length > 0, view.left.clients.length > 0, any(view.curves.seconds), Boolean(view.audit && view.audit.headline), Boolean(view.config || view.summary.seconds)];
       parts.forEach((part, k) => { part.hidden = !shown[k]; });
       const nav = h("nav", { class: "parts", "aria-label": "Parts of this page" }, parts.filter((p) => !p.hidden).map((p) => h("a", { href: `#${p.id}`, text: p.querySelector("h2").textContent, onclick: (e) => { e.preventDefault(); p.scrollIntoView(); p.querySelector("a, button, [tabindex], input, summary")?.focus({ preventScroll: true }); } })));
       head.replaceChildren(masthead(brand, view.name, view.status, h("div", { class: "what" }, what(view)), problems(view), nav.children.length ? nav : ""));
@@ -276,6 +285,7 @@ const View = (() => {
       lost.replaceChildren(...lostTable(view));
       if (view.left.clients.length) left.replaceChildren(...leftTables(view).filter(Boolean));
       if (!table.querySelector("details[open]")) table.replaceChildren(roundsTable(view));
+      seen.replaceChildren(...audit(view.audit));
       facts.replaceChildren(...repeat(view).filter(Boolean));
     }
     update(first);
