@@ -229,7 +229,11 @@ def test_the_commands(
     Path("study.toml").write_text(RECIPE)
     assert invoke(["policy", "init", "study.toml"]) == 0
     said = capsys.readouterr().out
-    assert "2 rounds among 3 clients each, 1 epochs" in said and "protection" in said
+    assert "2 rounds among 3 clients each, 1 epochs" in said
+    assert "SecureSum: the server can read sums, no single reply" in said  # three sites: it is on
+    assert 'require = ["SecureSum"]' in Path("policy.toml").read_text()
+    assert invoke(["policy", "check", "study.toml", "secure=false"]) == 1
+    assert "its stack has no SecureSum (require in policy.toml)" in capsys.readouterr().out
     assert invoke(["policy", "check", "study.toml"]) == 0
     assert "yes: policy.toml allows it" in capsys.readouterr().out
     assert invoke(["policy", "check", "study.toml", "epochs=3"]) == 1

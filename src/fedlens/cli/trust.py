@@ -318,12 +318,13 @@ def recipe_terms(
     from fedlens.config.files import find_recipe, load_tables
     from fedlens.data.source import DataError
     from fedlens.runs.setup import make_setup
+    from fedlens.sites.agreement import secured
     from fedlens.sites.site import with_data_at
     from fedlens.trust.policy import check_modules, terms_of
 
     if policy is not None:
         check_modules(policy, load_tables(find_recipe(recipe)))
-    config = read_config(recipe, overrides)
+    config, _ = secured(read_config(recipe, overrides))  # as real sites run it
     if data is not None:
         config = with_data_at(config, str(data))
     try:
