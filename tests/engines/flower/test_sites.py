@@ -265,6 +265,27 @@ def test_a_node_dies_and_another_comes_late(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_site_killed_at_work_says_so_when_it_is_back(tmp_path: Path) -> None:
+    """Killed in the middle of round 1 and started again at once, long before anybody misses it. Its
+    first word is that nobody need wait for that reply; the round goes on, and it takes part in the
+    next one. The bits are those of a federation that heard just these."""
+    with deployment(tmp_path) as here:
+        here.serve()
+        here.site(0)
+        here.site(1)
+        out = job(here, "back", rounds=3, delay=3.0)
+        here.submit(here.folder / "app-back")
+        here.wait_for(lambda: working(out, 1, 1), PATIENCE, "round 1 at site 1")
+        here.stop("site-1", signal.SIGKILL)
+        here.site(1)
+        final = finished(here, out)
+        lines = rounds(out)
+        assert [r["heard"] for r in lines] == [[0, 1], [0], [0, 1]]
+        assert lines[1]["lost"] == [[1, "was restarted while it worked"]]
+        assert same_bits(final, replayed("scaffold", 2, out))
+
+
+@pytest.mark.slow
 def test_a_stranger_stays_outside(tmp_path: Path) -> None:
     """A key that is not on the server's list, a site that calls itself somebody else, and a site
     with another recipe: all refused, in words.

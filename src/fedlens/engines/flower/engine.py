@@ -167,6 +167,8 @@ class Flower:
                 if isinstance(outcome, Lost) and message_id not in mine:
                     outcome = replace(outcome, sent=False)
                 yield outcome
+            if not awaited & self._pending.keys():
+                break
             self._poll_nodes()
             elapsed = time.monotonic() - began
             if self.timeout and elapsed > self.timeout:

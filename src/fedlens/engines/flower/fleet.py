@@ -130,11 +130,14 @@ class Fleet:
     def _work(self, client: FleetHttpClient, handle: Handle) -> None:
         pause, reachable = QUICK, True
         while True:
+            began = time.monotonic()
             try:
                 if self._lost.is_set():
                     self._activate(client, 0.0)
                 busy = self._answer_next(client, handle)
-                pause = QUICK if busy else min(QUIET, pause * 1.1)
+                took = time.monotonic() - began
+                # where a look takes long, somebody is busy: looking more often would not help
+                pause = QUICK if busy else min(QUIET, max(pause * 1.1, 2 * took))
                 if not reachable:
                     self.log("the server is back")
                 reachable = True
@@ -242,7 +245,7 @@ class Fleet:
         if proto is None:
             place.unlink(missing_ok=True)
         else:
-            place.write_bytes(proto.SerializeToString())
+            place.write_bytes(MessageProto(metadata=proto.metadata).SerializeToString())
 
     def _finish_interrupted(self, client: FleetHttpClient, handle: Handle) -> None:
         """The message that this site was working on when it was killed: nobody else will answer it,
