@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+from flwr.app import RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.app.message.message import Message, make_message
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.common.serde import message_from_proto, message_to_proto, metadata_from_proto
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
@@ -257,7 +258,8 @@ class Fleet:
         with contextlib.suppress(Exception):  # it may have expired, or be a file of junk
             proto = MessageProto()
             proto.ParseFromString(place.read_bytes())
-            asked = make_message(metadata=message_from_proto(proto).metadata, content=None)
+            metadata = metadata_from_proto(proto.metadata)
+            asked = make_message(metadata=metadata, content=RecordDict())
             self._send(client, asked, *handle({"kind": "refuse", "reason": "restarted"}, []))
         self._mark_at_work(None)
 
