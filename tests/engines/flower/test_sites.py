@@ -275,7 +275,7 @@ def test_a_site_killed_at_work_says_so_when_it_is_back(tmp_path: Path) -> None:
         here.site(1)
         out = job(here, "back", rounds=3, delay=3.0)
         here.submit(here.folder / "app-back")
-        here.wait_for(lambda: working(out, 1, 1), PATIENCE, "round 1 at site 1")
+        here.wait_for(lambda: working(out, 1, 1), WAIT, "round 1 at site 1")
         here.stop("site-1", signal.SIGKILL)
         here.site(1)
         final = finished(here, out)
