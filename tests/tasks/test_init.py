@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from fedlens import tasks
 from fedlens.algorithms import FedAvg
@@ -17,6 +19,7 @@ from fedlens.core.task import LearningTask
 
 SMALL: dict[str, dict[str, Any]] = {
     "Classification": {"model": "niid", "classes": 3},
+    "Custom": {"model": partial(nn.Linear, 3, 2), "loss": "mse_loss"},
     "Generation": {"size": 8, "widths": (8,), "attention": False},
     "Pose": {"network": "vit-nano", "size": (16, 16)},
     "SuperResolution": {"options": {"width": 4, "blocks": 1}},
