@@ -21,6 +21,7 @@ CELLS = {
     "fedvsr": ("setup", "split", "row", "seed"),
     "fedvssl": ("setup", "row", "seed"),
     "raf": ("data", "row", "seed"),
+    "trust": ("method", "secure", "seed"),
 }
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 
@@ -47,6 +48,7 @@ def load(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         "fbl/run.py",
         "fedvsr/run.py",
         "fedvssl/run.py",
+        "trust/run.py",
     ],
 )
 def test_no_result_in_the_readme_is_typed_by_hand(

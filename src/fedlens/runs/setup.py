@@ -35,6 +35,12 @@ class Setup:
         return str(self.algorithm.place)
 
 
+NO_SINGLES = (
+    "replies are added up under masks (SecureSum): there is no worst client, no spread between"
+    " clients and no table of them"
+)
+
+
 def load_federation(config: Config) -> Federation:
     return config.build_source().federation(config.settings.clients, config.settings.seed)
 
@@ -54,6 +60,9 @@ def make_setup(config: Config, federation: Federation | None = None) -> Setup:
         )
     if settings.personal or algorithm.personalises:
         federation = _with_note(config, federation)
+    if algorithm.hides_singles:
+        facts = federation.facts.noting(NO_SINGLES)
+        federation = replace(federation, facts=facts)
     return Setup(config, settings, task, federation, algorithm.given(federation.facts))
 
 

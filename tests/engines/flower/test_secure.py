@@ -187,6 +187,13 @@ def test_real_sites_use_it_from_three_on() -> None:
     assert "late replies" in why
 
 
+def test_the_run_folder_says_why_there_is_no_table_of_clients(tmp_path: Path) -> None:
+    config = recipes.read("deblur", ["secure=true", "rounds=1", "data.size=32", "clients=3"])
+    outcome = run_job(config, tmp_path / "run")
+    told = (tmp_path / "run" / "federation.json").read_text()
+    assert "no worst client" in told and outcome.rounds[0]["clients"] == {}
+
+
 def test_secure_is_a_key_like_any_other() -> None:
     on = recipes.read("demo", ["secure=true", "SecureSum.ring=16"])
     assert [p.name for p in on.algorithm][-1] == "SecureSum"
