@@ -72,7 +72,12 @@ def report(
 )
 def apply(
     folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="A run folder, or with --task a file of weights.",
+            show_default=False,
+        ),
     ],
     source: Annotated[
         Path, typer.Argument(metavar="INPUT", help="A file or folder of yours.", show_default=False)
@@ -82,23 +87,80 @@ def apply(
     ],
     options: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Options of the task.", show_default=False),
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Options of the task; with --task also its keys.",
+            show_default=False,
+        ),
     ] = None,
     client: ClientOption = None,
+    task_name: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            help="What a file of weights is for: of `fedlens list tasks`, module:Class, a recipe.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Use what was trained: upscale a video, find keypoints, classify, retrieve."""
-    require_run_folder(folder)
+    """Use what was trained: upscale a video, find keypoints, classify, retrieve. Nothing has to be
+    trained here: a checkpoint from elsewhere will do, with --task and the keys of its network.
+    """
+    if folder.is_file():
+        task, options = task_of_weights(folder, task_name, options or [])
+    elif task_name is not None:
+        raise UsageError(
+            f"--task is for a file of weights, and {folder} is "
+            + ("a folder" if folder.exists() else "not there")
+        )
+    else:
+        require_run_folder(folder)
+        from fedlens.config import recipe as recipes
+
+        task = recipes.read(folder).build_task()
     if not source.exists():
         raise UsageError(f"there is no {source}")
     if target.resolve() == source.resolve():
         raise UsageError(f"the result would take the place of {source}: give it another name")
-    from fedlens.config import recipe as recipes
-
-    task = recipes.read(folder).build_task()
     chosen = task_options(task, options or [])
     with model_of(folder, client) as whose:
         said = task.apply(whose, source, target, **chosen)
     console().print(said, markup=False, soft_wrap=True)
+
+
+def task_of_weights(file: Path, name: str | None, options: Sequence[str]) -> tuple[Task, list[str]]:
+    """The task for a file of weights, built with those of the options that are its keys (`task.`
+    in front says so), and what the weights show; the other options are `apply`'s.
+    """
+    from fedlens.config.convert import ConfigError
+    from fedlens.config.files import find_recipe, load_tables
+    from fedlens.config.overrides import parse_overrides
+    from fedlens.config.parts import make_part, parameters
+    from fedlens.core.weights import read_weights
+
+    if name is None:
+        raise UsageError(
+            f"{file} is a file of weights: say what it is for, with --task (`fedlens list tasks`)"
+        )
+    try:
+        part = make_part("task", {"name": name}, "task")
+    except ConfigError as e:
+        try:
+            part = make_part("task", load_tables(find_recipe(name))["task"], "task")
+        except ConfigError:
+            raise e from None
+    known, rest = parameters(part.cls), []
+    for text in options:
+        ((key, value),) = parse_overrides([text])
+        if key.removeprefix("task.") in known:
+            part = part.with_value(key.removeprefix("task."), value)
+        else:
+            rest.append(text)
+    told = part.cls.told_by_weights(read_weights(file))  # type: ignore[attr-defined]
+    for key, value in told.items():
+        part = part if key in part.given else part.with_value(key, value)
+    task: Task = part.checked().build()
+    return task, rest
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 The full way is dotted (`federation.rounds`, `algorithm.FedProx.mu`); any word but the last may be
 left out as long as one place only is meant. `[federation]` goes first: `seed=1` means the
-federation's seed.
+federation's seed. What means the same in `[task]` and `[data]`, such as the size of an image, is
+set in both.
 """
 
 from __future__ import annotations
@@ -73,9 +74,20 @@ def _places_in(
 def apply_overrides(parts: Sequence[Part], pairs: Sequence[tuple[str, Any]]) -> list[Part]:
     changed = list(parts)
     for key, value in pairs:
-        place = find_place(changed, key)
-        changed[place.part] = changed[place.part].with_nested_value(place.route, value)
+        for place in find_places(changed, key):
+            changed[place.part] = changed[place.part].with_nested_value(place.route, value)
     return changed
+
+
+def find_places(parts: Sequence[Part], key: str) -> list[Place]:
+    """The one argument that `key` means; or two, where task and data have one of that name and the
+    task says that it is the same thing."""
+    places = [p for p in list_places(parts) if p.matches([key])] if "." not in key else []
+    if {p.text for p in places} == {f"task.{key}", f"data.{key}"}:
+        task = next(part for part in parts if part.where == "task")
+        if key in task.cls.shared:  # type: ignore[attr-defined]
+            return places
+    return [find_place(parts, key)]
 
 
 def find_place(parts: Sequence[Part], key: str) -> Place:

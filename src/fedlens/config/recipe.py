@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """clients: how many hold data. cohort: how many are asked in a round (default: all). seed: of
-    everything. workers: processes (default: cores), 0 for none. threads: of torch in each.
-    evaluate_every, checkpoint_every: rounds, 0 for never. personal: evaluate on the clients'
-    held-out parts too. timeout: seconds a client may take. late: rounds a reply may be late.
+    """clients: how many hold data. cohort: how many are asked in a round (default: all). rounds:
+    0 evaluates and saves the start. seed: of everything. workers: processes (default: cores), 0 for
+    none. threads: of torch in each. evaluate_every, checkpoint_every: rounds, 0 for never.
+    personal: evaluate on the clients' held-out parts too. timeout: seconds a client may take. late:
+    rounds a reply may be late.
     ledger: in a simulation, write down what leaves each client, as real sites do.
     max_weight: the largest weight that a reply may claim; the most examples that any client can
     have is a good one. patience: so many rounds in a row without a single reply end the run.
@@ -45,7 +46,7 @@ class Settings:
 
     clients: Count = 10
     cohort: Count | None = None
-    rounds: Count = 10
+    rounds: Natural = 10
     seed: Natural = 0
     workers: Processes | None = None
     threads: Threads = 1
@@ -130,8 +131,11 @@ class Config:
 
     def difference(self, other: Mapping[str, Any], free: Iterable[str] = ()) -> str | None:
         """The first setting in which the tables of another run differ, as a clause; settings named
-        in `free` may. A key that came after that run has its default there."""
+        in `free` may, and what is left to the data to say. A key that came after that run has its
+        default there."""
         other = {k: v for k, v in other.items() if k != "folders"}
+        shared = getattr(self.task.cls, "shared", ())
+        free = {*free, *(f"task.{k}" for k in shared if k not in self.task.given)}
         with contextlib.suppress(ConfigError):
             other = from_tables(other).tables()
         mine, theirs = dict(_flatten(self.tables())), dict(_flatten(other))

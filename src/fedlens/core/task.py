@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,22 @@ Adapt = Callable[[Tensor, Batch], Tensor]
 class Task(metaclass=Limited):
     """Constructor arguments are the `[task]` table of a recipe. `result` is what `Algorithm.result`
     gives: a network, an image.
+
+    shared: arguments that are as much the data's, such as the size of an image: `size=64` sets it
+    in both tables, and where nobody gives one the data tells it.
     """
+
+    shared: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def told_by(cls, facts: Facts) -> dict[str, Any]:
+        """Arguments that the data knows, for those that nobody gives."""
+        return {}
+
+    @classmethod
+    def told_by_weights(cls, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Arguments that a file of weights shows, for those that nobody gives to `apply`."""
+        return {}
 
     @abstractmethod
     def evaluate(self, result: Any, data: Any) -> dict[str, float]:
@@ -55,7 +70,7 @@ class Task(metaclass=Limited):
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
         """Use a run's result on a user's file or folder; returns one sentence about what was
-        written.
+        written. folder: the run's, or a file of weights.
         """
         raise ValueError(f"{type(self).__name__} has nothing to apply to a file")
 

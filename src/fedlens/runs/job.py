@@ -25,7 +25,7 @@ from fedlens.core.files import lock_folder, name_in_errors, write_atomically
 from fedlens.core.memory import NEVER, read_record
 from fedlens.core.message import Message
 from fedlens.core.picture import save_pictures
-from fedlens.core.rounds import Progress, Round, Stalled, run, unusable
+from fedlens.core.rounds import Progress, Round, Stalled, evaluate, run, unusable
 from fedlens.core.tree import Tree
 from fedlens.engines.recorder import Recorder
 from fedlens.engines.worker import threads
@@ -138,7 +138,7 @@ def run_job(
         found = resume_point(checkpoint, folder, listener) if resume else None
         if found:
             check_rounds(setup.algorithm, folder, found[0].done, planned, setup.settings.rounds)
-        write_atomically(folder / "config.toml", config.to_toml(with_folders=True))
+        write_atomically(folder / "config.toml", setup.config.to_toml(with_folders=True))
         write_atomically(
             folder / "federation.json",
             json.dumps(describe_federation(setup.federation), indent=1),
@@ -180,6 +180,7 @@ class _Job:
     records: list[dict[str, Any]] = field(default_factory=list)
     peak: Peak = field(default_factory=Peak)
     picture_seconds: float = 0.0  # spent on pictures so far
+    start: Mapping[str, float] = field(default_factory=dict)  # metrics of a run without rounds
 
     def run(self, found: tuple[Progress, dict[int, Path]] | None) -> Outcome:
         s = self.setup.settings
@@ -226,6 +227,8 @@ class _Job:
         # the algorithm had ended the run before it was interrupted
         if progress.state.header.stop:
             return
+        if not s.rounds and s.evaluate_every:
+            self.start = self._evaluate_start(progress)
         run(
             self.setup.algorithm,
             self.engine,
@@ -243,6 +246,16 @@ class _Job:
             personal=self.setup.personal,
             after_round=self._after_round,
         )
+
+    def _evaluate_start(self, progress: Progress) -> Mapping[str, float]:
+        """What a run without rounds can say: how good it is to begin with."""
+        state = progress.state.with_header(
+            seed=self.setup.settings.seed, population=len(self.setup.federation)
+        )
+        here = Progress(state, 0, progress.heard)
+        test, personal = self.setup.federation.test, self.setup.settings.personal
+        metrics, _ = evaluate(self.setup.algorithm, self.engine, here, test, personal)
+        return metrics
 
     def _after_round(self, here: Progress, finished: Round) -> bool:
         memory = self.folder / "memory"
@@ -334,7 +347,7 @@ class _Job:
         summary = {
             "recipe": setup.config.name,
             "algorithm": setup.stack,
-            "metrics": evaluated[-1] if evaluated else {},
+            "metrics": evaluated[-1] if evaluated else dict(self.start),
             "references": references or {},
             "loss_name": setup.algorithm.base.loss_name,
             "loss": next((r["loss"] for r in reversed(records) if r["loss"] is not None), None),

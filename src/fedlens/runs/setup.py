@@ -45,12 +45,20 @@ def load_federation(config: Config) -> Federation:
     return config.build_source().federation(config.settings.clients, config.settings.seed)
 
 
-def make_setup(config: Config, federation: Federation | None = None) -> Setup:
-    """Build everything, and refuse what cannot work, before any work starts."""
+def make_setup(config: Config, federation: Federation | None = None, learn: bool = True) -> Setup:
+    """Build everything, and refuse what cannot work, before any work starts. learn: what the task
+    could be told and nobody said, classes or sizes, is taken from the data. Not at a server of real
+    sites, which build theirs from the recipe alone."""
     settings = config.settings
     task = config.build_task()
     algorithm = config.build_algorithm(task)
-    federation = task.admit(federation or load_federation(config))
+    federation = federation or load_federation(config)
+    told = with_facts(config, federation) if learn else config
+    if told is not config:
+        config = told
+        task = config.build_task()
+        algorithm = config.build_algorithm(task)
+    federation = task.admit(federation)
     if not len(federation):
         raise ConfigError(f"{config.data.name} found no clients")
     if settings.cohort is not None and settings.cohort > len(federation):
@@ -64,6 +72,19 @@ def make_setup(config: Config, federation: Federation | None = None) -> Setup:
         facts = federation.facts.noting(NO_SINGLES)
         federation = replace(federation, facts=facts)
     return Setup(config, settings, task, federation, algorithm.given(federation.facts))
+
+
+def with_facts(config: Config, federation: Federation) -> Config:
+    """The same config, its task told what the data knows and nobody gave."""
+    if all(h is None for h in federation.holdings):
+        return config
+    told = config.task.cls.told_by(federation.facts)  # type: ignore[attr-defined]
+    new = {k: v for k, v in told.items() if k not in config.task.given}
+    if "classes" not in new and len(told.get("names", ())) != config.task.given.get("classes"):
+        new.pop("names", None)  # of other classes than the recipe speaks of
+    if not new:
+        return config
+    return replace(config, task=replace(config.task, given={**config.task.given, **new}).checked())
 
 
 def _with_note(config: Config, federation: Federation) -> Federation:

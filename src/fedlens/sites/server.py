@@ -88,7 +88,7 @@ def _bindings(run: Mapping[str, Any]) -> dict[int, bytes] | None:
 def _prepare(config: Config, log: Log) -> Setup:
     """With the recipe's own [data] to test on where it is there, else with no data at all."""
     try:
-        return make_setup(config)
+        return make_setup(config, learn=False)
     except DataError as e:
         log(f"nothing to test on at the server: {e}")
     task = config.build_task()

@@ -4,7 +4,7 @@ matrix, labels for a user's files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,24 @@ class Classification(LearningTask):
             evaluation_batch,
             tuple(names),
         )
+
+    shared = ("size", "classes", "channels", "names")
+
+    @classmethod
+    def told_by(cls, facts: Facts) -> dict[str, Any]:
+        """How many classes, what they are called, and the images' channels and size."""
+        told: dict[str, Any] = {}
+        if len(facts.classes) > 1:
+            told |= {"classes": len(facts.classes), "names": facts.classes}
+        if len(facts.shape) == 3:
+            told["channels"] = facts.shape[0]
+            told |= {"size": facts.shape[1]} if facts.shape[1] == facts.shape[2] else {}
+        return told
+
+    @classmethod
+    def told_by_weights(cls, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+        last = weights.get("head.weight")
+        return {} if last is None or last.dim() != 2 else {"classes": len(last)}
 
     def model(self) -> nn.Module:
         if self.own_network:

@@ -45,6 +45,8 @@ class SuperResolution(LearningTask):
     pixels of a piece and of its context; window, overlap: frames of a piece and of the context
     before and after. init: weights to start from, such as an official checkpoint."""
 
+    shared = ("scale",)
+
     def __init__(
         self,
         model: Any = "light",

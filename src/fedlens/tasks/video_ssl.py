@@ -21,6 +21,7 @@ from fedlens.core.federation import Federation
 from fedlens.core.limits import Count
 from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, check_options, in_batches
+from fedlens.core.weights import result_file
 from fedlens.data.video.frames import Frames
 from fedlens.data.video.video_set import RetrievalTest
 from fedlens.metrics.retrieval import most_similar
@@ -183,14 +184,14 @@ class VideoSSL(LearningTask):
         check_options(self, options, "gallery", "k", "clips")
         net = self.model()
         assert isinstance(net, SplitNet)
-        load_backbone(net, str(folder / "model.safetensors"))
+        load_backbone(net, str(result_file(folder)))
         return search_folder(
             net.eval(),
             self.frames,
             self.size,
             source,
             target,
-            weights=folder / "model.safetensors",
+            weights=result_file(folder),
             clips=self.clips,
             options=options,
         )

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedlens.core.weights import load_weights
+from fedlens.core.weights import load_weights, result_file
 from fedlens.data.paths import images_at
 from fedlens.data.pose.people import How, ImageSize, People, Person, Skeleton, fit_box, open_image
 from fedlens.data.source import DataError
@@ -37,11 +37,12 @@ PersonBox = tuple[float, float, float, float]  # left, top, width, height
 def find_keypoints(
     task: Pose, folder: Path, source: Path, target: Path, options: Mapping[str, Any]
 ) -> str:
-    """folder: of the run. target: a folder for keypoints.json and one overlay per photo."""
+    """folder: of the run, or a file of weights. target: a folder for keypoints.json and one overlay
+    per photo."""
     plan = KeypointOptions(task, **options)
     photos, unread = read_photos(source)
     found = find_people(photos, plan.boxes)
-    model = load_weights(task.model(), folder / "model.safetensors").eval()
+    model = load_weights(task.model(), result_file(folder)).eval()
     people = [f.person(photos, len(task.skeleton.joints), plan.size) for f in found]
     made = task.find(
         model, People(people, task.skeleton, plan.size, capture=plan.capture, how=plan.how)

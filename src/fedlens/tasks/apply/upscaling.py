@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedlens.core.training import find_device
-from fedlens.core.weights import load_weights
+from fedlens.core.weights import load_weights, result_file
 from fedlens.data.paths import is_video
 from fedlens.data.video.files import open_frames
 from fedlens.data.video.frames import Frames
@@ -26,7 +26,7 @@ QUALITY = 16  # of H.264, as its crf; 0 is best, 51 smallest
 def upscale_file(
     task: SuperResolution, folder: Path, source: Path, target: Path, options: Mapping[str, Any]
 ) -> str:
-    """folder: of the run. source: a video file or a folder of frames."""
+    """folder: of the run, or a file of weights. source: a video file or a folder of frames."""
     quality, device = options.get("quality", QUALITY), options.get("device", "cpu")
     if quality not in range(52):
         raise ValueError(
@@ -34,7 +34,7 @@ def upscale_file(
         )
     if "quality" in options and not is_video(target):  # the writer would ignore it
         raise ValueError(f"quality is for video files, and {target.name} is none: leave it out")
-    model = load_weights(task.model(), folder / "model.safetensors").eval()
+    model = load_weights(task.model(), result_file(folder)).eval()
     return upscale(
         model.to(find_device(str(device))),
         open_frames(source),
