@@ -25,6 +25,7 @@ from fedlens.cli import (
     compare,
     export,
     life,
+    new,
     partition,
     results,
     run,
@@ -71,6 +72,7 @@ COMMANDS = (
     trust,
     life,
     board,
+    new,
 )
 for commands in COMMANDS:
     app.add_typer(commands.app)

@@ -254,8 +254,7 @@ class _Job:
         )
         here = Progress(state, 0, progress.heard)
         test, personal = self.setup.federation.test, self.setup.settings.personal
-        metrics, _ = evaluate(self.setup.algorithm, self.engine, here, test, personal)
-        return metrics
+        return evaluate(self.setup.algorithm, self.engine, here, test, personal).metrics
 
     def _after_round(self, here: Progress, finished: Round) -> bool:
         memory = self.folder / "memory"
