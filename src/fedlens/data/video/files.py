@@ -64,6 +64,8 @@ class FileFrames(Frames):
                 if not container.streams.video:
                     raise DataError(f"{path} has no video stream")
                 stream = container.streams.video[0]
+                if stream.codec_context is None:  # damaged where the codec is named
+                    raise DataError(f"{path} is in a codec that nobody here knows")
                 promised, seconds = stream.frames, (container.duration or 0) / 1e6
                 self.turns = quarter_turns(av, path) if "mov" in container.format.name else 0
                 # as it comes from the decoder
