@@ -94,10 +94,10 @@ def test_every_argument_of_every_command_is_explained(fedlens_command: Callable[
             "Overrides: rounds=6, FedProx.mu=0.01, data.alpha=0.1",
         ],
         "apply": [
-            "A run folder.",
+            "A run folder, or with --task a file of weights.",
             "A file or folder of yours.",
             "Where the result goes.",
-            "Options of the task.",
+            "Options of the task; with --task also its keys.",
         ],
         "list": [
             "recipes, algorithms, layers, tasks",
@@ -265,12 +265,15 @@ def test_clients_that_fail_are_named_with_their_reason(
     assert [x["client"] for x in line["lost"]] == [3, 4, 5] and line["heard"] == 3
 
 
-def test_a_round_in_which_nobody_is_heard_is_skipped_and_said_so(
+def test_rounds_in_which_nobody_is_heard_are_skipped_until_patience_ends(
     fedlens_command: Callable[..., Said], tmp_path: Path
 ) -> None:
+    """Patience of 2: the first such round is skipped and said so, the second ends the run with a
+    client's reason, so that nobody takes an untrained model for a result."""
     write_recipe(tmp_path, RECIPE.replace("toy_job:ToySource", f"{__name__}:BadDisks"))
-    code, out, _ = fedlens_command("run", "toy.toml", "rounds=1", "healthy=0")
-    assert code == 0 and "round 1: nobody was heard, so it is skipped" in out
+    code, out, err = fedlens_command("run", "toy.toml", "rounds=3", "healthy=0", "patience=2")
+    assert code == 2 and "round 1: nobody was heard, so it is skipped" in out
+    assert re.search(r"nobody was heard .*: client 0: \w+", out + err)
 
 
 def test_a_client_missing_from_the_evaluation_is_named_with_its_reason(

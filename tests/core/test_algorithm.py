@@ -11,7 +11,7 @@ from toy import Toy
 from fedlens import Algorithm, Client, Layer, Message, Replies, StackError, stack
 from fedlens.algorithms import FedAvg
 from fedlens.core.algorithm import Stage
-from fedlens.layers import FedProx, Median, Scaffold
+from fedlens.layers import FedProx, Median
 
 
 class Still(Algorithm):
@@ -61,11 +61,6 @@ def test_a_stack_begins_with_a_base_and_goes_on_with_layers() -> None:
         stack(FedAvg(Toy()), Still())  # type: ignore[arg-type]
     with pytest.raises(StackError, match="FedProx is in this stack twice"):
         stack(FedAvg(Toy()), FedProx(), Median(), FedProx())
-
-
-def test_option_two_of_scaffold_is_refused_with_momentum() -> None:
-    with pytest.raises(StackError, match="plain SGD"):
-        stack(FedAvg(Toy(), momentum=0.9), Scaffold("II"))
 
 
 def test_needs_and_parts_of_a_stack() -> None:

@@ -12,11 +12,11 @@ from fedlens.algorithms import FedAvg
 from fedlens.engines.loopback import Loopback
 from fedlens.layers import FedAdagrad, FedAdam, FedAvgM, FedDyn, FedYogi
 
-FAR = 1e9  # with learning rate 1e-9 a client's update is 1 in every round, wherever the model is
+FAR = 1e7  # with learning rate 1e-7 a client's update is 1 in every round, wherever the model is
 
 
 def path(layer: Any, rounds: int) -> list[float]:
-    game = Rounds(stack(fedavg(lr=1e-9), layer), federation(FAR))
+    game = Rounds(stack(fedavg(lr=1e-7), layer), federation(FAR))
     out = []
     for _ in range(rounds):
         game.play()

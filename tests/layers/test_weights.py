@@ -94,10 +94,10 @@ def test_mixed_weights_by_hand() -> None:
     ("beta", "expected"), [(0, [1, 2, 3]), (1, [1, 1.5, 2]), (2, [1, 1.5, 5 / 3])]
 )
 def test_moving_mean_by_hand(beta: int, expected: list[float]) -> None:
-    """A far target pulls by lr * (1e9 - w) = 1 a round with lr = 1e-9. beta = 1: round 2 gives 2,
+    """A far target pulls by lr * (1e7 - w) = 1 a round with lr = 1e-7. beta = 1: round 2 gives 2,
     mean of 2 and 1 is 1.5; round 3 gives 2.5, mean with 1.5 is 2. beta = 2: round 3 gives 2.5, mean
     of 2.5, 1.5 and 1 is 5/3."""
-    game = Rounds(stack(fedavg(lr=1e-9), MovingMean(beta)), federation(1e9))
+    game = Rounds(stack(fedavg(lr=1e-7), MovingMean(beta)), federation(1e7))
     found = []
     for _ in range(3):
         game.play()
