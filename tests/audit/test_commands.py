@@ -118,3 +118,16 @@ def test_a_message_under_another_name_is_refused(
 def test_attacks_are_listed(command: Callable[..., Said]) -> None:
     code, out, _ = command("list", "attacks")
     assert code == 0 and "feddeblur" in out
+
+
+def test_a_run_behind_secure_sum_is_judged_by_the_sum(
+    command: Callable[..., Said], tmp_path: Path
+) -> None:
+    """What was recorded is masked, so the run is replayed without the mask and the headline is
+    about the sum."""
+    code, _, err = command("run", "deblur", *SCENE, "--secure", "--record-messages", "--out", "r")
+    assert code == 0, err
+    code, out, err = command("audit", "r", "--client", "1", "--rounds", "6")
+    assert code == 0 and "Behind SecureSum, which this run had" in out, err
+    numbers = json.loads((tmp_path / "r" / "audit.json").read_text())
+    assert not numbers["recorded"]

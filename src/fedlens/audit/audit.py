@@ -18,6 +18,7 @@ from fedlens.audit.evidence import (
     Messages,
     Protection,
     collect,
+    hides_singles,
     noisy,
     open_run,
     replay,
@@ -62,7 +63,9 @@ class Row:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """Everything the page shows. refused: attacks that do not apply, and why."""
+    """Everything the page shows. refused: attacks that do not apply, and why. hidden: the run
+    itself hid single replies; its "plain" rows are then what would be seen without that.
+    """
 
     run: str
     stack: str
@@ -72,9 +75,13 @@ class AuditResult:
     refused: Sequence[tuple[str, str]]
     attacks: Sequence[Attack] = field(default=ATTACKS, repr=False)
     seconds: float = 0.0
+    hidden: bool = False
 
     @property
     def headline(self) -> str:
+        behind = [r.finding for r in self.rows if r.protection == SECURE_SUM.name]
+        if self.hidden and behind:
+            return f"Behind SecureSum, which this run had: {behind[0].sentence}"
         plain = [r.finding for r in self.rows if r.protection == PLAIN.name]
         leaking = [f for f in plain if f.leaks]
         if not plain:
@@ -130,7 +137,7 @@ def audit(
         rows += run_attack(attack, evidence, source, protections, log)
     return AuditResult(
         folder.resolve().name, setup.stack, source.recorded, len(source.exchanges), rows, refused,
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - began, hidden=hides_singles(setup),
     )  # fmt: skip
 
 

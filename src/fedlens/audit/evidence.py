@@ -55,6 +55,11 @@ def open_run(folder: Path) -> Setup:
     return replace(setup, algorithm=without_hiding(setup.algorithm))
 
 
+def hides_singles(setup: Setup) -> bool:
+    """Did the run itself hide single replies?"""
+    return setup.config.build_algorithm(setup.task).hides_singles
+
+
 def without_hiding(algorithm: Algorithm) -> Algorithm:
     if not isinstance(algorithm, Layer):
         return algorithm
@@ -68,9 +73,10 @@ def without_hiding(algorithm: Algorithm) -> Algorithm:
 
 def collect(folder: Path, setup: Setup, rounds: int) -> Messages:
     """What was recorded, or else a replay: the first `rounds` rounds of a run that trains nothing;
-    of one that trains, its first round and one more from its last checkpoint.
+    of one that trains, its first round and one more from its last checkpoint. What was recorded
+    under a mask says nothing about what the mask hides, so such a run is replayed without it.
     """
-    if (folder / MESSAGES).is_dir():
+    if (folder / MESSAGES).is_dir() and not hides_singles(setup):
         found = read_exchanges(folder / MESSAGES)
         if not found:
             raise ValueError(f"{folder / MESSAGES} holds no rounds")
