@@ -389,7 +389,9 @@ def test_a_full_disk_at_a_site_is_that_sites_alone(tmp_path: Path) -> None:
     """What client 1 would write in round 0 goes to /dev/full. It is lost, in words; the others, and
     it too in round 1, go on.
     """
-    config = recipes.read("deblur-partial", ["clients=3", "rounds=2", "data.size=48"])
+    config = recipes.read(
+        "deblur-partial", ["clients=3", "rounds=2", "data.size=48", "secure=false"]
+    )
     facts = {
         "name": "deblur-partial",
         "text": config.to_toml(),
@@ -414,8 +416,15 @@ def test_a_full_disk_at_a_site_is_that_sites_alone(tmp_path: Path) -> None:
 # LossAware's linear decay depends on how many rounds are planned: then none can be added.
 CLIPS = ["data.clips=3", "data.groups=3", "data.height=64", "data.width=64", "data.crop=32"]
 METHODS = {
-    "fedvsr": ["clients=3", "cohort=2", "rounds=2", "LossAware.decay=paper", *CLIPS],
-    "deblur-partial": ["clients=3", "rounds=4", "evaluate_every=2", "data.size=48"],
+    "fedvsr": [
+        "clients=3",
+        "cohort=3",
+        "rounds=2",
+        "LossAware.decay=paper",
+        "secure=false",
+        *CLIPS,
+    ],
+    "deblur-partial": ["clients=3", "rounds=4", "evaluate_every=2", "data.size=48", "secure=false"],
 }
 
 
