@@ -328,7 +328,8 @@ def test_analyses_end_in_the_report(
     if name == "landscape":
         assert numbers["steps"] == [-1, 0, 1] and len(numbers["loss"]["pre"]) == 3
     if name == "target":
-        assert numbers["spent"]["pre"]["rounds"] == 1 and numbers["spent"]["pre"]["examples"] == 8
+        # two epochs over eight clips
+        assert numbers["spent"]["pre"]["rounds"] == 1 and numbers["spent"]["pre"]["examples"] == 16
     if name == "perturbation":
         summary = json.loads((pretrained / "summary.json").read_text())
         # strength 0 is the model itself
