@@ -33,12 +33,12 @@ def run_server(grid: Any, run: Mapping[str, Any]) -> None:
     """
 
     config, who_sees = secured(recipe_of_request(run))
-    agreed = recipe_hash(config)
+    agreed, text = recipe_hash(config), config.to_toml()
     # Sites remember one round back, not more: see engines/flower/site.py.
     config = replace(config, federation=config.federation.with_value("checkpoint_every", 1))
 
     def make_engine(setup: Setup, folder: Path, log: Log) -> Flower:
-        return _flower(grid, run, setup, agreed, folder, log)
+        return _flower(grid, run, setup, agreed, text, folder, log)
 
     lines = _LogLines()
     lines.log(who_sees)
@@ -54,7 +54,13 @@ def run_server(grid: Any, run: Mapping[str, Any]) -> None:
 
 
 def _flower(
-    grid: Any, run: Mapping[str, Any], setup: Setup, agreed: str, folder: Path, log: Log
+    grid: Any,
+    run: Mapping[str, Any],
+    setup: Setup,
+    agreed: str,
+    text: str,
+    folder: Path,
+    log: Log,
 ) -> Flower:
     from fedlens.engines.flower.engine import Flower
 
@@ -64,7 +70,7 @@ def _flower(
         setup.algorithm,
         len(setup.federation),
         recipe=agreed,
-        text=str(run["text"]),
+        text=text,
         job=own["job"],
         cohort_seed=own["cohort_seed"],
         timeout=setup.settings.timeout,
