@@ -237,7 +237,7 @@ def test_three_real_sites_add_up_under_masks(tmp_path: Path) -> None:
             "out": str(out),
             "resume": False,
             "fresh": False,
-            "patience": 600.0,
+            "wait": 600.0,
             "least": 3,
             "forgive": False,
         }
