@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: install install-all demo test test-trust test-slow test-all check fuzz bench clean
+.PHONY: install install-all demo test test-trust test-slow test-all check fuzz bench release-check clean
 
 install: $(VENV)/.installed
 install-all: $(VENV)/.installed-all
@@ -53,5 +53,17 @@ fuzz: install-all
 bench: install-all
 	for f in $(filter-out benchmarks/measure.py benchmarks/flower_peer.py, $(wildcard benchmarks/*.py)); do $(BIN)/python $$f || exit 1; done
 
+# Wheel and sdist, and what somebody gets who installs that wheel and nothing else.
+release-check: $(BIN)/python
+	$(BIN)/pip install --quiet build
+	rm -rf dist build && mkdir build
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/pip install --quiet dist/*.whl
+	build/empty/bin/pip check
+	cd build && empty/bin/python -c "import sys, fedlens; heavy = {'torch', 'flwr', 'ray'} & set(sys.modules); sys.exit(f'import fedlens loads {heavy}' if heavy else 0)"
+	cd build && empty/bin/fedlens --version && empty/bin/fedlens run deblur --out run && test -f run/report.html
+	@ls -l dist
+
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache

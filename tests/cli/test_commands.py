@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -650,3 +651,8 @@ def test_a_full_disk_costs_one_sentence_and_nothing_that_was_written(tmp_path: P
         f"round 16/16  loss {whole['loss']:.4f}  accuracy {whole['metrics']['accuracy']:.4f}"
         in after
     )
+
+
+def test_version_is_that_of_the_package(fedlens_command: Callable[..., Said]) -> None:
+    code, out, _ = fedlens_command("--version")
+    assert (code, out.strip()) == (0, f"fedlens {importlib.metadata.version('fedlens')}")

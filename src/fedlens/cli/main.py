@@ -13,12 +13,13 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from typer.core import TyperArgument, TyperGroup
 from typer.utils import get_params_from_function
 
+from fedlens import __version__
 from fedlens.cli import (
     audit,
     board,
@@ -49,10 +50,10 @@ app = typer.Typer(
         " owner."
     ),
     epilog=(
-        "[bold]Start here[/]\n\n  fedlens run demo                                  a federated job"
-        " in half a minute, no data needed\n\n  fedlens list recipes                             "
-        " what else there is to run\n\n  fedlens compare demo --algorithms fedavg,fedprox  two"
-        " methods side by side"
+        "[bold]Start here[/]\n\n"
+        "fedlens run demo                                  a job in half a minute\n\n"
+        "fedlens list recipes                              what else there is\n\n"
+        "fedlens compare demo --algorithms fedavg,fedprox  two methods side by side"
     ),
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -76,6 +77,22 @@ COMMANDS = (
 )
 for commands in COMMANDS:
     app.add_typer(commands.app)
+
+
+def say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedlens {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=say_version, is_eager=True, help="Say which version."),
+    ] = False,
+) -> None:
+    """What stands before a command."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
