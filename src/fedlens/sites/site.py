@@ -38,7 +38,7 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
         config = with_data_at(config, own)
     settings = config.settings
     task = config.build_task()
-    algorithm = with_site_options(config.build_algorithm(task), node)
+    algorithm = with_site_options(config.build_algorithm(task), node).deployed()
     if isinstance(algorithm, SecureSum):
         algorithm = with_vault(algorithm, node, id, settings.clients)
     clients = 1 if own else settings.clients

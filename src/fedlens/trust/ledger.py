@@ -15,6 +15,7 @@ the ledger, and a line may be about bytes that a crash kept from leaving. A line
     texts      in full, long ones as their hash
     protection layers under which no single reply can be read
     bytes, sha256             of the payload, as it leaves
+    privacy    what this reply costs in differential privacy, where a layer accounts for it
     receipt    the server's signature of an earlier head, if one has arrived
     torn       bytes of an unfinished line that a crash left here and that were removed
     previous   SHA-256 of the line before
@@ -90,6 +91,7 @@ class Leaving:
     said: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     protection: Sequence[str] = ()
     receipt: Mapping[str, Any] | None = None
+    privacy: Mapping[str, Any] | None = None
 
     def table(self) -> dict[str, Any]:
         digest, size = hashlib.sha256(), 0
@@ -115,7 +117,10 @@ class Leaving:
             "bytes": size,
             "sha256": digest.hexdigest(),
         }
-        return table | ({"receipt": dict(self.receipt)} if self.receipt else {})
+        for name, found in (("receipt", self.receipt), ("privacy", self.privacy)):
+            if found:
+                table[name] = dict(found)
+        return table
 
 
 def protection(algorithm: Algorithm) -> tuple[str, ...]:

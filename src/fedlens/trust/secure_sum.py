@@ -90,6 +90,7 @@ class SecureSum(Layer):
     masks: bool = True
     stage: ClassVar[Stage] = "wire"
     hides_replies: ClassVar[bool] = True
+    post_processes: ClassVar[bool] = True
     weighs: ClassVar[Mapping[str, Sequence[str]]] = {MASKED: (RING,)}
     _vault: Vault | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -99,6 +100,12 @@ class SecureSum(Layer):
                 f"ring=16 is for updates of a network, whose rounding averages out: the replies of"
                 f" {type(inner.base).__name__} need ring=32"
             )
+
+    @property
+    def _is_noisy(self) -> bool:
+        """Does a sum hide clients in noise? Then nothing else is summed about them: tensors keep
+        their 64 bits and need no bounds."""
+        return any(isinstance(p, Layer) and p.protects == "client" for p in self.inner.parts())
 
     def recovers(self, clients: int) -> bool:
         if self.dropouts == "auto":
@@ -222,7 +229,7 @@ class SecureSum(Layer):
             totals, flats, layout = self._opened(trips, at)
             replies = self._replies(trips, at, totals, flats, layout)
             if not trips.evaluate:
-                memory = memory.bounded(layout, totals)
+                memory = memory if self._is_noisy else memory.bounded(layout, totals)
                 if totals[SATURATED] and totals[WRITERS]:
                     raise Tampered(f"{totals[SATURATED]:.0f} numbers were beyond their bounds")
         except Tampered as e:
@@ -456,7 +463,7 @@ class SecureSum(Layer):
             )
             if not peak < float("inf"):
                 raise ValueError(f"tree {slot.tree!r} holds NaN or Inf")
-            values[f"moment {slot.key}"] = peak**2
+            values[f"moment {slot.key}"] = 0.0 if self._is_noisy else peak**2
             values[f"weight {slot.tree}/{slot.weight}"] = weight
             values[SATURATED] += clipped
         values[WRITERS] = float(bool(getattr(client.memory, "written", {})))
