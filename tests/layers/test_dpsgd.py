@@ -7,7 +7,7 @@ import pytest
 import torch
 from by_hand import Rounds, fedavg, federation
 from torch import Tensor, nn
-from toy import Toy, make_data, toy_federation
+from toy import GroupToy, Toy, make_data, toy_federation
 
 from fedlens import Federation, Message, stack
 from fedlens.algorithms import FedAvg
@@ -38,25 +38,6 @@ from fedlens.tasks import (
     Speed,
     SuperResolution,
 )
-
-
-class GroupNet(nn.Module):
-    """The toy's network without BatchNorm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = nn.Sequential(nn.Linear(8, 16), nn.GroupNorm(2, 16), nn.ReLU())
-        self.head = nn.Linear(16, 3)
-
-    def features(self, x: Tensor) -> Tensor:
-        found: Tensor = self.backbone(x)
-        return found
-
-
-class GroupToy(Toy):
-    def model(self) -> nn.Module:
-        return GroupNet()
-
 
 # -- gradients of single examples ------------------------------------------------------------------
 

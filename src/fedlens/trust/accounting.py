@@ -276,7 +276,7 @@ class Account:
     def charge(self, clients: Sequence[int]) -> None:
         """Clients are about to be asked. Raises BudgetSpent if one may not be any more."""
         after = replace(self, asked=self.asked + Counter(clients), rounds=self.rounds + 1)
-        worst = after._costliest(clients)
+        worst = after.costliest(clients)
         limit = worst[0].max_epsilon if worst else None
         if worst and limit is not None and _cost(*worst) > limit:
             raise BudgetSpent(
@@ -288,11 +288,11 @@ class Account:
     def statement(self) -> Statement | None:
         """Of the client that paid most: clients' examples are different ones, so that is what the
         whole run costs. None while nothing is known."""
-        worst = self._costliest(range(self.population))
+        worst = self.costliest()
         return statement_of(*worst) if worst else None
 
     def epsilon(self) -> float | None:
-        worst = self._costliest(range(self.population))
+        worst = self.costliest()
         return _cost(*worst) if worst else None
 
     def by_client(self) -> dict[int, float]:
@@ -306,9 +306,10 @@ class Account:
         drawn = mechanism.unit == "client" and mechanism.sampling != "none"
         return mechanism, self.rounds if drawn else self.asked[client]
 
-    def _costliest(self, clients: Iterable[int]) -> tuple[Mechanism, int] | None:
+    def costliest(self, clients: Iterable[int] | None = None) -> tuple[Mechanism, int] | None:
         """By RDP, which is quick; clients that are alike are looked at once."""
-        kinds = {paid for i in clients if (paid := self._paid(i))}
+        who = range(self.population) if clients is None else clients
+        kinds = {paid for i in who if (paid := self._paid(i))}
         if len(kinds) <= 1:
             return next(iter(kinds), None)
         return max(kinds, key=lambda kind: _cost(*kind, "rdp"))
@@ -378,6 +379,18 @@ def planned(account: Account, rounds: int) -> Account:
     can come to."""
     everybody = Counter(dict.fromkeys(range(account.population), rounds))
     return replace(account, asked=everybody, rounds=rounds)
+
+
+def affordable(mechanism: Mechanism, rounds: int) -> int:
+    """How many of these rounds stay within `max_epsilon`."""
+    low, high = 0, rounds
+    while low < high:
+        middle = (low + high + 1) // 2
+        if mechanism.max_epsilon is None or _cost(mechanism, middle) <= mechanism.max_epsilon:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def spent_by_round(mechanism: Mechanism, rounds: Sequence[int]) -> list[float]:

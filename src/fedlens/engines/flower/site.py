@@ -186,6 +186,8 @@ def answer_request(
                 int(request["heard"]),
                 forgive=bool(request["forgive"]),
             )
+        if kind_of(message.header) == "reply":
+            guard.check_cost(cost)
         return release(way_out, {"client": site.id}, reply, kind_of(message.header), cost)
     except Exception as e:  # a client is somebody else's code and data: anything may come out of it
         error = e if isinstance(e, SiteError) else _reason(e)
