@@ -177,7 +177,7 @@ def test_an_account_refuses_before_it_is_overdrawn() -> None:
     here = account({0: 100}, max_epsilon=limit)
     for _ in range(4):
         here.charge([0])
-    with pytest.raises(BudgetSpent, match="another round would cost epsilon .* max_epsilon"):
+    with pytest.raises(BudgetSpent, match=r"another round would cost epsilon .* max_epsilon"):
         here.charge([0])
     assert here.asked == Counter({0: 4}) and here.epsilon() <= limit
     cost = here.mechanism(0)
