@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_guard import Place  # type: ignore[import-not-found]
 from toy import GroupToy
+from trust.test_guard import Place
 
 from fedlens import stack
 from fedlens.algorithms import FedAvg
