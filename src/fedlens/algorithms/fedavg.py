@@ -192,7 +192,8 @@ class FedAvg(Learner):
             return None
         if client.pulls or client.adapters or client.drifts:
             raise ValueError("steps with noise have no room for pulls, adapters or drifts")
-        return noisy_gradients(model, lambda batch: objective(batch)[0], client.noisy, self.batch)
+        size = min(self.batch, max(1, len(client.data)))  # what is expected of a batch
+        return noisy_gradients(model, lambda batch: objective(batch)[0], client.noisy, size)
 
     def steps_of(self, examples: int) -> int:
         """Local steps of a client with so many examples, where batches are drawn by chance."""

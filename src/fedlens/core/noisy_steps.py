@@ -41,7 +41,8 @@ def noisy_gradients(
 
     def differentiate(batch: Batch) -> Tensor:
         learning = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        total = {n: torch.zeros_like(p) for n, p in learning.items()}
+        flat = torch.contiguous_format
+        total = {n: torch.zeros_like(p, memory_format=flat) for n, p in learning.items()}
         losses = []
         for part in _pieces(batch, noisy.microbatch):
             gradients, each = single(part)
