@@ -118,7 +118,7 @@ def test_gradients_of_single_examples_are_exact(name: str) -> None:
         model.zero_grad()
         one = loss({key: v[k : k + 1] for key, v in batch.items()})
         one.backward()
-        assert float(one) == pytest.approx(float(losses[k]), rel=1e-5)
+        assert one.item() == pytest.approx(losses[k].item(), rel=1e-5)
         for n, p in model.named_parameters():
             grad = torch.zeros_like(p) if p.grad is None else p.grad
             scale = max(1.0, float(grad.abs().max()))

@@ -52,8 +52,7 @@ def test_nothing_but_the_update_leaves() -> None:
 
 
 @pytest.mark.parametrize("start", [0.1, 5000.0])
-@pytest.mark.parametrize("quantile", [0.5, 0.8])
-@pytest.mark.parametrize("where", ["server", "clients"])
+@pytest.mark.parametrize(("quantile", "where"), [(0.5, "server"), (0.8, "clients")])
 def test_the_clip_finds_the_quantile_from_both_sides(
     start: float, quantile: float, where: Any
 ) -> None:
@@ -62,10 +61,10 @@ def test_the_clip_finds_the_quantile_from_both_sides(
     algorithm = stack(fedavg(server_lr=1e-9), layer)
     game = Rounds(algorithm, federation(*(float(k + 1) for k in range(50))))
     seen = []
-    for _ in range(40):
+    for _ in range(26):
         game.play()
         seen.append(game.state.scalars["clip"])
-    assert sum(seen[-10:]) / 10 == pytest.approx(50 * quantile, rel=0.12)
+    assert sum(seen[-8:]) / 8 == pytest.approx(50 * quantile, rel=0.12)
 
 
 def deviation(algorithm: Any, clients: int, size: int) -> float:
@@ -136,7 +135,7 @@ def test_what_it_costs() -> None:
 @pytest.mark.parametrize(
     ("layers", "why"),
     [
-        ((MixedWeights(), PrivateMean()), "MixedWeights asks for more"),
+        ((MixedWeights(), PrivateMean()), "PrivateMean and MixedWeights both decide"),
         ((Median(), PrivateMean()), "both decide how replies become one"),
         ((DPSGD(), PrivateMean()), "keep one of them"),
         ((PrivateMean(), LossAware()), "LossAware"),

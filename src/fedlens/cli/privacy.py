@@ -19,7 +19,8 @@ from fedlens.cli.options import (
     read_config,
 )
 from fedlens.cli.partition import picture_file
-from fedlens.runs.text import ACCENT, console, plain
+from fedlens.cli.trust import plain
+from fedlens.runs.text import ACCENT, console
 
 if TYPE_CHECKING:
     from fedlens.config.recipe import Config

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedlens.core.client import Batch, Data, NoisySteps
 from fedlens.core.noise import draw_chosen, draw_normal
@@ -84,7 +85,8 @@ class ExampleGradients:
 
         weights = {n: p.detach() for n, p in learning.items()}
         made = vmap(grad_and_value(alone), in_dims=(None, 0), randomness="different")
-        gradients, losses = made(weights, batch)
+        with sdpa_kernel(SDPBackend.MATH):  # the attention that vmap knows
+            gradients, losses = made(weights, batch)
         return gradients, losses.detach()
 
     def _one_by_one(self, learning: Mapping[str, nn.Parameter], batch: Batch) -> Gradients:

@@ -88,10 +88,8 @@ class PrivateMean(TrainingLayer):
                 f"in PrivateMean every client counts alike and nothing else of it is read, but"
                 f" {who[-1] if who else 'the stack'} asks for more: leave it out"
             )
-        names = base.parameter_names
-        buffers = [n for n in base.resident.state_dict() if n not in names]
         learned = {n for n, _ in base.resident.named_parameters()}
-        if found := [n for n in buffers if n not in learned]:
+        if found := [n for n in base.resident.state_dict() if n not in learned]:
             raise StackError(
                 f"the network keeps statistics of a client's data ({found[0]}), which PrivateMean"
                 " does not clip: set task.norm=group, or use a network without"
