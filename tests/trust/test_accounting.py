@@ -85,7 +85,7 @@ def test_it_is_dp_accountings_own_figure(accountant: Any) -> None:
     if accountant == "pld":
         theirs: Any = dp_accounting.pld.PLDAccountant()
     else:
-        theirs = dp_accounting.rdp.RdpAccountant()
+        theirs = dp_accounting.rdp.RdpAccountant(accounting.ORDERS)
     theirs.compose(event, 600)
     ours = epsilon_of([(mechanism(noise=1.1, steps=20), 30)], 1e-5, accountant)
     assert ours == theirs.get_epsilon(1e-5)

@@ -34,6 +34,8 @@ from fedlens.core.privacy import Mechanism
 
 Accountant = Literal["pld", "rdp"]
 FILE = "privacy.jsonl"  # in a run folder: who was asked in which round, written before they are
+# of Renyi divergences: whole ones have a formula, those between are sums that may not converge
+ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
 MOST_NOISE = 1e4
 # a share: noise for a wanted epsilon is found this closely, on the safe side
 PRECISION = 1e-3
@@ -86,7 +88,7 @@ def _fresh(accountant: Accountant, relation: Any) -> Any:
     if accountant == "rdp":
         from dp_accounting.rdp import RdpAccountant
 
-        return RdpAccountant(neighboring_relation=relation)
+        return RdpAccountant(ORDERS, relation)
     from dp_accounting.pld import PLDAccountant
 
     return PLDAccountant(neighboring_relation=relation)
