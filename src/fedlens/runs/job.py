@@ -423,8 +423,8 @@ class _Job:
         found = self.account.statement() if self.account else None
         if found is None or self.account is None:
             return {}
-        sites = {str(i): e for i, e in self.account.by_client().items()}
-        by_site = sites if found.unit == "example" else {}
+        spent = self.account.by_client() if found.unit == "example" else {}
+        by_site = {str(i): epsilon for i, epsilon in spent.items()}
         return {**found.table(), "sentence": found.sentence(), "by_site": by_site}
 
     def _write_report(self) -> None:

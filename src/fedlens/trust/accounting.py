@@ -314,7 +314,7 @@ class Account:
         kinds = {paid for i in who if (paid := self._paid(i))}
         if len(kinds) <= 1:
             return next(iter(kinds), None)
-        return max(kinds, key=lambda kind: _cost(*kind, "rdp"))
+        return max(kinds, key=lambda kind: _cost(kind[0], kind[1], "rdp"))
 
 
 def _cost(mechanism: Mechanism, rounds: int, accountant: Accountant = "pld") -> float:
