@@ -54,7 +54,7 @@ def test_without_sampling_it_is_the_analytic_gaussian(noise: float, rounds: int)
     cost = mechanism(noise=noise, rate=1.0, sampling="none", unit="client")
     epsilon = epsilon_of([(cost, rounds)], 1e-5)
     found = exact_delta(epsilon, noise / math.sqrt(rounds))
-    assert found <= 1e-5 and found == pytest.approx(1e-5, rel=0.02)
+    assert found <= 1e-5 and found == pytest.approx(1e-5, rel=0.05)
 
 
 def rows() -> list[tuple[float, float, int, float, float]]:
@@ -97,7 +97,7 @@ def test_a_published_figure() -> None:
     cost = [(mechanism(noise=4.0, rate=0.01, steps=10_000), 1)]
     rdp = epsilon_of(cost, 1e-5, "rdp")
     assert epsilon_of(cost, 1e-5) <= rdp <= 1.26
-    assert rdp > 0.9
+    assert rdp > 0.8
 
 
 def test_a_cohort_of_fixed_size_is_about_replacing() -> None:
