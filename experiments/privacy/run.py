@@ -1,9 +1,10 @@
-"""Accuracy against epsilon: single examples at few sites, and whole clients of a fleet.
+"""Accuracy against epsilon: single examples at few sites, and whole clients of a fleet; and what
+FedDeblur makes of noise, beside what its server makes of the messages.
 
     python experiments/privacy/run.py [--minutes 12] [--seeds 0]   computes what is missing
     python experiments/privacy/run.py --table                      writes the tables into README.md
 
-Needs $FEDLENS_DATA (cifar10) and the extra `privacy`. The noise of a row is what its epsilon needs,
+Needs $FEDLENS_DATA (cifar10, classic) and the extra `privacy`. The noise of a row is what its epsilon needs,
 by the accountant, for the rounds that are planned.
 """
 
@@ -134,6 +135,62 @@ def cell_of(level: str, row: str, seed: int) -> Cell:
     }
 
 
+SIGMAS = (0.0, 1.0, 5.0, 20.0)  # grey levels
+
+
+def deblur_cell(sigma: float, seed: int) -> Cell:
+    """What is restored, and what `fedlens audit` gets of client 0's photo in 12 rounds."""
+    from fedlens.audit.audit import audit
+    from fedlens.config import recipe as recipes
+    from fedlens.runs.job import run_job
+
+    given = {
+        "data.image": f"{DATA}/classic/gray_set12/01.png",
+        "NoisyViews.sigma": sigma,
+        "rounds": 200,
+        "evaluate_every": 200,
+        "tol": 0,
+        "seed": seed,
+        "workers": 0,
+    }
+    config = recipes.read("deblur", given, "FedDeblur+NoisyViews")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        outcome = run_job(config, folder)
+        found = audit(folder, attacks=["feddeblur"], clients=[0], protections=False)
+    attack = found.rows[0].finding
+    settings = {k: v for k, v in flat_settings(config.tables()).items() if DATA not in str(v)}
+    return {
+        "level": "deblur",
+        "row": f"sigma {sigma:g}",
+        "seed": seed,
+        "psnr": outcome.metrics["psnr"],
+        "measure": attack.measure,
+        "stolen": attack.score,
+        "baseline": attack.baseline,
+        "settings": settings,
+        "versions": versions(),
+    }
+
+
+def deblur_table() -> str:
+    lines = ["| noise on a pixel | seeds | restored, dB | the server's copy of a photo | a guess |"]
+    lines.append("|---|---|---|---|---|")
+    for sigma in SIGMAS:
+        cells = CELLS.read(level="deblur", row=f"sigma {sigma:g}")
+        if not cells:
+            lines.append(f"| {sigma:g} | 0 | not run | | |")
+            continue
+        psnr, stolen, guess = (
+            statistics.mean(c[key] for c in cells) for key in ("psnr", "stolen", "baseline")
+        )
+        named = cells[0]["measure"]
+        lines.append(
+            f"| {sigma:g} | {len(cells)} | {psnr:.2f} | {stolen:.2f} ({named}) | {guess:.2f} |"
+        )
+    return "\n".join(lines)
+
+
 def table(level: str) -> str:
     lines = [
         "| row | seeds | accuracy, % | epsilon spent | noise x clip | sums |",
@@ -157,27 +214,34 @@ def table(level: str) -> str:
     return "\n".join([*lines, *([f"\nThe last of them in full: {said[-1]}."] if said else [])])
 
 
-BLOCKS: dict[str, Callable[[], str]] = {level: partial(table, level) for level in LEVELS}
+BLOCKS: dict[str, Callable[[], str]] = {
+    **{level: partial(table, level) for level in LEVELS},
+    "deblur": deblur_table,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=12.0)
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--level", choices=list(LEVELS))
+    parser.add_argument("--level", choices=list(BLOCKS))
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
     if given.table:
         CELLS.tidy()
         fill(HERE / "README.md", BLOCKS)
         return
-    jobs = [
-        ({"level": level, "row": row, "seed": seed}, partial(cell_of, level, row, seed))
-        for seed in map(int, given.seeds.split(","))
-        for level in ([given.level] if given.level else LEVELS)
-        for row in ROWS[level]
-    ]
-    compute(CELLS, jobs, given.minutes, lambda c: f"{c['accuracy']:.4f} in {c['seconds']} s")
+    wanted = [given.level] if given.level else list(BLOCKS)
+    jobs: list[tuple[Cell, Callable[[], Cell]]] = []
+    for seed in map(int, given.seeds.split(",")):
+        for level in (name for name in LEVELS if name in wanted):
+            for row in ROWS[level]:
+                cell = {"level": level, "row": row, "seed": seed}
+                jobs.append((cell, partial(cell_of, level, row, seed)))
+        for sigma in SIGMAS if "deblur" in wanted else ():
+            cell = {"level": "deblur", "row": f"sigma {sigma:g}", "seed": seed}
+            jobs.append((cell, partial(deblur_cell, sigma, seed)))
+    compute(CELLS, jobs, given.minutes, lambda c: str(c.get("accuracy", c.get("psnr"))))
 
 
 if __name__ == "__main__":
