@@ -4,8 +4,8 @@ FedDeblur makes of noise, beside what its server makes of the messages.
     python experiments/privacy/run.py [--minutes 12] [--seeds 0]   computes what is missing
     python experiments/privacy/run.py --table                      writes the tables into README.md
 
-Needs $FEDLENS_DATA (cifar10, classic) and the extra `privacy`. The noise of a row is what its epsilon needs,
-by the accountant, for the rounds that are planned.
+Needs $FEDLENS_DATA (cifar10, classic) and the extra `privacy`. The noise of a row is what its
+epsilon needs, by the accountant, for the rounds that are planned.
 """
 
 from __future__ import annotations
