@@ -38,7 +38,7 @@ FILE = "privacy.jsonl"  # in a run folder: who was asked in which round, written
 # of Renyi divergences: whole ones have a formula, those between are sums that may not converge
 ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
 DISCRETE = 1e-4  # of privacy losses, the library's own
-MOST_NOISE = 1e4
+LEAST_NOISE, MOST_NOISE = 0.05, 1e4
 # a share: noise for a wanted epsilon is found this closely, on the safe side
 PRECISION = 1e-3
 
@@ -135,18 +135,23 @@ def noise_for(epsilon: float, mechanism: Mechanism, rounds: int) -> float:
     def cost(noise: float, by: Accountant = accountant) -> float:
         return epsilon_of([(replace(mechanism, noise=noise), rounds)], mechanism.delta, by)
 
-    low, high = 0.0, 1.0
-    while cost(high, "rdp") > epsilon:  # RDP is never below, so this is enough noise
-        low, high = high, 2 * high
+    high = 1.0
+    while cost(high, "rdp") > epsilon:
+        high *= 2
         if high > MOST_NOISE:
             raise ValueError(f"no noise below {MOST_NOISE:g} x clip is enough for {epsilon:g}")
-    low = 0.0 if low == 0 else low / 2
+    # RDP, which is quick and never below, finds where to look
+    enough = _least(lambda noise: cost(noise, "rdp") <= epsilon, LEAST_NOISE, high)
+    if accountant == "rdp":
+        return enough
+    return _least(lambda noise: cost(noise) <= epsilon, max(LEAST_NOISE, enough / 2), enough)
+
+
+def _least(is_enough: Callable[[float], bool], low: float, high: float) -> float:
+    """By halves; `high` is enough."""
     while high - low > PRECISION * high:
         middle = (low + high) / 2
-        if middle > 0.05 and cost(middle) <= epsilon:
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 
