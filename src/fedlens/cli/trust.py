@@ -158,6 +158,8 @@ def print_departures(folder: Path, left: Departures) -> None:
         table.add_row("number", plain(name), *columns(item))
     for name, item in left.said.items():
         table.add_row("beside", plain(name), *columns(item))
+    if left.overhead.times:
+        table.add_row("overhead", "requests: heartbeats, headers", *columns(left.overhead))
     out.print(table)
     replies = sum(left.kinds[k].times for k in left.kinds if k == "reply")
     if left.readable:
@@ -397,6 +399,7 @@ def describe_terms(terms: Terms) -> list[tuple[str, str]]:
 def ask_operator(told: Mapping[str, Any], policy: Path | None, yes: bool) -> None:
     """The page before joining, and the question; raises where the answer is no."""
     from fedlens.config.convert import ConfigError
+    from fedlens.sites.logs import log_line
     from fedlens.trust.policy import Policy, Terms, read_policy
 
     allowed = read_policy(policy) if policy else Policy()
@@ -405,10 +408,9 @@ def ask_operator(told: Mapping[str, Any], policy: Path | None, yes: bool) -> Non
         if not print_terms(terms, allowed if policy else None, str(policy)):
             raise ConfigError(f"this site does not take part: {policy} does not allow it")
     if policy is None:
-        typer.echo(
+        log_line(
             "no --policy: this site sends whatever the recipe makes; `fedlens policy init` writes"
-            " a strict one",
-            err=True,
+            " a strict one"
         )
     if yes:
         return

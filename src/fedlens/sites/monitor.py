@@ -79,6 +79,11 @@ class SiteMetrics:
         return [
             Metric("fedlens_site_messages_total", "Messages that left this site", messages),
             Metric("fedlens_site_bytes_total", "Bytes of payload that left this site", sizes),
+            Metric(
+                "fedlens_site_overhead_bytes_total",
+                "Bytes of requests that are not payload: heartbeats, headers",
+                [({}, self.left.overhead.bytes)],
+            ),
             Metric("fedlens_site_refused_total", "Requests not answered", [({}, failures)]),
             Metric("fedlens_site_rounds", "Rounds answered", [({}, len(rounds))], "gauge"),
             Metric(

@@ -15,6 +15,8 @@ the ledger, and a line may be about bytes that a crash kept from leaving. A line
     texts      in full, long ones as their hash
     protection layers under which no single reply can be read
     bytes, sha256             of the payload, as it leaves
+    overhead   requests that were sent since the line before (heartbeats, questions for work, the
+               fields around a payload), and the bytes of their headers and bodies
     receipt    the server's signature of an earlier head, if one has arrived
     torn       bytes of an unfinished line that a crash left here and that were removed
     previous   SHA-256 of the line before
@@ -90,6 +92,7 @@ class Leaving:
     said: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     protection: Sequence[str] = ()
     receipt: Mapping[str, Any] | None = None
+    overhead: Mapping[str, int] | None = None
 
     def table(self) -> dict[str, Any]:
         digest, size = hashlib.sha256(), 0
@@ -115,7 +118,8 @@ class Leaving:
             "bytes": size,
             "sha256": digest.hexdigest(),
         }
-        return table | ({"receipt": dict(self.receipt)} if self.receipt else {})
+        beside = {"receipt": self.receipt, "overhead": self.overhead}
+        return table | {name: dict(value) for name, value in beside.items() if value}
 
 
 def protection(algorithm: Algorithm) -> tuple[str, ...]:

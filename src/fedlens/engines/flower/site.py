@@ -159,7 +159,8 @@ def answer_request(
     the round goes on with the others.
 
     Args:
-        header: kind ("query", "train" or "refuse"), request (the fields that came), asker (who).
+        header: kind ("query", "train" or "refuse"), request (the fields that came), asker (who),
+            overhead (what the network process has sent beside payloads, for the ledger).
         pieces: of the message; emptied.
         node: the settings of this site.
         log: the site's own.
@@ -259,6 +260,7 @@ def release(
         fields,
         protection(way.site.algorithm) if way.site else (),
         way.guard.take_receipt(request, way.log),
+        way.header.get("overhead"),
     )
     if reply is None:
         head = way.guard.pass_words(leaving)
