@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from deployment import BIN, Deployment
-from PIL import Image
+from deployment import BIN
+from hospitals import PATIENCE, STUDY, Hospitals
 
 pytest.importorskip("flwr")
 import httpx
@@ -26,98 +25,11 @@ from fedlens.engines.flower import engine as flower
 from fedlens.sites import network
 
 pytestmark = [pytest.mark.trust, pytest.mark.timeout(600)]
-PATIENCE = 300.0
-
-STUDY = """
-[task]
-name = "Classification"
-model = "resnet8"
-classes = 2
-size = 8
-
-[data]
-name = "ImageFolder"
-root = "scans"
-size = 8
-names = ["benign", "malignant"]
-
-[federation]
-clients = 2
-rounds = 1
-
-[[algorithm]]
-name = "FedAvg"
-"""
-
-
-class Federation(Deployment):
-    """Two hospitals with pictures, joined as an operator would."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.env["FEDLENS_HOME"] = str(folder / "fedlens-home")
-        rng = np.random.default_rng(0)
-        for site in (0, 1):
-            for name in ("benign", "malignant"):
-                place = folder / f"hospital-{site}" / "scans" / name
-                place.mkdir(parents=True)
-                for k in range(6):
-                    pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-                    Image.fromarray(pixels).save(place / f"Mustermann-{k}.png")
-            (folder / f"hospital-{site}" / "study.toml").write_text(STUDY)
-        (folder / "study.toml").write_text(STUDY)
-
-    def join_command(self, site: int) -> list[str]:
-        home = self.folder / f"hospital-{site}"
-        options = {
-            "--recipe": home / "study.toml",
-            "--data": home / "scans",
-            "--key": self.keys / f"site-{site}",
-            "--ca": self.keys / "ca.crt",
-            "--folder": home / "memory",
-        }
-        command = ["python", "-m", "fedlens.cli.main", "join", f"127.0.0.1:{self.port}"]
-        return [*command, *(str(word) for pair in options.items() for word in pair), "--yes"]
-
-    def join(self, site: int) -> None:
-        self.start(f"site-{site}", *self.join_command(site))
-
-    def wait_until_joined(self, site: int, times: int = 1) -> None:
-        self.wait_for(
-            lambda: self.log(f"site-{site}").count("joined 127.0.0.1") >= times,
-            PATIENCE,
-            f"site {site}'s coming",
-        )
-
-    def run(self, out: str, *options: str, recipe: str = "study.toml") -> tuple[int, str]:
-        """`fedlens run --engine flower`; its exit code and everything it said."""
-        done = subprocess.run(
-            [
-                str(BIN / "python"),
-                "-m",
-                "fedlens.cli.main",
-                "run",
-                str(self.folder / recipe),
-                "--engine",
-                "flower",
-                "--superlink",
-                str(self.folder / "superlink"),
-                "--out",
-                str(self.folder / out),
-                *options,
-            ],
-            env=self.env,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
-        return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    federation = Federation(tmp_path_factory.mktemp("trust"))
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hospitals]:
+    federation = Hospitals(tmp_path_factory.mktemp("trust"))
     try:
         federation.serve()
         for site in (0, 1):
@@ -192,7 +104,7 @@ clientapp = "client:app"
 """
 
 
-def test_a_thiefs_app_runs_at_no_site(here: Federation) -> None:
+def test_a_thiefs_app_runs_at_no_site(here: Hospitals) -> None:
     """Mallory holds the CA file and reaches the SuperLink itself: he is on the server's machine, or
     is its operator. His app would read pictures, send them through a socket, leave a marker, and
     ask for a function by its name. Nothing of it runs; each site says in its log who asked; what he
@@ -226,7 +138,7 @@ def test_a_thiefs_app_runs_at_no_site(here: Federation) -> None:
         assert "mallory/thief 1.0.0, bundle " in said and "this site could not answer run" in said
 
 
-def test_our_own_app_with_one_byte_changed_is_not_run_either(here: Federation) -> None:
+def test_our_own_app_with_one_byte_changed_is_not_run_either(here: Hospitals) -> None:
     """The same run twice. The second time one byte of the bundle's client half is another:
     executed anywhere, it would find no module of that name. Both end alike, with the same bits, and
     the sites name both bundles."""
@@ -263,7 +175,7 @@ def test_our_own_app_with_one_byte_changed_is_not_run_either(here: Federation) -
     assert len(set(re.findall(r"fedlens/fedlens-job \S+, bundle (\w+)\) asks", said))) == 2
 
 
-def test_the_operators_apis_answer_nobody_outside(here: Federation) -> None:
+def test_the_operators_apis_answer_nobody_outside(here: Hospitals) -> None:
     """At the address the sites use. With the CA file alone (every site has it): no answer at all.
     With a site's own key and certificate: 404. `flwr run` with the CA file: no run."""
     url = f"https://127.0.0.1:{here.port}"
@@ -295,7 +207,7 @@ def test_the_operators_apis_answer_nobody_outside(here: Federation) -> None:
     assert done.returncode != 0 and "run-id" not in done.stdout
 
 
-def test_a_run_of_the_server_and_what_it_says_when_it_fails(here: Federation) -> None:
+def test_a_run_of_the_server_and_what_it_says_when_it_fails(here: Hospitals) -> None:
     """`fedlens run` in the server's folder ends well; the same with another recipe hears nobody, in
     one message that names the key that differs and both sites, without a traceback, and its exit
     code is not 0."""
@@ -314,7 +226,7 @@ def test_a_run_of_the_server_and_what_it_says_when_it_fails(here: Federation) ->
     assert "0 of 2 sites joined within 20 s" in said
 
 
-def test_a_site_that_was_killed_comes_back_at_once(here: Federation) -> None:
+def test_a_site_that_was_killed_comes_back_at_once(here: Hospitals) -> None:
     """Killed, not asked to end: the SuperLink still counts it as online, and it is back within
     seconds all the same, under the same number; a second one with its folder is refused."""
     here.stop("site-1", signal.SIGKILL)

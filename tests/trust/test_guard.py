@@ -180,6 +180,14 @@ def test_what_the_policy_does_not_allow_does_not_leave(tmp_path: Path, entry: st
     assert place.ask(kind="query")[0]["client"] == 0
 
 
+@pytest.mark.parametrize("trip", [1, 7])
+def test_a_reply_does_not_leave_as_a_trip_of_a_protocol(tmp_path: Path, trip: int) -> None:
+    """A server calls its request a wire layer's own: nothing is computed where there is none."""
+    place = Place(tmp_path, Slow(SmallTask(), batch=8), "trees = []\nmin_cohort = 4")
+    fields, pieces = place.ask(0, trip=trip)
+    assert (fields["lost"], pieces) == ("message", [])
+
+
 def test_evaluation_can_be_withheld(tmp_path: Path) -> None:
     place = Place(tmp_path, policy="evaluation = 'withhold'")
     assert "lost" not in place.ask(0)[0]

@@ -195,8 +195,6 @@ class Policy(metaclass=Limited):
     def refuses(self, asked: Header) -> PolicyError | None:
         """Why this request is not worked on. The server says how many it asks; only a layer that
         needs the others' keys can check it."""
-        if asked.trip:
-            return None
         if asked.evaluate:
             if self.evaluation == "withhold":
                 return PolicyError("evaluation", "metrics on this site's own data are withheld")
@@ -208,7 +206,7 @@ class Policy(metaclass=Limited):
         self, kind: str, message: Message, size: int, job: str, so_far: Departures
     ) -> PolicyError | None:
         """Why these bytes do not leave. so_far: what has left this site before."""
-        if kind == "reply":
+        if kind != "evaluation":  # its numbers have an entry of their own
             if found := self._missing("trees", message.trees, "the reply has the tree"):
                 return found
             if found := self._missing("scalars", message.scalars, "the reply has the number"):

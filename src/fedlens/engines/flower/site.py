@@ -173,6 +173,8 @@ def answer_request(
             fields = {"examples": site.examples, "classes": ", ".join(site.classes)}
             return release(way_out, {"client": site.id, **fields})
         request, message = header["request"], from_pieces(pieces)
+        if message.header.trip and not site.algorithm.hides_singles:
+            raise SiteError("message", private="a wire layer's trip, and there is no such layer")
         guard.check_request(message.header)
         with guard.time_limit():
             reply = answer_from_disk(

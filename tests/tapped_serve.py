@@ -1,0 +1,69 @@
+"""`fedlens serve` with a tap between its front and the SuperLink: everything that arrives behind
+the front passes a socket of ours and is kept, one file a connection. Run as a program with the
+folder of these files, then what `fedlens` takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import ssl
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from deployment import free_port
+
+from fedlens.cli.main import main
+from fedlens.sites import serve
+from fedlens.sites.front import Front
+from fedlens.sites.network import tls_context
+
+
+class Tap:
+    """Listens in a thread of its own, as the SuperLink would: with its certificate."""
+
+    def __init__(self, folder: Path, keys: Path, target: int) -> None:
+        self.folder, self.keys, self.target, self.port = folder, keys, target, free_port()
+        self.number = itertools.count()
+        ready = threading.Event()
+        threading.Thread(target=lambda: asyncio.run(self.listen(ready)), daemon=True).start()
+        ready.wait()
+
+    async def listen(self, ready: threading.Event) -> None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(self.keys / "server.pem", self.keys / "server.key")
+        async with await asyncio.start_server(self.relay, "127.0.0.1", self.port, ssl=tls):
+            ready.set()
+            await asyncio.Event().wait()
+
+    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection(
+            "127.0.0.1", self.target, ssl=tls_context(self.keys / "ca.crt")
+        )
+        with (self.folder / f"{next(self.number)}").open("wb", buffering=0) as kept:
+            ways = [pour(reader, inner_writer, kept), pour(inner_reader, writer, None)]
+            await asyncio.gather(*ways, return_exceptions=True)
+
+
+async def pour(source: asyncio.StreamReader, target: asyncio.StreamWriter, kept: Any) -> None:
+    try:
+        while data := await source.read(1 << 18):
+            if kept:
+                kept.write(data)
+            target.write(data)
+            await target.drain()
+    finally:
+        target.close()
+
+
+if __name__ == "__main__":
+    folder, *arguments = sys.argv[1:]
+    keys = Path(arguments[arguments.index("--keys") + 1])
+
+    def tapped(sites: Any, port: int, *rest: Any) -> Front:
+        return Front(sites, Tap(Path(folder), keys, port).port, *rest)
+
+    serve.Front = tapped  # type: ignore[misc,assignment]
+    main(arguments)
