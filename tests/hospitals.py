@@ -33,20 +33,24 @@ name = "FedAvg"
 """
 
 
+def write_pictures(folder: Path, seed: int) -> None:
+    """Six a class, with names of patients."""
+    rng = np.random.default_rng(seed)
+    for name in ("benign", "malignant"):
+        (folder / name).mkdir(parents=True)
+        for k in range(6):
+            pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"Mustermann-{k}.png")
+
+
 class Hospitals(Deployment):
     """Hospitals with pictures, joined as an operator would."""
 
     def __init__(self, folder: Path, sites: int = 2, study: str = STUDY) -> None:
         super().__init__(folder, sites)
         self.env["FEDLENS_HOME"] = str(folder / "fedlens-home")
-        rng = np.random.default_rng(0)
         for site in range(sites):
-            for name in ("benign", "malignant"):
-                place = folder / f"hospital-{site}" / "scans" / name
-                place.mkdir(parents=True)
-                for k in range(6):
-                    pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-                    Image.fromarray(pixels).save(place / f"Mustermann-{k}.png")
+            write_pictures(folder / f"hospital-{site}" / "scans", site)
             (folder / f"hospital-{site}" / "study.toml").write_text(study)
         (folder / "study.toml").write_text(study)
 
