@@ -1,6 +1,7 @@
 """`fedlens serve` with a tap between its front and the SuperLink: everything that arrives behind
-the front passes a socket of ours and is kept, one file a connection. Run as a program with the
-folder of these files, then what `fedlens` takes.
+the front passes a socket of ours and is kept in a file, in the order of arrival: a line with the
+number of the connection and the number of bytes, then the bytes. Run as a program with the name of
+that file, then what `fedlens` takes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import itertools
 import ssl
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,9 @@ from fedlens.sites.network import tls_context
 class Tap:
     """Listens in a thread of its own, as the SuperLink would: with its certificate."""
 
-    def __init__(self, folder: Path, keys: Path, target: int) -> None:
-        self.folder, self.keys, self.target, self.port = folder, keys, target, free_port()
-        self.number = itertools.count()
+    def __init__(self, path: Path, keys: Path, target: int) -> None:
+        self.keys, self.target, self.port = keys, target, free_port()
+        self.kept, self.numbers = path.open("wb", buffering=0), itertools.count()
         ready = threading.Event()
         threading.Thread(target=lambda: asyncio.run(self.listen(ready)), daemon=True).start()
         ready.wait()
@@ -42,16 +44,21 @@ class Tap:
         inner_reader, inner_writer = await asyncio.open_connection(
             "127.0.0.1", self.target, ssl=tls_context(self.keys / "ca.crt")
         )
-        with (self.folder / f"{next(self.number)}").open("wb", buffering=0) as kept:
-            ways = [pour(reader, inner_writer, kept), pour(inner_reader, writer, None)]
-            await asyncio.gather(*ways, return_exceptions=True)
+        number = next(self.numbers)
+
+        def keep(data: bytes) -> None:
+            self.kept.write(b"%d %d\n" % (number, len(data)) + data)
+
+        ways = [pour(reader, inner_writer, keep), pour(inner_reader, writer, len)]
+        await asyncio.gather(*ways, return_exceptions=True)
 
 
-async def pour(source: asyncio.StreamReader, target: asyncio.StreamWriter, kept: Any) -> None:
+async def pour(
+    source: asyncio.StreamReader, target: asyncio.StreamWriter, see: Callable[[bytes], object]
+) -> None:
     try:
         while data := await source.read(1 << 18):
-            if kept:
-                kept.write(data)
+            see(data)
             target.write(data)
             await target.drain()
     finally:
@@ -59,11 +66,11 @@ async def pour(source: asyncio.StreamReader, target: asyncio.StreamWriter, kept:
 
 
 if __name__ == "__main__":
-    folder, *arguments = sys.argv[1:]
+    file, *arguments = sys.argv[1:]
     keys = Path(arguments[arguments.index("--keys") + 1])
 
     def tapped(sites: Any, port: int, *rest: Any) -> Front:
-        return Front(sites, Tap(Path(folder), keys, port).port, *rest)
+        return Front(sites, Tap(Path(file), keys, port).port, *rest)
 
     serve.Front = tapped  # type: ignore[misc,assignment]
     main(arguments)

@@ -1,5 +1,5 @@
-"""The Containerfile is built and compose.yaml is started with Debian's packages and without an image
-registry: `apt-get install buildah podman podman-compose mmdebstrap runc aardvark-dns`.
+"""The Containerfile is built and compose.yaml is started, without an image registry, with what
+`apt-get install buildah podman podman-compose mmdebstrap runc aardvark-dns` brings.
 
 The base image is made with mmdebstrap. What FedLens needs besides itself is gigabytes: the packages
 of the Python that runs this test are mounted into every container instead, so pip installs FedLens

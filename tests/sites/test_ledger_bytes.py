@@ -52,22 +52,36 @@ class Captured:
             self.requests.append((path, body, payload))
 
 
-def read_tap(folder: Path) -> Iterator[tuple[bytes, str, bytes]]:
-    """Key, path and body of every request, connection by connection."""
-    for path in sorted(folder.iterdir(), key=lambda p: int(p.name)):
-        data = path.read_bytes()
-        while data:
-            head, _, data = data.partition(b"\r\n\r\n")
-            first, *lines = head.decode().split("\r\n")
-            headers = dict(line.split(": ", 1) for line in lines)
-            length = int(headers["content-length"])
-            yield base64.b64decode(headers["flwr-public-key"]), first.split()[1], data[:length]
-            data = data[length:]
+def read_tap(path: Path) -> Iterator[tuple[bytes, str, bytes]]:
+    """Key, path and body of every request, in the order in which they were complete."""
+    begun: dict[bytes, bytes] = {}  # of each connection
+    with path.open("rb") as file:
+        while line := file.readline():
+            connection, size = line.split()
+            data = begun.get(connection, b"") + file.read(int(size))
+            while found := first_request(data):
+                *request, data = found
+                yield tuple(request)
+            begun[connection] = data
+    assert not any(begun.values())
+
+
+def first_request(data: bytes) -> tuple[bytes, str, bytes, bytes] | None:
+    """Key, path, body, and what follows."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    if not end:
+        return None
+    first, *lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    length = int(headers["content-length"])
+    if len(rest) < length:
+        return None
+    key = base64.b64decode(headers["flwr-public-key"])
+    return key, first.split()[1], rest[:length], rest[length:]
 
 
 def test_the_ledger_is_what_arrives_behind_the_front(tmp_path: Path) -> None:
     tap = tmp_path / "tap"
-    tap.mkdir()
     here = Hospitals(tmp_path, SITES, STUDY_OF_THREE)
     (tmp_path / "policy.toml").write_text('evaluation = "withhold"\n')
     try:
