@@ -1,4 +1,4 @@
-"""Hospitals with pictures, for tests: a real deployment, joined as an operator would."""
+"""Federation with pictures, for tests: a real deployment, joined as an operator would."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def write_pictures(folder: Path, seed: int) -> None:
             Image.fromarray(pixels).save(folder / name / f"Mustermann-{k}.png")
 
 
-class Hospitals(Deployment):
-    """Hospitals with pictures, joined as an operator would."""
+class Federation(Deployment):
+    """Federation with pictures, joined as an operator would."""
 
     def __init__(self, folder: Path, sites: int = 2, study: str = STUDY) -> None:
         super().__init__(folder, sites)

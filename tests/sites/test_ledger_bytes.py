@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from deployment import TESTS
-from hospitals import STUDY, Hospitals
+from hospitals import STUDY, Federation
 
 pytest.importorskip("flwr")
 from flwr.app.message.arraychunk import ArrayChunk
@@ -82,7 +82,7 @@ def first_request(data: bytes) -> tuple[bytes, str, bytes, bytes] | None:
 
 def test_the_ledger_is_what_arrives_behind_the_front(tmp_path: Path) -> None:
     tap = tmp_path / "tap"
-    here = Hospitals(tmp_path, SITES, STUDY_OF_THREE)
+    here = Federation(tmp_path, SITES, STUDY_OF_THREE)
     (tmp_path / "policy.toml").write_text('evaluation = "withhold"\n')
     try:
         here.serve("--json-log", program=(str(TESTS / "tapped_serve.py"), str(tap)))

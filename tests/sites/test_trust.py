@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from deployment import BIN
-from hospitals import PATIENCE, STUDY, Hospitals
+from hospitals import PATIENCE, STUDY, Federation
 
 pytest.importorskip("flwr")
 import httpx
@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.trust, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hospitals]:
-    federation = Hospitals(tmp_path_factory.mktemp("trust"))
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    federation = Federation(tmp_path_factory.mktemp("trust"))
     try:
         federation.serve()
         for site in (0, 1):
@@ -104,7 +104,7 @@ clientapp = "client:app"
 """
 
 
-def test_a_thiefs_app_runs_at_no_site(here: Hospitals) -> None:
+def test_a_thiefs_app_runs_at_no_site(here: Federation) -> None:
     """Mallory holds the CA file and reaches the SuperLink itself: he is on the server's machine, or
     is its operator. His app would read pictures, send them through a socket, leave a marker, and
     ask for a function by its name. Nothing of it runs; each site says in its log who asked; what he
@@ -138,7 +138,7 @@ def test_a_thiefs_app_runs_at_no_site(here: Hospitals) -> None:
         assert "mallory/thief 1.0.0, bundle " in said and "this site could not answer run" in said
 
 
-def test_our_own_app_with_one_byte_changed_is_not_run_either(here: Hospitals) -> None:
+def test_our_own_app_with_one_byte_changed_is_not_run_either(here: Federation) -> None:
     """The same run twice. The second time one byte of the bundle's client half is another:
     executed anywhere, it would find no module of that name. Both end alike, with the same bits, and
     the sites name both bundles."""
@@ -175,7 +175,7 @@ def test_our_own_app_with_one_byte_changed_is_not_run_either(here: Hospitals) ->
     assert len(set(re.findall(r"fedlens/fedlens-job \S+, bundle (\w+)\) asks", said))) == 2
 
 
-def test_the_operators_apis_answer_nobody_outside(here: Hospitals) -> None:
+def test_the_operators_apis_answer_nobody_outside(here: Federation) -> None:
     """At the address the sites use. With the CA file alone (every site has it): no answer at all.
     With a site's own key and certificate: 404. `flwr run` with the CA file: no run."""
     url = f"https://127.0.0.1:{here.port}"
@@ -207,7 +207,7 @@ def test_the_operators_apis_answer_nobody_outside(here: Hospitals) -> None:
     assert done.returncode != 0 and "run-id" not in done.stdout
 
 
-def test_a_run_of_the_server_and_what_it_says_when_it_fails(here: Hospitals) -> None:
+def test_a_run_of_the_server_and_what_it_says_when_it_fails(here: Federation) -> None:
     """`fedlens run` in the server's folder ends well; the same with another recipe hears nobody, in
     one message that names the key that differs and both sites, without a traceback, and its exit
     code is not 0."""
@@ -226,7 +226,7 @@ def test_a_run_of_the_server_and_what_it_says_when_it_fails(here: Hospitals) -> 
     assert "0 of 2 sites joined within 20 s" in said
 
 
-def test_a_site_that_was_killed_comes_back_at_once(here: Hospitals) -> None:
+def test_a_site_that_was_killed_comes_back_at_once(here: Federation) -> None:
     """Killed, not asked to end: the SuperLink still counts it as online, and it is back within
     seconds all the same, under the same number; a second one with its folder is refused."""
     here.stop("site-1", signal.SIGKILL)
