@@ -26,8 +26,9 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 
 from fedlens.engines.flower.records import take_fields, take_pieces
 from fedlens.trust.departures import read_departures
-from fedlens.trust.ledger import FILE, verify
+from fedlens.trust.ledger import FILE
 from fedlens.trust.signing import canonical, parse_public_key
+from fedlens.trust.verify import verify
 
 pytestmark = [pytest.mark.trust, pytest.mark.timeout(600)]
 SITES = 3

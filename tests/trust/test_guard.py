@@ -24,10 +24,11 @@ from fedlens.engines.flower.site import Site, answer_request, federation_of_one,
 from fedlens.sites.keys import make_authority, make_server_certificate, make_site_key
 from fedlens.testing import SmallTask
 from fedlens.trust.departures import read_departures
-from fedlens.trust.ledger import FILE, Head, make_receipt, verify
+from fedlens.trust.ledger import FILE, Head
 from fedlens.trust.policy import strict_policy, terms_of
-from fedlens.trust.receipts import HEADS, Receipts, read_heads
+from fedlens.trust.receipts import HEADS, Receipts, make_receipt, read_heads
 from fedlens.trust.signing import make_signing_key, parse_public_key, read_certificate_key
+from fedlens.trust.verify import verify
 
 EVERYONE = toy_federation(3)
 

@@ -13,9 +13,10 @@ from fedlens.config.convert import ConfigError
 from fedlens.core.files import lock_folder
 from fedlens.sites.keys import make_site_key, public_pem, site_public_key
 from fedlens.sites.serve import KnownSites, Served, read_served
-from fedlens.trust.ledger import FILE, Leaving, Ledger, verify
+from fedlens.trust.ledger import FILE, Leaving, Ledger
 from fedlens.trust.retention import delete_for_good, kept_in
 from fedlens.trust.signing import make_signing_key, parse_public_key
+from fedlens.trust.verify import verify
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What left, for people: ledgers read and added up. Whether they are true is `ledger.verify`'s
+"""What left, for people: ledgers read and added up. Whether they are true is `trust.verify`'s
 question.
 """
 
@@ -57,7 +57,7 @@ class Departures:
     protection: set[str] = field(default_factory=set)
     countersigned: int = 0  # the last line that the server has countersigned
     clients: set[int] = field(default_factory=set)
-    odd: int = 0  # lines that are not a ledger's; `ledger.verify` says more
+    odd: int = 0  # lines that are not a ledger's; `trust.verify` says more
 
     def add(self, line: Mapping[str, Any]) -> None:
         kind = str(line["kind"])

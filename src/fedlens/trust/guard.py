@@ -18,8 +18,9 @@ from cryptography.exceptions import InvalidSignature
 from fedlens.core.files import write_atomically
 from fedlens.core.message import Header, Message
 from fedlens.trust.departures import Departures, read_departures
-from fedlens.trust.ledger import FILE, Head, Leaving, Ledger, receipt_fits
+from fedlens.trust.ledger import FILE, Head, Leaving, Ledger
 from fedlens.trust.policy import Policy, PolicyError, Terms, read_policy
+from fedlens.trust.receipts import receipt_fits
 from fedlens.trust.signing import canonical, read_certificate_key
 
 SERVER = "server.pem"  # in a site's folder: the certificate of the server that countersigns
