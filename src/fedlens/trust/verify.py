@@ -1,4 +1,4 @@
-"""Is a ledger as it was written? Every signature, the whole chain, and where somebody touched it."""
+"""Is a ledger as it was written? Each signature, the whole chain, and where somebody touched it."""
 
 from __future__ import annotations
 
