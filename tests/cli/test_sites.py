@@ -312,7 +312,7 @@ def test_a_site_is_read_in_a_process_of_its_own(
     Path("elsewhere").rename("scans/malignant")
     assert invoke([*join, "--wait", "0"]) == 2
     read = capsys.readouterr()
-    assert "10 rounds among 2 clients each, 1 epochs of training in each" in read.out
+    assert "10 rounds among 2 clients each, 1 epoch of training in each" in read.out
     assert "nobody is here to agree: read the page above, then add --yes" in read.err
     Path("policy.toml").write_text("max_epochs = 1\nmin_cohort = 3\n")
     assert "policy.toml does not allow it" in refused(capsys, *join, "--policy", "policy.toml")

@@ -231,7 +231,7 @@ def test_the_commands(
     Path("study.toml").write_text(RECIPE)
     assert invoke(["policy", "init", "study.toml"]) == 0
     said = capsys.readouterr().out
-    assert "2 rounds among 3 clients each, 1 epochs" in said
+    assert "2 rounds among 3 clients each, 1 epoch" in said
     assert "SecureSum: the server can read sums, no single reply" in said  # three sites: it is on
     assert 'require = ["SecureSum"]' in Path("policy.toml").read_text()
     assert invoke(["policy", "check", "study.toml", "secure=false"]) == 1

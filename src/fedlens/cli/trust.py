@@ -143,17 +143,17 @@ def print_terms(terms: Terms, policy: Policy | None, where: str = "") -> bool:
 
 
 def describe_terms(terms: Terms) -> list[tuple[str, str]]:
-    work = (
-        f"{terms.steps} steps" if terms.steps else f"{terms.epochs} epochs" if terms.epochs else ""
-    )
-    work = f", {work} of training in each" if work else ""
+    work = amount(terms.steps, "step") if terms.steps else amount(terms.epochs, "epoch")
+    work = f", {work} of training in each" if terms.steps or terms.epochs else ""
     trees = [f"{name} ({size(n)})" for name, n in terms.trees.items()]
     evaluation = "metrics on this site's own held-out data" if terms.evaluates else ""
     leaves = [f"a reply of about {size(terms.reply_bytes)}: the arrays {few(trees)}"]
     if terms.scalars:
-        leaves[0] += f"; the numbers {few(terms.scalars)}"
+        masked = "under the same masks " if terms.protection else ""
+        leaves[0] += f"; {masked}the numbers {few(terms.scalars)}"
     if evaluation:
-        leaves.append(f"{evaluation}, as numbers")
+        how = "under masks too" if terms.protection else "as numbers"
+        leaves.append(f"{evaluation}, {how}")
     if terms.protection:
         shield = f"{few(terms.protection)}: the server can read sums, no single reply"
     else:
@@ -168,7 +168,7 @@ def describe_terms(terms: Terms) -> list[tuple[str, str]]:
     total = terms.rounds * terms.reply_bytes
     return [
         ("recipe", f"{terms.name}, hash {terms.digest[:16]}"),
-        ("asked", f"{terms.rounds} rounds among {terms.cohort} clients each{work}"),
+        ("asked", f"{amount(terms.rounds, 'round')} among {terms.cohort} clients each{work}"),
         ("method", " + ".join(terms.stack)),
         ("leaves once", "the number of examples and the names of the classes"),
         *(("leaves each round", line) for line in leaves),
@@ -177,6 +177,10 @@ def describe_terms(terms: Terms) -> list[tuple[str, str]]:
         ("protection", shield),
         ("also runs here", few(runs) if runs else "nothing else"),
     ]
+
+
+def amount(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def ask_operator(told: Mapping[str, Any], policy: Path | None, yes: bool) -> None:
