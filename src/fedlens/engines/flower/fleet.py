@@ -263,9 +263,11 @@ class Fleet:
                 _patiently(client.PushObject), self._node, run, taken.session_id
             )
             wanted = set(taken.objects_to_push)
+            chunks = [o for id, o in objects.items() if id in wanted and isinstance(o, ArrayChunk)]
+            payload = sum(len(chunk.data) for chunk in chunks)
+            del chunks  # pushing empties `objects`, so that each can go when it is sent
             push_objects(objects, push, object_ids_to_push=wanted)
-        sent = [o for id, o in objects.items() if id in wanted and isinstance(o, ArrayChunk)]
-        self._overhead.leave_out(sum(len(chunk.data) for chunk in sent))
+        self._overhead.leave_out(payload)
 
     def _name_asker(self, client: FleetHttpClient, run: int) -> str:
         """Who asks, for the site's log: the run and its app, of which nothing but its name is
