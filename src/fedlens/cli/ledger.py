@@ -24,8 +24,8 @@ READABLE = (
     " reply; `fedlens audit` shows what can be seen in it."
 )
 HIDDEN = (
-    "[bold]Protection: {layers}.[/] No single reply can be read by the server, only their sum; the"
-    " numbers listed above are what left beside it or inside it."
+    "[bold]Protection: {layers}.[/] Of the trees the server can read the sum over all clients, no"
+    " single reply; numbers, and what went beside, left in the clear."
 )
 
 app = typer.Typer()
@@ -199,7 +199,7 @@ def print_verdict(
     out = console()
     if found.intact and alone:
         out.print(
-            f"{plain(name)}: [green]intact[/], {found.lines} lines{trust_remarks(found, key)}"
+            f"{plain(name)}: [green]intact[/], {found.lines} lines{trust_remarks(found, key, heads)}"
         )
     for fault in found.faults:
         out.print(f"{plain(name)}: [red]{plain(fault)}[/]", soft_wrap=True)
@@ -218,9 +218,11 @@ def known_head(path: Path, run: Path) -> Head | None:
     return found[0]
 
 
-def trust_remarks(found: Verdict, key: Path | None) -> str:
+def trust_remarks(found: Verdict, key: Path | None, heads: Path | None) -> str:
     text = f", countersigned by the server up to line {found.countersigned}"
     text = text if found.countersigned else ""
     if key is None:
         text += "; signed with the key that it names itself (--key compares it with the site's)"
+    if heads is None:
+        text += "; whether lines are missing at its end, only --heads of a run can tell"
     return text
