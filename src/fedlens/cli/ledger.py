@@ -198,9 +198,8 @@ def print_verdict(
     )
     out = console()
     if found.intact and alone:
-        out.print(
-            f"{plain(name)}: [green]intact[/], {found.lines} lines{trust_remarks(found, key, heads)}"
-        )
+        remarks = trust_remarks(found, key, heads)
+        out.print(f"{plain(name)}: [green]intact[/], {found.lines} lines{remarks}")
     for fault in found.faults:
         out.print(f"{plain(name)}: [red]{plain(fault)}[/]", soft_wrap=True)
     return found.intact
