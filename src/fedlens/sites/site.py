@@ -18,6 +18,7 @@ from fedlens.core.imports import import_only
 from fedlens.engines.flower.site import Site, federation_of_one
 from fedlens.sites.agreement import recipe_hash, recipe_of_request, secured
 from fedlens.trust.policy import Policy, read_policy, terms_of
+from fedlens.trust.retention import VAULT
 from fedlens.trust.secure_sum import SecureSum
 from fedlens.trust.signing import public_text, read_signing_key
 from fedlens.trust.vault import SiteVault, read_peers
@@ -97,7 +98,7 @@ def with_vault(algorithm: SecureSum, node: Mapping[str, Any], id: int, clients: 
         )
     if public_text(peers[id]).split()[:2] != public_text(secret.public_key()).split()[:2]:
         raise ConfigError(f"the public key of client {id} in {folder} is not that of {key}")
-    return algorithm.with_vault(SiteVault(Path(str(node["folder"])) / "vault", secret, peers))
+    return algorithm.with_vault(SiteVault(Path(str(node["folder"])) / VAULT, secret, peers))
 
 
 def site_number(node: Mapping[str, Any]) -> int:
