@@ -53,7 +53,7 @@ def test_an_empty_policy_allows_everything_but_code() -> None:
     assert entries(Policy()) == []
     code = dataclasses.replace(TERMS, modules=("theirs.layers",))
     assert entries(Policy(), code) == ["modules"]
-    for listed in ("theirs", "theirs.layers"):
+    for listed in ("theirs", "theirs.layers", "theirs.layers:Own"):
         assert entries(Policy(modules=(listed,)), code) == []
     assert entries(Policy(modules=("their",)), code) == ["modules"]
 
@@ -264,6 +264,13 @@ def test_code_that_is_not_listed_is_not_imported(
     assert not Path("marker").exists() and "evil_layers" not in sys.modules
 
 
+BALANCE = """
+[[algorithm]]
+name = 'Balance'
+[algorithm.generator]
+name = 'Gaussians'
+root = 'public'
+"""
 HOSTILE = {
     "recipes": ("lr = 0.5", "recipes = ['{digest}']"),
     "trees": ("[[algorithm]]\nname = 'Scaffold'", "trees = ['delta']"),
@@ -272,7 +279,7 @@ HOSTILE = {
     "max_bytes_job": ("[federation]\nrounds = 900", "max_bytes_job = 100000000"),
     "max_epochs": ("epochs = 50", "max_epochs = 5"),
     "max_steps": ("steps = 5000", "max_epochs = 5\nmax_steps = 100"),
-    "generators": ("[[algorithm]]\nname = 'Balance'", "generators = false"),
+    "generators": (BALANCE, "generators = false"),
     "modules": ("[[algorithm]]\nname = 'antigravity:Layer'", "modules = ['ours']"),
     "require": ("", "require = ['SecureSum']"),
     "min_cohort": ("[federation]\ncohort = 2", "min_cohort = 3"),

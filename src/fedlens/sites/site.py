@@ -4,6 +4,7 @@ itself.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from fedlens.core.algorithm import Algorithm
 from fedlens.core.imports import import_only
 from fedlens.engines.flower.site import Site, federation_of_one
 from fedlens.sites.agreement import recipe_hash, recipe_of_request, secured
-from fedlens.trust.policy import Policy, read_policy, terms_of
+from fedlens.trust.policy import Policy, check_modules, read_policy, terms_of
 from fedlens.trust.retention import VAULT
 from fedlens.trust.secure_sum import SecureSum
 from fedlens.trust.signing import public_text, read_signing_key
@@ -67,9 +68,10 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
 
 def agreed_recipe(node: Mapping[str, Any], request: Mapping[str, Any]) -> Config:
     """What this site does. Reading it imports no module that the operator did not list."""
+    policy = read_policy(Path(str(node["policy"]))) if node.get("policy") else Policy()
+    policy = replace(policy, modules=(*node.get("modules", ()), *policy.modules))
     if not node.get("stock"):  # a stock SuperNode executes the server's code anyway
-        policy = read_policy(Path(str(node["policy"]))) if node.get("policy") else Policy()
-        import_only([*node.get("modules", ()), *policy.modules])
+        import_only(policy.modules)
     if node.get("recipe"):
         return recipes.read(str(node["recipe"]))
     if not (node.get("trust-server") or node.get("stock")):
@@ -77,6 +79,8 @@ def agreed_recipe(node: Mapping[str, Any], request: Mapping[str, Any]) -> Config
             "this site has no recipe of its own (--recipe) and takes none from a server"
             " (--trust-server)"
         )
+    if not node.get("stock"):
+        check_modules(policy, tomllib.loads(str(request["text"])))
     return recipe_of_request(request)
 
 

@@ -246,7 +246,8 @@ class Policy(metaclass=Limited):
 
     def _not_listed(self, modules: Iterable[str]) -> PolicyError | None:
         for module in modules:
-            if not any(f"{module}.".startswith(f"{m}.") for m in self.modules):
+            listed = (entry.partition(":")[0] for entry in self.modules)
+            if not any(f"{module}.".startswith(f"{m}.") for m in listed):
                 return PolicyError("modules", f"it imports {module}, which is not listed")
         return None
 
