@@ -199,7 +199,7 @@ def print_verdict(
     out = console()
     if found.intact and alone:
         remarks = trust_remarks(found, key, heads)
-        out.print(f"{plain(name)}: [green]intact[/], {found.lines} lines{remarks}")
+        out.print(f"{plain(name)}: [green]intact[/], {found.lines} lines{remarks}", soft_wrap=True)
     for fault in found.faults:
         out.print(f"{plain(name)}: [red]{plain(fault)}[/]", soft_wrap=True)
     return found.intact
