@@ -185,9 +185,8 @@ class Policy(metaclass=Limited):
             self._too_much_work(terms),
             self._not_listed(terms.modules),
             self._unprotected(terms),
+            self._generating(terms.generates),
         ]
-        if terms.generates and not self.generators:
-            found.append(PolicyError("generators", "it runs a generator of images here"))
         if terms.cohort < self.min_cohort:
             found.append(self._too_few(terms.cohort))
         return [objection for objection in found if objection]
@@ -251,6 +250,11 @@ class Policy(metaclass=Limited):
                 return PolicyError("modules", f"it imports {module}, which is not listed")
         return None
 
+    def _generating(self, generates: bool) -> PolicyError | None:
+        if self.generators or not generates:
+            return None
+        return PolicyError("generators", "it runs a generator of images here")
+
     def _unprotected(self, terms: Terms) -> PolicyError | None:
         for layer in self.require:
             if layer not in terms.stack:
@@ -287,6 +291,12 @@ def read_policy(path: Path) -> Policy:
 def check_modules(policy: Policy, tables: Mapping[str, Any]) -> None:
     """Before a recipe is built, because building it imports what it names."""
     if found := policy._not_listed(named_modules(tables)):
+        raise found
+
+
+def check_generators(policy: Policy, algorithm: Algorithm) -> None:
+    """Before an algorithm is given facts, because a generator may then read images or weights."""
+    if found := policy._generating(any(part.generates for part in algorithm.parts())):
         raise found
 
 
