@@ -18,13 +18,7 @@ from fedlens.core.algorithm import Algorithm
 from fedlens.core.imports import import_only
 from fedlens.engines.flower.site import Site, federation_of_one
 from fedlens.sites.agreement import recipe_hash, recipe_of_request, secured
-from fedlens.trust.policy import (
-    Policy,
-    check_generators,
-    check_modules,
-    read_policy,
-    terms_of,
-)
+from fedlens.trust.policy import check_generators, check_modules, site_policy, terms_of
 from fedlens.trust.retention import VAULT
 from fedlens.trust.secure_sum import SecureSum
 from fedlens.trust.signing import public_text, read_signing_key
@@ -47,7 +41,7 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
     settings = config.settings
     task = config.build_task()
     algorithm = with_site_options(config.build_algorithm(task), node)
-    check_generators(site_policy(node), algorithm)
+    check_generators(site_policy(node.get("policy"), ()), algorithm)
     if isinstance(algorithm, SecureSum):
         algorithm = with_vault(algorithm, node, id, settings.clients)
     clients = 1 if own else settings.clients
@@ -73,15 +67,9 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
     )
 
 
-def site_policy(node: Mapping[str, Any]) -> Policy:
-    """What the operator allows, with the modules that were listed beside it."""
-    policy = read_policy(Path(str(node["policy"]))) if node.get("policy") else Policy()
-    return replace(policy, modules=(*node.get("modules", ()), *policy.modules))
-
-
 def agreed_recipe(node: Mapping[str, Any], request: Mapping[str, Any]) -> Config:
     """What this site does. Reading it imports no module that the operator did not list."""
-    policy = site_policy(node)
+    policy = site_policy(node.get("policy"), node.get("modules", ()))
     if not node.get("stock"):  # a stock SuperNode executes the server's code anyway
         import_only(policy.modules)
     if node.get("recipe"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -286,6 +286,12 @@ def read_policy(path: Path) -> Policy:
         if key not in known:
             raise ConfigError(f"{path} has an unknown entry {key!r}{suggestion(key, known)}")
     return Policy(**{k: convert(v, known[k], f"{path}: {k}") for k, v in table.items()})
+
+
+def site_policy(path: Path | str | None, modules: Iterable[str]) -> Policy:
+    """What the operator of a site allows: by this file, if there is one, and these modules."""
+    policy = read_policy(Path(path)) if path else Policy()
+    return replace(policy, modules=(*policy.modules, *modules))
 
 
 def check_modules(policy: Policy, tables: Mapping[str, Any]) -> None:
