@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +111,12 @@ class Deployment:
         """client -> public key, as the server's list has it."""
         return {k: keys.public_pem(keys.site_public_key(p)) for k, p in enumerate(self.known)}
 
-    def serve(self) -> None:
+    def serve(self, *options: str, program: Sequence[str] = ("-m", "fedlens.cli.main")) -> None:
+        """program: what `fedlens` is."""
         self.start(
             "server",
             "python",
-            "-m",
-            "fedlens.cli.main",
+            *program,
             "serve",
             "--port",
             str(self.port),
@@ -127,6 +127,7 @@ class Deployment:
             "--state",
             str(self.folder / "superlink"),
             *(part for public in self.known for part in ("--site", str(public))),
+            *options,
         )
         began = self.log("server").count("sites can join")
         self.wait_for(

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from deployment import BIN, Deployment
-from PIL import Image
+from deployment import BIN
+from hospitals import PATIENCE, STUDY, Federation
 
 pytest.importorskip("flwr")
 import httpx
@@ -26,93 +25,6 @@ from fedlens.engines.flower import engine as flower
 from fedlens.sites import network
 
 pytestmark = [pytest.mark.trust, pytest.mark.timeout(600)]
-PATIENCE = 300.0
-
-STUDY = """
-[task]
-name = "Classification"
-model = "resnet8"
-classes = 2
-size = 8
-
-[data]
-name = "ImageFolder"
-root = "scans"
-size = 8
-names = ["benign", "malignant"]
-
-[federation]
-clients = 2
-rounds = 1
-
-[[algorithm]]
-name = "FedAvg"
-"""
-
-
-class Federation(Deployment):
-    """Two hospitals with pictures, joined as an operator would."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.env["FEDLENS_HOME"] = str(folder / "fedlens-home")
-        rng = np.random.default_rng(0)
-        for site in (0, 1):
-            for name in ("benign", "malignant"):
-                place = folder / f"hospital-{site}" / "scans" / name
-                place.mkdir(parents=True)
-                for k in range(6):
-                    pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-                    Image.fromarray(pixels).save(place / f"Mustermann-{k}.png")
-            (folder / f"hospital-{site}" / "study.toml").write_text(STUDY)
-        (folder / "study.toml").write_text(STUDY)
-
-    def join_command(self, site: int) -> list[str]:
-        home = self.folder / f"hospital-{site}"
-        options = {
-            "--recipe": home / "study.toml",
-            "--data": home / "scans",
-            "--key": self.keys / f"site-{site}",
-            "--ca": self.keys / "ca.crt",
-            "--folder": home / "memory",
-        }
-        command = ["python", "-m", "fedlens.cli.main", "join", f"127.0.0.1:{self.port}"]
-        return [*command, *(str(word) for pair in options.items() for word in pair), "--yes"]
-
-    def join(self, site: int) -> None:
-        self.start(f"site-{site}", *self.join_command(site))
-
-    def wait_until_joined(self, site: int, times: int = 1) -> None:
-        self.wait_for(
-            lambda: self.log(f"site-{site}").count("joined 127.0.0.1") >= times,
-            PATIENCE,
-            f"site {site}'s coming",
-        )
-
-    def run(self, out: str, *options: str, recipe: str = "study.toml") -> tuple[int, str]:
-        """`fedlens run --engine flower`; its exit code and everything it said."""
-        done = subprocess.run(
-            [
-                str(BIN / "python"),
-                "-m",
-                "fedlens.cli.main",
-                "run",
-                str(self.folder / recipe),
-                "--engine",
-                "flower",
-                "--superlink",
-                str(self.folder / "superlink"),
-                "--out",
-                str(self.folder / out),
-                *options,
-            ],
-            env=self.env,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
-        return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -185,9 +185,8 @@ class Policy(metaclass=Limited):
             self._too_much_work(terms),
             self._not_listed(terms.modules),
             self._unprotected(terms),
+            self._generating(terms.generates),
         ]
-        if terms.generates and not self.generators:
-            found.append(PolicyError("generators", "it runs a generator of images here"))
         if terms.cohort < self.min_cohort:
             found.append(self._too_few(terms.cohort))
         return [objection for objection in found if objection]
@@ -195,8 +194,6 @@ class Policy(metaclass=Limited):
     def refuses(self, asked: Header) -> PolicyError | None:
         """Why this request is not worked on. The server says how many it asks; only a layer that
         needs the others' keys can check it."""
-        if asked.trip:
-            return None
         if asked.evaluate:
             if self.evaluation == "withhold":
                 return PolicyError("evaluation", "metrics on this site's own data are withheld")
@@ -208,7 +205,7 @@ class Policy(metaclass=Limited):
         self, kind: str, message: Message, size: int, job: str, so_far: Departures
     ) -> PolicyError | None:
         """Why these bytes do not leave. so_far: what has left this site before."""
-        if kind == "reply":
+        if kind != "evaluation":  # its numbers have an entry of their own
             if found := self._missing("trees", message.trees, "the reply has the tree"):
                 return found
             if found := self._missing("scalars", message.scalars, "the reply has the number"):
@@ -248,9 +245,15 @@ class Policy(metaclass=Limited):
 
     def _not_listed(self, modules: Iterable[str]) -> PolicyError | None:
         for module in modules:
-            if not any(f"{module}.".startswith(f"{m}.") for m in self.modules):
+            listed = (entry.partition(":")[0] for entry in self.modules)
+            if not any(f"{module}.".startswith(f"{m}.") for m in listed):
                 return PolicyError("modules", f"it imports {module}, which is not listed")
         return None
+
+    def _generating(self, generates: bool) -> PolicyError | None:
+        if self.generators or not generates:
+            return None
+        return PolicyError("generators", "it runs a generator of images here")
 
     def _unprotected(self, terms: Terms) -> PolicyError | None:
         for layer in self.require:
@@ -285,9 +288,21 @@ def read_policy(path: Path) -> Policy:
     return Policy(**{k: convert(v, known[k], f"{path}: {k}") for k, v in table.items()})
 
 
+def site_policy(path: Path | str | None, modules: Iterable[str]) -> Policy:
+    """What the operator of a site allows: by this file, if there is one, and these modules."""
+    policy = read_policy(Path(path)) if path else Policy()
+    return replace(policy, modules=(*policy.modules, *modules))
+
+
 def check_modules(policy: Policy, tables: Mapping[str, Any]) -> None:
     """Before a recipe is built, because building it imports what it names."""
     if found := policy._not_listed(named_modules(tables)):
+        raise found
+
+
+def check_generators(policy: Policy, algorithm: Algorithm) -> None:
+    """Before an algorithm is given facts, because a generator may then read images or weights."""
+    if found := policy._generating(any(part.generates for part in algorithm.parts())):
         raise found
 
 

@@ -159,7 +159,8 @@ def answer_request(
     the round goes on with the others.
 
     Args:
-        header: kind ("query", "train" or "refuse"), request (the fields that came), asker (who).
+        header: kind ("query", "train" or "refuse"), request (the fields that came), asker (who),
+            overhead (what the network process has sent beside payloads, for the ledger).
         pieces: of the message; emptied.
         node: the settings of this site.
         log: the site's own.
@@ -172,6 +173,8 @@ def answer_request(
             fields = {"examples": site.examples, "classes": ", ".join(site.classes)}
             return release(way_out, {"client": site.id, **fields})
         request, message = header["request"], from_pieces(pieces)
+        if message.header.trip and not site.algorithm.hides_singles:
+            raise SiteError("message", private="a wire layer's trip, and there is no such layer")
         guard.check_request(message.header)
         with guard.time_limit():
             reply = answer_from_disk(
@@ -259,6 +262,7 @@ def release(
         fields,
         protection(way.site.algorithm) if way.site else (),
         way.guard.take_receipt(request, way.log),
+        way.header.get("overhead"),
     )
     if reply is None:
         head = way.guard.pass_words(leaving)
