@@ -1,5 +1,5 @@
-"""A site that means harm: by its recipe and with its own key, but every reply to a round of training
-is 400 MB long (see `a_site.py`)."""
+"""A site that means harm (see `a_site.py`): it has its recipe and its own key, and every reply to a
+round of training is 400 MB long."""
 
 from __future__ import annotations
 

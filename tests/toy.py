@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fedlens import Batch, Data, Federation, Output
+from fedlens.core.rounds import Engine
 from fedlens.core.task import LearningTask
 from fedlens.data.images.tensors import Tensors
+from fedlens.engines.worker import Log
 from fedlens.generators import ImageGenerator
+from fedlens.runs.engines import MakeEngine, make_engine
+from fedlens.runs.setup import Setup
 from fedlens.testing import SmallNet as Net
 from fedlens.testing import SmallTask as Toy
 from fedlens.testing import arrays_of as flat
@@ -20,6 +25,19 @@ from fedlens.testing import same_bits, small_federation
 from fedlens.testing import small_data as make_data
 
 __all__ = ["Net", "Toy", "flat", "make_data", "same_bits"]
+
+
+def drawing_as(real: Path) -> MakeEngine:
+    """The simulator, asking those whom the server of a run over Flower asked: it is handed the
+    secret in that run's folder."""
+    secret = json.loads((real / "flower.json").read_text())["cohort_seed"]
+
+    def make(setup: Setup, folder: Path, log: Log) -> Engine:
+        engine = make_engine("simulator", setup, folder, log)
+        engine.cohort_seed = secret  # type: ignore[attr-defined]
+        return engine
+
+    return make
 
 
 def toy_federation(clients: int = 6, seed: int = 0) -> Federation:

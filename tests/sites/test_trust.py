@@ -304,9 +304,13 @@ def test_a_site_cannot_speak_for_another_or_for_the_server(here: Federation) -> 
     order = forged_push(seen["run"], mine, src_node_id=1, dst_node_id=other)
     reply = forged_push(seen["run"], mine, src_node_id=other, dst_node_id=1, reply_to="a" * 64)
     try:
-        with FleetHttpClient(f"https://127.0.0.1:{here.inner}", sign, verify=behind) as inside:
+        with FleetHttpClient(
+            f"https://127.0.0.1:{here.inner}", interceptors=sign, verify=behind
+        ) as inside:
             assert inside.PushMessages(order).objects_to_push
-        with FleetHttpClient(f"https://127.0.0.1:{here.port}", sign, verify=front) as outside:
+        with FleetHttpClient(
+            f"https://127.0.0.1:{here.port}", interceptors=sign, verify=front
+        ) as outside:
             for forged in (order, reply):
                 with pytest.raises(httpx.HTTPStatusError, match="403"):
                     outside.PushMessages(forged)
