@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlens import Batch, Data, Federation, Output
+from fedlens import Batch, Data, Federation, Lost, Message, Output
 from fedlens.core.rounds import Engine
 from fedlens.core.task import LearningTask
 from fedlens.data.images.tensors import Tensors
+from fedlens.engines.loopback import Loopback
 from fedlens.engines.worker import Log
 from fedlens.generators import ImageGenerator
 from fedlens.runs.engines import MakeEngine, make_engine
@@ -38,6 +40,20 @@ def drawing_as(real: Path) -> MakeEngine:
         return engine
 
     return make
+
+
+class Replay(Loopback):
+    """The loopback, in which each round hears just those that a real deployment heard; then it is
+    interrupted."""
+
+    heard: list[list[int]]
+
+    def exchange(self, message: Message, ids: Any, heard: Any) -> Iterator[Any]:
+        if message.round >= len(self.heard):
+            raise KeyboardInterrupt
+        present = self.heard[message.round]
+        for reply in super().exchange(message, ids, heard):
+            yield reply if reply.sender in present else Lost(reply.sender, "was not heard")
 
 
 def toy_federation(clients: int = 6, seed: int = 0) -> Federation:

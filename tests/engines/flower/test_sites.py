@@ -17,10 +17,11 @@ from typing import Any
 import psutil
 import pytest
 from deployment import Deployment, deployment
+from flower_kills import kill_often
 from stacks import STACKS
-from toy import drawing_as, same_bits, toy_federation
+from toy import Replay, drawing_as, same_bits, toy_federation
 
-from fedlens import Lost, Message, run
+from fedlens import Message, run
 from fedlens.config import recipe as recipes
 from fedlens.engines.loopback import Loopback
 from fedlens.runs.checkpoint import Checkpoint
@@ -75,17 +76,6 @@ def rounds(out: Path) -> list[dict[str, Any]]:
 def expected(stack: str, clients: int, number: int) -> Message:
     algorithm = STACKS[stack].make()
     return run(algorithm, Loopback(algorithm, toy_federation(clients)), number, seed=3)
-
-
-class Replay(Loopback):
-    """The loopback, in which each round hears just those that a real deployment heard."""
-
-    heard: list[list[int]]
-
-    def exchange(self, message: Message, ids: Any, heard: Any) -> Iterator[Any]:
-        present = self.heard[message.round]
-        for reply in super().exchange(message, ids, heard):
-            yield reply if reply.sender in present else Lost(reply.sender, "was not heard")
 
 
 def replayed(stack: str, clients: int, out: Path) -> Message:
@@ -150,7 +140,7 @@ METHODS = {
 def test_every_method_ends_in_the_simulators_bits(two_sites: Deployment, name: str) -> None:
     """Recipes as `fedlens run --engine flower` sends them: trained networks, and a scene whose
     state stays on the nodes. What metrics.jsonl says of every round is equal too, bytes on the wire
-    and all, up to the seconds. With a partial cohort the simulator is handed the server's secret."""
+    and all, up to the seconds. For a partial cohort the simulator gets the server's secret."""
     here, config = two_sites, recipes.read(name, METHODS[name])
     out = here.folder / name
     facts: dict[str, Any] = {
@@ -350,6 +340,20 @@ def test_a_superlink_that_restarts_in_the_middle_and_a_server_that_dies(tmp_path
         (out / "done").unlink(missing_ok=True)
         here.submit(here.folder / "app-twice", "again")
         assert same_bits(finished(here, out), expected("scaffold", 2, 6))
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_leave_the_bits_alone(tmp_path: Path) -> None:
+    """`python tests/flower_kills.py` makes a hundred of them."""
+    found = kill_often(tmp_path, 6, seed=1)
+    print(found)
+    assert found["same_bits"] and sum(found["kills"].values()) == 6
+    assert set(found["reasons"]) <= {
+        "was restarted while it worked",
+        "has not joined",
+        "is offline",
+        "has vanished: the site no longer reports to the SuperLink",
+    }
 
 
 @pytest.mark.slow
