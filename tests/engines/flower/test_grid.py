@@ -298,6 +298,8 @@ def test_errors_of_a_stock_supernode_are_not_quoted(tmp_path: Path) -> None:
 
 
 GREETINGS: dict[str, Any] = {
+    "an array": Array("uint8", (1,), "x", b"x"),
+    "a record alone": ConfigRecord({"client": 0, "examples": 1}),
     "no record": {},
     "empty": {"fedlens": ConfigRecord()},
     "another kind of record": {"fedlens": MetricRecord({"client": 0, "examples": 1})},
@@ -310,14 +312,18 @@ GREETINGS: dict[str, Any] = {
 class Rude(Grid):
     """Client 0 (node 22) answers one kind of message with content of its own."""
 
-    def __init__(self, folder: Path, kind: str, content: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, kind: str, content: Any) -> None:
         super().__init__(folder, "fedavg")
         self.kind, self.content = kind, content
 
     def push(self, message: Message) -> str:
         name = super().push(message)
         if message.metadata.dst_node_id == 22 and message.metadata.message_type == self.kind:
-            self.replies[name] = Message(RecordDict(self.content), reply_to=message)
+            whole = isinstance(self.content, dict)
+            reply = Message(RecordDict(self.content if whole else {}), reply_to=message)
+            if not whole:  # as Flower hands over what a sender calls a message's content
+                reply.__dict__["_content"] = self.content
+            self.replies[name] = reply
         return name
 
 
@@ -331,6 +337,8 @@ def test_a_greeting_that_makes_no_sense_costs_only_that_site(tmp_path: Path, gre
 
 
 REPLIES: dict[str, Any] = {
+    "an array": Array("uint8", (1,), "x", b"x"),
+    "a record alone": ConfigRecord({"client": 0}),
     "no record": {},
     "another kind of record": {"fedlens": MetricRecord({"client": 0})},
     "no message": {"fedlens": ConfigRecord({"client": 0})},
