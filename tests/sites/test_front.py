@@ -30,7 +30,6 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedlens.engines.flower.pushed import objection
 from fedlens.sites import keys, network
 from fedlens.sites.front import PATHS, PUSH, Front
-from fedlens.sites.serve import KnownSites
 from fedlens.trust.signing import read_signing_key
 
 PULL = "/v1/fleet/pull-messages"
@@ -355,23 +354,6 @@ def test_an_announcement_is_held_in_memory_and_so_it_is_small(door: Door) -> Non
         line.sendall(door.head(f"POST {PUSH.decode()} HTTP/1.1", "content-length: 1000") + b"x")
         assert status(line) == 408
     assert not door.behind.heads
-
-
-@pytest.mark.parametrize("damage", ["", "broken", "{}", '{"a": 1}', "[1]", "null", "\x00"])
-def test_a_list_of_revoked_keys_that_cannot_be_read_lets_nobody_in(
-    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
-) -> None:
-    """It may have named anybody. Nothing is raised in the front; when it is whole again, sites are
-    let in again."""
-    monkeypatch.setattr(door.front, "sites", KnownSites(dict(door.front.sites), tmp_path))
-    assert door.post().status_code == 200
-    door.behind.heads.clear()
-    (tmp_path / "revoked.json").write_text(damage)
-    assert door.post().status_code == 503
-    assert door.said[-1].startswith("nobody is let in: ") and "revoked.json" in door.said[-1]
-    assert not door.behind.heads
-    (tmp_path / "revoked.json").write_text("[]")
-    assert door.post().status_code == 200
 
 
 def test_a_body_too_large_and_one_without_an_end(door: Door) -> None:

@@ -122,10 +122,6 @@ class Front:
                 await self._answer(writer, e.status)
         except (OSError, EOFError, TimeoutError, ssl.SSLError):
             pass  # gone, or as good as gone
-        except ValueError as e:  # of our own: a list of sites that cannot be read lets nobody in
-            self.log(f"nobody is let in: {e}")
-            with contextlib.suppress(OSError, TimeoutError):
-                await self._answer(writer, 503)
         finally:
             if client is not None:
                 self._open[client] -= 1
