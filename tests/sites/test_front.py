@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import random
 import shutil
 import socket
 import ssl
@@ -344,6 +345,31 @@ def test_a_site_pushes_replies_of_its_own_and_nothing_else(door: Door, forged: s
     answer = door.post(PUSH.decode(), body=FORGED[forged])
     assert answer.status_code == 403 and not door.behind.heads
     assert door.said[-1].startswith("refused the site of client 0: ")
+
+
+def test_what_passes_is_a_reply_of_the_requests_own_node_whatever_the_bytes() -> None:
+    """Bodies with changed, lost and doubled bytes, and two joined into one: an objection in words,
+    or what the SuperLink will read is as it should be."""
+    rng = random.Random(0)
+    passed = 0
+    bodies = [pushed(), pushed(300), *FORGED.values()]
+    for _ in range(5000):
+        body = bytearray(rng.choice(bodies))
+        for _ in range(rng.choice((0, 1, 1, 2, 5))):
+            at = rng.randrange(len(body) or 1)
+            piece = rng.choice((b"", rng.randbytes(1), bytes(body[at : at + 9]) * 2))
+            body[at : at + rng.choice((0, 1, 1, 4))] = piece
+        body += rng.choice((b"", b"", rng.choice(bodies)))
+        why = objection(bytes(body))
+        if why is None:
+            passed += 1
+            request = PushMessagesRequest.FromString(bytes(body))
+            (message,) = request.messages_list
+            assert message.metadata.src_node_id == request.node.node_id
+            assert message.metadata.dst_node_id == SERVER and message.metadata.reply_to_message_id
+        else:
+            assert why.isprintable()
+    assert 100 < passed < 4000
 
 
 def test_an_announcement_is_held_in_memory_and_so_it_is_small(door: Door) -> None:
