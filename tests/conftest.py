@@ -31,6 +31,7 @@ def data_pack() -> Path:
 @pytest.fixture(autouse=True)
 def import_rules() -> Iterator[None]:
     """Which modules may be imported by name is a matter of a whole process; here, of one test."""
-    before = imports.rules()
+    before, folders, mentioned = imports.rules(), [*imports._folders], [*imports._mentioned]
     yield
     imports.set_rules(before)
+    imports._folders[:], imports._mentioned[:] = folders, mentioned

@@ -147,9 +147,10 @@ def task_of_weights(file: Path, name: str | None, options: Sequence[str]) -> tup
         part = make_part("task", {"name": name}, "task")
     except ConfigError as e:
         try:
-            part = make_part("task", load_tables(find_recipe(name))["task"], "task")
+            recipe = find_recipe(name)
         except ConfigError:
             raise e from None
+        part = make_part("task", load_tables(recipe).get("task", {}), "task")
     known, rest = parameters(part.cls), []
     for text in options:
         ((key, value),) = parse_overrides([text])
