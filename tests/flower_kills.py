@@ -2,7 +2,7 @@
 ServerApp. Whatever dies is started again as an operator would, the run with `--resume`. In the end
 the state has the bits of a federation in which each round heard just those that were heard.
 
-    python tests/flower_kills.py [--kills 100] [--seed 0]
+    python tests/flower_kills.py [--kills 100] [--seed 0] [--minutes 60]
 
 Prints a line a kill, and ends with one JSON object. The simulator has kills of its own in
 tests/runs/test_resume.py.
@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import random
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -44,8 +45,9 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-def kill_often(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
-    """What was killed how often, and whether the bits are right."""
+def kill_often(folder: Path, kills: int, seed: int = 0, minutes: float = 60) -> dict[str, Any]:
+    """What was killed how often, in so many minutes at most, and whether the bits are right."""
+    until = time.monotonic() + 60 * minutes
     config = recipes.read("demo", SETTINGS, "scaffold")
     rng = random.Random(seed)
     with deployment(folder) as here:
@@ -62,7 +64,9 @@ def kill_often(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
             run.kill(victim)
             killed[victim] += 1
             run.await_round()
-            print(f"{number + 1}: {victim} killed, round {run.done} is done", flush=True)
+            print(f"{number + 1}: {victim} killed, {run.done} rounds are done", flush=True)
+            if time.monotonic() > until:
+                break
         run.end_serverapp()
     real = run.progress()
     lines = read_records(run.out / "metrics.jsonl")[: real.done]
@@ -182,6 +186,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=60)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fedlens-kills-") as scratch:
-        print(json.dumps(kill_often(Path(scratch), options.kills, options.seed)))
+        found = kill_often(Path(scratch), options.kills, options.seed, options.minutes)
+        print(json.dumps(found))
+        sys.exit(not found["same_bits"])
