@@ -20,7 +20,6 @@ from hospitals import PATIENCE, STUDY, Federation
 
 pytest.importorskip("flwr")
 import httpx
-import psutil
 from flwr.app import ConfigRecord, Metadata, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.app.message.message import make_message
@@ -317,7 +316,8 @@ def test_a_site_cannot_speak_for_another_or_for_the_server(here: Federation) -> 
         assert "refused the site of client 1: a message under the name of" in here.log("server")
     finally:
         (here.folder / "ended").touch()
-    here.wait_for(lambda: not psutil.pid_exists(seen["pid"]), PATIENCE, "the end of the lookout")
+    shown = here.running["run-lookout"]
+    here.wait_for(lambda: shown.poll() is not None, PATIENCE, "the end of the lookout")
 
 
 LOOKOUT = """
@@ -329,7 +329,7 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     nodes = [[n.node_id, n.public_key.hex()] for n in grid.get_nodes()]
-    seen = {{"run": context.run_id, "nodes": nodes, "pid": os.getpid()}}
+    seen = {{"run": context.run_id, "nodes": nodes}}
     pathlib.Path({out!r} + ".part").write_text(json.dumps(seen))
     os.rename({out!r} + ".part", {out!r})
     until = time.time() + 120
