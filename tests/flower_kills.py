@@ -158,10 +158,11 @@ class Run:
         return found
 
     def end_serverapp(self) -> None:
-        for process in self.serverapps():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-                process.wait(20)
+        while found := self.serverapps():  # its parent may leave a zombie, which is as good as gone
+            for process in found:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            time.sleep(0.1)
         for name in [n for n in self.here.running if n.startswith("run-")]:
             self.here.stop(name)  # it only shows the log
 

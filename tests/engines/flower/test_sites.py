@@ -347,13 +347,7 @@ def test_kills_at_random_moments_leave_the_bits_alone(tmp_path: Path) -> None:
     """`python tests/flower_kills.py` makes a hundred of them."""
     found = kill_often(tmp_path, 6, seed=1)
     print(found)
-    assert found["same_bits"] and sum(found["kills"].values()) == 6
-    assert set(found["reasons"]) <= {
-        "was restarted while it worked",
-        "has not joined",
-        "is offline",
-        "has vanished: the site no longer reports to the SuperLink",
-    }
+    assert found["same_bits"] and sum(found["kills"].values()) == 6 <= found["rounds"]
 
 
 @pytest.mark.slow
