@@ -509,6 +509,39 @@ def test_what_is_too_large_or_no_reply_at_all_costs_that_reply(
         assert [(x.sender, x.reason, x.refused) for x in r.lost] == [(1, why, True)]
 
 
+def test_a_reply_that_was_announced_and_does_not_come_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's own grid looks for its objects for up to two hours, and for nobody else's."""
+
+    class Response:
+        object_content = b""  # not there yet
+
+    class Client:
+        looks = 0
+
+        def PullObject(self, request: Any) -> Response:
+            self.looks += 1
+            clock[0] += 10.0
+            return Response()
+
+    clock = [1000.0]
+    monkeypatch.setattr(flower.time, "monotonic", lambda: clock[0])
+    grid = Grid(tmp_path, "fedavg")
+    grid._runtime_client = client = Client()  # type: ignore[attr-defined]
+
+    def pull_messages(names: list[str]) -> list[Message]:
+        for _ in range(720):
+            grid._runtime_client.PullObject(None)  # type: ignore[attr-defined]
+        return []
+
+    grid.pull_messages = pull_messages  # type: ignore[method-assign]
+    built = engine(grid, "fedavg")
+    with pytest.raises(BadMessage, match="was announced, and then came too slowly"):
+        built._fetch("m1", 1_200_000)
+    assert client.looks == 11  # 30 s, and 73 s for as many bytes at 16 kB a second
+
+
 def test_a_reply_is_not_fetched_beyond_what_it_can_be(tmp_path: Path) -> None:
     """Flower's own grid fetches an object at a time: of a reply of 100 pieces of 1 MB, where 1.2 MB
     are expected, the second piece is the last."""
