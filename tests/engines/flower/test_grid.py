@@ -8,6 +8,7 @@ import copy
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -526,7 +527,7 @@ def test_a_reply_that_was_announced_and_does_not_come_is_given_up(
             return Response()
 
     clock = [1000.0]
-    monkeypatch.setattr(flower.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(flower, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     grid = Grid(tmp_path, "fedavg")
     grid._runtime_client = client = Client()  # type: ignore[attr-defined]
 
