@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from fedlens.cli.options import (
+    ModuleOption,
     OverridesArgument,
     RecipeArgument,
     UsageError,
@@ -53,6 +54,7 @@ def init_policy(
     out: Annotated[Path, typer.Option("--out", "-o", help="The file; never overwritten.")] = Path(
         "policy.toml"
     ),
+    module: ModuleOption = None,
 ) -> None:
     """Write a strict policy: this recipe, what it sends, and nothing else."""
     from fedlens.trust.policy import policy_text, strict_policy
@@ -81,6 +83,7 @@ def check_policy(
     overrides: OverridesArgument = None,
     data: DataOption = None,
     policy: Annotated[Path, typer.Option("--policy", help="The policy.")] = Path("policy.toml"),
+    module: ModuleOption = None,
 ) -> None:
     """Say whether a site with this policy would take part, and why not; no server is needed.
 

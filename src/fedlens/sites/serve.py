@@ -156,6 +156,8 @@ def open_door(
     public = {client: public_pem(site_public_key(path)) for client, path in bindings.items()}
     if len(set(public.values())) < len(public):
         raise ConfigError("one key cannot belong to two clients")
+    from fedlens.engines.flower.pushed import objection
+
     home, ca = flower_home(), (keys / "ca.crt").absolute()
     Served(f"127.0.0.1:{inner}", ca, {i: key.decode() for i, key in public.items()}).save(state)
     with Programs(log, home) as running:
@@ -173,6 +175,7 @@ def open_door(
             log(f"sites can join at {host}:{port}; runs start on this machine; end with Ctrl-C")
             known = KnownSites({key: i for i, key in public.items()}, state, log)
             front = Front(known, inner, tls_context(ca), log)
+            front.objection = objection
             asyncio.run(run_front(front, host, port, front_tls(keys), running.all_alive))
         code = link.wait()
         raise ConfigError(

@@ -9,7 +9,7 @@ no module is imported that is not listed.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -17,6 +17,7 @@ from typing import Any, Literal, get_type_hints
 from fedlens.config.convert import ConfigError, convert, suggestion, toml_value
 from fedlens.config.recipe import Config
 from fedlens.core.algorithm import Algorithm
+from fedlens.core.imports import named_modules
 from fedlens.core.limits import Count, Limited, Positive
 from fedlens.core.message import Header, Message
 from fedlens.core.tree import count_bytes
@@ -110,29 +111,6 @@ def terms_of(config: Config, algorithm: Algorithm) -> Terms:
 def _count(part: Algorithm, name: str) -> int:
     value = getattr(part, name, None)
     return value if isinstance(value, int) else 0
-
-
-def named_modules(tables: Any) -> tuple[str, ...]:
-    """Modules that a recipe names as "module:Class", from its text alone: nothing is imported."""
-    return tuple(sorted({text.partition(":")[0] for text in _texts(tables) if _is_reference(text)}))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key != "about":
-                yield from _texts(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _texts(inner)
-
-
-def _is_reference(text: str) -> bool:
-    module, colon, name = text.partition(":")
-    words = [*module.split("."), *name.split(".")]
-    return bool(colon) and all(word.isidentifier() for word in words)
 
 
 @dataclass(frozen=True)
