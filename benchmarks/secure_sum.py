@@ -1,21 +1,29 @@
 """What SecureSum costs: a client's masking, the server's unmasking, bytes on the wire; beside the
-primitives of Flower's own SecAgg+ on the same vectors, in the same run.
+primitives of Flower's own SecAgg+ on the same vectors, in the same run. And a round of three real
+sites with it and without.
 
     python benchmarks/secure_sum.py [--parameters 35600000] [--clients 20] [--lost 2]
+        [--rounds 8] [--only masks|sites]
 
-One thread, processor time. A client: checking everybody's keys, quantising, one mask with each of
-the others and one of its own. The server: shares to secrets, the masks that are left, means. The
-sum is held to the plain sum of the same whole numbers, bit for bit. Flower: `quantize`,
-`pseudo_rand_gen`, additions and `parameters_mod`, as its `secaggplus_mod` calls them.
+Masks: one thread, processor time. A client: checking everybody's keys, quantising, one mask with
+each of the others and one of its own. The server: shares to secrets, the masks that are left,
+means. The sum is held to the plain sum of the same whole numbers, bit for bit. Flower: `quantize`,
+`pseudo_rand_gen`, additions and `parameters_mod`, as its `secaggplus_mod` calls them. Sites: the
+study of docs/sites.md, whose rounds train and evaluate, over `fedlens serve` with TLS and all.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,6 +38,7 @@ from fedlens.engines.worker import Job, Worker
 from fedlens.trust.fixed_point import to_whole
 from fedlens.trust.secure_sum import DEAL, GREET, OPEN, WORK, SecureSum
 
+ROOT = Path(__file__).resolve().parents[1]
 BOUND = 8.0
 
 
@@ -172,21 +181,15 @@ def flower_primitives(size: int, clients: int) -> float:
     return time.process_time() - began
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--parameters", type=int, default=35_600_000)
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--lost", type=int, default=2)
-    given = parser.parse_args()
+def masking(size: int, n: int, lost: int) -> dict[str, Any]:
     torch.set_num_threads(1)
-    size, n = given.parameters, given.clients
-    wide = one_sum(size, n, given.lost)
-    narrow = one_sum(size, n, given.lost, ring=16)
+    wide = one_sum(size, n, lost)
+    narrow = one_sum(size, n, lost, ring=16)
     theirs = flower_primitives(size, n)
-    out = {
+    return {
         "parameters": size,
         "clients": n,
-        "lost": given.lost,
+        "lost": lost,
         "client_seconds": round(wide["client"], 3),
         "client_seconds_two_sums": round(two_sums(size, n), 3),
         "client_seconds_16_bit": round(narrow["client"], 3),
@@ -197,6 +200,63 @@ def main() -> None:
         "flower_seconds": round(theirs, 3),
         "times_faster_than_flower": round(theirs / wide["client"], 1),
     }
+
+
+# -- three real sites ------------------------------------------------------------------------------
+
+
+def sites(rounds: int) -> dict[str, Any]:
+    """Seconds of a round, by the server's clock: the median after the first, in which models are
+    built and keys agreed on.
+    """
+    sys.path.insert(0, str(ROOT / "tests"))
+    from deployment import deployment
+
+    walkthrough = (ROOT / "docs" / "sites.md").read_text()
+    program = walkthrough.split("python - <<'END'\n")[1].split("END")[0]
+    recipe = walkthrough.split("server/study.toml <<'END'\n")[1].split("END")[0]
+    found: dict[str, Any] = {"rounds": rounds}
+    with (
+        tempfile.TemporaryDirectory(prefix="fedlens-bench-") as folder,
+        deployment(Path(folder), 3) as here,
+    ):
+        subprocess.run([sys.executable, "-c", program], cwd=folder, check=True)
+        here.serve()
+        for i, hospital in enumerate("abc"):
+            settings = {
+                "data": f"{folder}/hospital-{hospital}/scans",
+                "key": str(here.keys / f"site-{i}"),
+                "peers": str(here.keys),
+                "trust-server": True,
+            }
+            here.site(i, "fedlens.sites.site", **settings)
+        for name, secure in (("plain", "false"), ("secure", "true")):
+            other = f"rounds = {rounds}\nsecure = {secure}"
+            out = here.folder / name
+            here.study(recipe.replace("rounds = 2", other), out, name)
+            here.wait_for(lambda out=out: (out / "summary.json").exists(), 600, f"the {name} run")
+            lines = [json.loads(x) for x in (out / "metrics.jsonl").read_text().splitlines()]
+            assert [line["heard"] for line in lines] == [3] * rounds
+            seconds = [float(line["seconds"]) for line in lines]
+            print(f"{name}: {seconds}", file=sys.stderr, flush=True)
+            found[f"{name}_round_seconds"] = round(statistics.median(seconds[1:]), 3)
+            found[f"{name}_first_round_seconds"] = round(seconds[0], 3)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parameters", type=int, default=35_600_000)
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--lost", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--only", choices=("masks", "sites"))
+    given = parser.parse_args()
+    out: dict[str, Any] = {}
+    if given.only != "sites":
+        out |= masking(given.parameters, given.clients, given.lost)
+    if given.only != "masks":
+        out["three_sites"] = sites(given.rounds)
     print(json.dumps(out))
 
 

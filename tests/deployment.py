@@ -188,6 +188,24 @@ class Deployment:
     def submit(self, app: Path, name: str = "run") -> None:
         self.start(name, "flwr", "run", str(app), "here", "--stream")
 
+    def study(self, recipe: str, out: Path, name: str = "study", resume: bool = False) -> None:
+        """Begin a run of this recipe, as `fedlens run --engine flower` does."""
+        from fedlens.engines.flower.engine import write_app
+
+        config = {
+            "name": name,
+            "text": recipe,
+            "out": str(out),
+            "resume": resume,
+            "fresh": False,
+            "wait": 600.0,
+            "least": len(self.known),
+            "forgive": False,
+        }
+        app = self.folder / f"app-{name}"
+        write_app(app, "fedlens.sites.server:run_server", "fedlens.sites.site:make_site", config)
+        self.submit(app, f"run-{name}")
+
     def wait_for(self, condition: Any, seconds: float, what: str) -> None:
         until = time.monotonic() + seconds
         while not condition():
