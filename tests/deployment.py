@@ -45,7 +45,7 @@ class Deployment:
     def __init__(self, folder: Path, sites: int = 2) -> None:
         self.folder, self.port, self.inner = folder, free_port(), free_port()
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self.keys = folder / "keys"
+        self.keys, self.jobs = folder / "keys", folder / "jobs"
         keys.make_authority(self.keys)
         keys.make_server_certificate(self.keys, ["127.0.0.1"])
         self.known = [self.make_key(f"site-{k}") for k in range(sites)]
@@ -151,7 +151,7 @@ class Deployment:
         node: Mapping[str, Any] = {
             "client": site,
             "folder": str(self.folder / f"memory-{site}"),
-            "jobs": str(self.folder / "jobs"),
+            "jobs": str(self.jobs),
             **settings,
         }
         self.start(
