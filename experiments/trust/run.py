@@ -1,6 +1,7 @@
 """What SecureSum changes in a method's result: every method with and without it, the same seeds.
 
     python experiments/trust/run.py [--minutes 5]     computes what is missing in cells.jsonl
+    python experiments/trust/run.py --only FedVSR     the same, of some rows
     python experiments/trust/run.py --table           writes the table into README.md
 
 Needs $FEDLENS_DATA (classic, cifar10). Masks are off (`masks = false`): they cancel bit for bit,
@@ -168,6 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--only", default="", help="rows whose name begins like this")
     given = parser.parse_args()
     if given.table:
         CELLS.tidy()
@@ -180,6 +182,7 @@ def main() -> None:
         )
         for seed in SEEDS
         for method in METHODS
+        if method.startswith(given.only)
         for secure in (False, True)
     ]
     compute(CELLS, jobs, given.minutes, lambda c: str(c["metrics"]))

@@ -106,6 +106,13 @@ class SecureSum(Layer):
                 f" {type(inner.base).__name__} need ring=32"
             )
 
+    def check_cohort(self, asked: int) -> None:
+        if asked < self.min_cohort:
+            raise ValueError(
+                f"SecureSum hides a client among at least {self.min_cohort}, but {asked} are asked:"
+                " without it, `secure = false`, the server sees what each of them sends"
+            )
+
     def recovers(self, clients: int) -> bool:
         if self.dropouts == "auto":
             return clients > FEW
@@ -145,11 +152,7 @@ class SecureSum(Layer):
 
     def _first_trip(self, state: Message, memory: ServerMemory, trips: Trips) -> Trip:
         asked = trips.asked
-        if len(asked) < self.min_cohort:
-            raise ValueError(
-                f"SecureSum hides a client among at least {self.min_cohort}, but {len(asked)} are"
-                " asked: without it, `secure = false`, the server sees what each of them sends"
-            )
+        self.check_cohort(len(asked))
         unnamed = trips.evaluate and memory.metrics is None
         recovers = self.masks and self.recovers(len(asked))
         ungreeted = recovers and not set(asked) <= memory.greetings.keys()
