@@ -264,6 +264,16 @@ def test_what_needs_single_replies_is_refused_in_words() -> None:
         SecureSum(ring=16).around(SCENES["feddeblur"].make())
 
 
+SINGLES = [n for n, case in STACKS.items() if case.make().needs != "sums"]
+
+
+@pytest.mark.parametrize("name", SINGLES)
+def test_every_stack_of_single_replies_is_refused(name: str) -> None:
+    """Medians, Krum and the like among them: one chooses."""
+    with pytest.raises(StackError, match="SecureSum hides single replies, but .* needs them"):
+        SecureSum().around(STACKS[name].make())
+
+
 def test_two_are_too_few_to_hide_among() -> None:
     algorithm = secured()
     with pytest.raises(ValueError, match="at least 3, but 2 are asked"):
