@@ -367,14 +367,12 @@ class SecureSum(Layer):
         purpose = "evaluate" if message.header.evaluate else "train"
         if terms.round not in (message.round, message.round + 1) or terms.purpose != purpose:
             raise Declined("keys are asked for, but for another round")
-        terms.check(self.min_cohort, self.dropouts)
         if client.id not in terms.holders:
             raise Declined(f"client {client.id} is not among those who are to take part")
-        greetings = {int(i): g for i, g in told.get("greetings", {}).items()}
-        return {"deal": deal(vault, client.id, terms, greetings).table()}
+        return self._invited(told, client, vault)
 
     def _invited(self, told: Mapping[str, Any], client: Client, vault: Vault) -> dict[str, Any]:
-        """The deal for the next round, if this client was invited to it."""
+        """Fresh keys for the sum of these terms, if this client was invited to it."""
         if "terms" not in told:
             return {}
         terms = SumTerms.read(told["terms"])
