@@ -61,6 +61,7 @@ def test_the_methods_run_by_the_command_line_and_the_report_says_why(
     assert invoke(["run", name, "--secure", *SMALL[name], "workers=0", "--out", str(out)]) == 0
     rounds = read_records(out / "metrics.jsonl")
     assert all(r["heard"] == 3 and not r["clients"] for r in rounds)
-    assert "replies are added up under masks (SecureSum): there is no worst client" in (
-        out / "report.html"
-    ).read_text()
+    assert (
+        "replies are added up under masks (SecureSum): there is no worst client"
+        in (out / "report.html").read_text()
+    )
