@@ -32,6 +32,7 @@ class Losing:
         self.engine, self.plan = engine, plan
         engine.keep_singles = True
         self.trips: list[tuple[int, int]] = []
+        self.fate: dict[int, str | None] = {}  # of the trip at hand, by client
 
     def exchange(
         self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
@@ -39,7 +40,7 @@ class Losing:
         number, trip = message.round, message.header.trip
         if not message.header.evaluate:
             self.trips.append((number, trip))
-        fate = {i: self.plan.get((number, trip, i)) for i in ids}
+        fate = self.fate = {i: self.plan.get((number, trip, i)) for i in ids}
         yield from (Lost(i, "unreachable") for i in ids if fate[i] == "before")
         asked = [i for i in ids if fate[i] != "before"]
         for item in self.engine.exchange(message, asked, heard):

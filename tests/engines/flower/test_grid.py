@@ -598,11 +598,20 @@ def test_secure_sum_has_the_simulators_bits_whoever_is_lost(tmp_path: Path, when
 
     grid = Grid(tmp_path, "", clients=(6, 2, 4, 0, 1, 5, 3), site=site)
     flwr = flower.Flower(grid, make(), 7, recipe="recipe", poll=0.01, wait=1.0)
-    engines = (Simulator(make(), everyone, workers=0), flwr)
+    losings = [Losing(e, LOST[when]) for e in (Simulator(make(), everyone, workers=0), flwr)]
+    app = grid.app
+
+    def lossy(message: Message, context: Context) -> Message:
+        """Flower's engine sums what arrives: a reply that gets lost does so on its way there."""
+        reply = app(message=message, context=context)
+        gone = losings[1].fate.get(int(context.node_config["client"])) == "after"
+        return Message(Error(8, "lost"), reply_to=message) if gone else reply
+
+    grid.app = lossy  # type: ignore[assignment]
     ends, heard = [], []
-    for used in engines:
+    for losing in losings:
         seen: list[Round] = []
-        losing = Losing(used, LOST[when])
+        used = losing.engine
         state = run(used.algorithm, losing, 4, seed=3, after_round=lambda _, r, s=seen: s.append(r))
         used.close()
         ends.append(flat(state))
