@@ -6,26 +6,32 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from losing import LOST, Losing
 from PIL import Image
 from stacks import STACKS
-from toy import drawing_as, same_bits, toy_federation
+from toy import Toy, drawing_as, flat, same_bits, toy_federation
+from vaults import make_vaults
 
-from fedlens import Round, run
+from fedlens import Round, run, stack
+from fedlens.algorithms import FedAvg
 from fedlens.config import recipe as recipes
 from fedlens.core.message import BadMessage
 from fedlens.data.images.folders import ImageFolder
 from fedlens.engines.loopback import Loopback
+from fedlens.engines.simulator import Simulator
+from fedlens.layers import Scaffold
 from fedlens.runs.checkpoint import Checkpoint
 from fedlens.runs.folder import read_records
 from fedlens.runs.job import run_job
 from fedlens.sites import site as recipe_site
 from fedlens.sites.server import run_server
+from fedlens.trust import SecureSum
 
 pytest.importorskip("flwr")
 from flwr.app import (
@@ -49,8 +55,8 @@ EVERYONE = toy_federation(3)
 
 class Grid:
     """Three nodes in this process. `slow[round]`: clients whose reply to that round takes until the
-    next round's messages are out. `broken`: clients whose process dies. Nodes 21 to 23 are clients
-    2, 0, 1."""
+    next round's messages are out. `broken`: clients whose process dies. Nodes 21, 22, ... are
+    `clients`. `site`: makes other sites than those of the stack."""
 
     def __init__(
         self,
@@ -59,9 +65,11 @@ class Grid:
         slow: dict[int, set[int]] | None = None,
         broken: set[int] | None = None,
         run: Any = None,
+        clients: Sequence[int] = (2, 0, 1),
+        site: Callable[[Any, Any], Site] | None = None,
     ) -> None:
         self.folder, self.run = folder, run or {}
-        self.clients = {21: 2, 22: 0, 23: 1}
+        self.clients = {21 + k: client for k, client in enumerate(clients)}
         self.online, self.slow, self.broken = set(self.clients), slow or {}, broken or set()
         self.replies: dict[str, Message] = {}
         self.waiting: dict[str, int] = {}  # message id -> round
@@ -77,7 +85,7 @@ class Grid:
                 "recipe",
             )
 
-        self.app = flower.make_client_app(recipe_site.make_site if run else make_site)
+        self.app = flower.make_client_app(site or (recipe_site.make_site if run else make_site))
 
     def get_nodes(self) -> list[Any]:
         return [NodeInfo(node_id=n, public_key=f"key {n}".encode()) for n in sorted(self.online)]
@@ -570,3 +578,44 @@ def test_a_reply_is_not_fetched_beyond_what_it_can_be(tmp_path: Path) -> None:
     with pytest.raises(BadMessage, match=r"larger than 1\.2 MB"):
         built._fetch("m1", 1_200_000)
     assert client.fetched == 2
+
+
+@pytest.mark.parametrize("when", LOST)
+def test_secure_sum_has_the_simulators_bits_whoever_is_lost(tmp_path: Path, when: str) -> None:
+    """Seven sites with keys and vaults of their own behind Flower's messages, lost before, during
+    and after masking."""
+    everyone, vaults = toy_federation(7), make_vaults(tmp_path, 7)
+
+    def make() -> SecureSum:
+        made = stack(FedAvg(Toy(), batch=8, lr=0.05), Scaffold(), SecureSum("recover"))
+        assert isinstance(made, SecureSum)
+        return made
+
+    def site(node: Any, request: Any) -> Site:
+        i = int(node["client"])
+        one = federation_of_one(i, everyone.holdings[i], everyone.held_out_of(i))
+        return Site(i, make().with_vault(vaults[i]), one, tmp_path / str(i), "recipe")
+
+    grid = Grid(tmp_path, "", clients=(6, 2, 4, 0, 1, 5, 3), site=site)
+    flwr = flower.Flower(grid, make(), 7, recipe="recipe", poll=0.01, wait=1.0)
+    losings = [Losing(e, LOST[when]) for e in (Simulator(make(), everyone, workers=0), flwr)]
+    app = grid.app
+
+    def lossy(message: Message, context: Context) -> Message:
+        """Flower's engine sums what arrives: a reply that gets lost does so on its way there."""
+        reply = app(message=message, context=context)
+        gone = losings[1].fate.get(int(context.node_config["client"])) == "after"
+        return Message(Error(8, "lost"), reply_to=message) if gone else reply
+
+    grid.app = lossy  # type: ignore[assignment]
+    ends, heard = [], []
+    for losing in losings:
+        seen: list[Round] = []
+        used = losing.engine
+        state = run(used.algorithm, losing, 4, seed=3, after_round=lambda _, r, s=seen: s.append(r))
+        used.close()
+        ends.append(flat(state))
+        heard.append([sorted(r.heard) for r in seen])
+    assert heard[0] == heard[1]
+    assert ends[0].keys() == ends[1].keys()
+    assert all(ends[0][name].equal(ends[1][name]) for name in ends[0])

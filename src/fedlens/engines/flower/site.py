@@ -43,7 +43,6 @@ from fedlens.engines.worker import Log, threads
 from fedlens.trust.guard import Guard
 from fedlens.trust.ledger import Leaving, kind_of, protection
 from fedlens.trust.policy import PolicyError, Terms
-from fedlens.trust.secure_sum import request_hash
 from fedlens.trust.signing import canonical
 from fedlens.trust.vault import Declined
 
@@ -317,7 +316,7 @@ def answer_from_disk(
         return _answer_once(site, message, folder, heard, forgive)
     if not site.algorithm.keeps_secrets:
         raise SiteError("error", private="SecureSum has no vault: its masks would be no secret")
-    stored = folder / "answers" / f"{message.round:06d}-{request_hash(message)}"
+    stored = folder / "answers" / f"{message.round:06d}-{message.digest()}"
     if stored.exists():
         return Message.from_bytes(bytearray(stored.read_bytes()))
     reply = _answer_once(site, message, folder, heard, forgive)
