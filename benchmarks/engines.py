@@ -186,21 +186,25 @@ def flower(here: Any, work: str, rounds: int, clients: int) -> tuple[dict[str, A
     return facts, out
 
 
-def study(here: Any, rounds: int) -> list[float]:
-    """Seconds of each round of the study in docs/sites.md; a round trains and evaluates."""
+def study(here: Any, rounds: int, clients: int) -> list[float]:
+    """Seconds of each round of the study in docs/sites.md, here with so many hospitals; a round
+    trains and evaluates. From three on their replies are masked."""
     from fedlens.engines.flower.engine import write_app
 
     walkthrough = (ROOT / "docs" / "sites.md").read_text()
     recipe = walkthrough.split("server/study.toml <<'END'\n")[1].split("END")[0]
+    for key, there, wanted in (("rounds", 2, rounds), ("clients", 3, clients)):
+        assert f"\n{key} = {there}\n" in recipe
+        recipe = recipe.replace(f"\n{key} = {there}\n", f"\n{key} = {wanted}\n")
     out = here.folder / "study"
     config = {
         "name": "study",
-        "text": recipe.replace("rounds = 2", f"rounds = {rounds}"),
+        "text": recipe,
         "out": str(out),
         "resume": False,
         "fresh": False,
         "wait": 120.0,
-        "least": 2,
+        "least": clients,
         "forgive": False,
     }
     app = here.folder / "app-study"
@@ -264,7 +268,7 @@ def real(rounds: int, clients: int, only: str, wanted: bytes | None, found: dict
                 None if wanted is None else (out / "state").read_bytes() == wanted
             )
         if only in ("all", "study"):
-            found["study_s"] = steady(study(here, rounds))
+            found["study_s"] = steady(study(here, rounds, clients))
         if only in ("all", "megabyte"):
             found["megabyte_s"] = steady(flower(here, "megabyte", rounds, clients)[0]["seconds"])
         with Watch(here) as watch:

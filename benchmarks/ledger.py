@@ -28,8 +28,9 @@ from fedlens.core.message import Message
 from fedlens.core.replies import Replies
 from fedlens.core.tree import Tree
 from fedlens.engines.flower.site import Site, answer_request, federation_of_one, to_pieces
-from fedlens.trust.ledger import FILE, Leaving, Ledger, verify
+from fedlens.trust.ledger import FILE, Leaving, Ledger
 from fedlens.trust.signing import make_signing_key
+from fedlens.trust.verify import verify
 
 ARRAYS, EACH = 60, 593_000  # 35.6 million float32: 142 MB
 TURNS = 7

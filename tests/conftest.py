@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from fedlens.core import imports
 
 torch.set_num_threads(1)
 
@@ -23,3 +26,12 @@ def data_pack() -> Path:
     if not folder or not (Path(folder) / "README.md").is_file():
         pytest.skip("the data pack is not here (set FEDLENS_DATA)")
     return Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def import_rules() -> Iterator[None]:
+    """Which modules may be imported by name is a matter of a whole process; here, of one test."""
+    before, folders, mentioned = imports.rules(), [*imports._folders], [*imports._mentioned]
+    yield
+    imports.set_rules(before)
+    imports._folders[:], imports._mentioned[:] = folders, mentioned

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Deployment:
     def __init__(self, folder: Path, sites: int = 2) -> None:
         self.folder, self.port, self.inner = folder, free_port(), free_port()
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self.keys = folder / "keys"
+        self.keys, self.jobs = folder / "keys", folder / "jobs"
         keys.make_authority(self.keys)
         keys.make_server_certificate(self.keys, ["127.0.0.1"])
         self.known = [self.make_key(f"site-{k}") for k in range(sites)]
@@ -111,12 +111,12 @@ class Deployment:
         """client -> public key, as the server's list has it."""
         return {k: keys.public_pem(keys.site_public_key(p)) for k, p in enumerate(self.known)}
 
-    def serve(self) -> None:
+    def serve(self, *options: str, program: Sequence[str] = ("-m", "fedlens.cli.main")) -> None:
+        """program: what `fedlens` is."""
         self.start(
             "server",
             "python",
-            "-m",
-            "fedlens.cli.main",
+            *program,
             "serve",
             "--port",
             str(self.port),
@@ -127,6 +127,7 @@ class Deployment:
             "--state",
             str(self.folder / "superlink"),
             *(part for public in self.known for part in ("--site", str(public))),
+            *options,
         )
         began = self.log("server").count("sites can join")
         self.wait_for(
@@ -150,7 +151,7 @@ class Deployment:
         node: Mapping[str, Any] = {
             "client": site,
             "folder": str(self.folder / f"memory-{site}"),
-            "jobs": str(self.folder / "jobs"),
+            "jobs": str(self.jobs),
             **settings,
         }
         self.start(
@@ -186,6 +187,24 @@ class Deployment:
 
     def submit(self, app: Path, name: str = "run") -> None:
         self.start(name, "flwr", "run", str(app), "here", "--stream")
+
+    def study(self, recipe: str, out: Path, name: str = "study", resume: bool = False) -> None:
+        """Begin a run of this recipe, as `fedlens run --engine flower` does."""
+        from fedlens.engines.flower.engine import write_app
+
+        config = {
+            "name": name,
+            "text": recipe,
+            "out": str(out),
+            "resume": resume,
+            "fresh": False,
+            "wait": 600.0,
+            "least": len(self.known),
+            "forgive": False,
+        }
+        app = self.folder / f"app-{name}"
+        write_app(app, "fedlens.sites.server:run_server", "fedlens.sites.site:make_site", config)
+        self.submit(app, f"run-{name}")
 
     def wait_for(self, condition: Any, seconds: float, what: str) -> None:
         until = time.monotonic() + seconds

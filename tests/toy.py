@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlens import Batch, Data, Federation, Output
+from fedlens import Batch, Data, Federation, Lost, Message, Output
+from fedlens.core.rounds import Engine
 from fedlens.core.task import LearningTask
 from fedlens.data.images.tensors import Tensors
+from fedlens.engines.loopback import Loopback
+from fedlens.engines.worker import Log
 from fedlens.generators import ImageGenerator
+from fedlens.runs.engines import MakeEngine, make_engine
+from fedlens.runs.setup import Setup
 from fedlens.testing import SmallNet as Net
 from fedlens.testing import SmallTask as Toy
 from fedlens.testing import arrays_of as flat
@@ -20,6 +27,33 @@ from fedlens.testing import same_bits, small_federation
 from fedlens.testing import small_data as make_data
 
 __all__ = ["Net", "Toy", "flat", "make_data", "same_bits"]
+
+
+def drawing_as(real: Path) -> MakeEngine:
+    """The simulator, asking those whom the server of a run over Flower asked: it is handed the
+    secret in that run's folder."""
+    secret = json.loads((real / "flower.json").read_text())["cohort_seed"]
+
+    def make(setup: Setup, folder: Path, log: Log) -> Engine:
+        engine = make_engine("simulator", setup, folder, log)
+        engine.cohort_seed = secret  # type: ignore[attr-defined]
+        return engine
+
+    return make
+
+
+class Replay(Loopback):
+    """The loopback, in which each round hears just those that a real deployment heard; then it is
+    interrupted."""
+
+    heard: list[list[int]]
+
+    def exchange(self, message: Message, ids: Any, heard: Any) -> Iterator[Any]:
+        if message.round >= len(self.heard):
+            raise KeyboardInterrupt
+        present = self.heard[message.round]
+        for reply in super().exchange(message, ids, heard):
+            yield reply if reply.sender in present else Lost(reply.sender, "was not heard")
 
 
 def toy_federation(clients: int = 6, seed: int = 0) -> Federation:

@@ -1,6 +1,7 @@
 """What SecureSum changes in a method's result: every method with and without it, the same seeds.
 
     python experiments/trust/run.py [--minutes 5]     computes what is missing in cells.jsonl
+    python experiments/trust/run.py --only FedVSR     the same, of some rows
     python experiments/trust/run.py --table           writes the table into README.md
 
 Needs $FEDLENS_DATA (classic, cifar10). Masks are off (`masks = false`): they cancel bit for bit,
@@ -16,7 +17,11 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedlens.config.recipe import Config
+    from fedlens.runs.job import Outcome
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -58,7 +63,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "FedVSSL": (
         "fedvssl",
         {"rounds": 3, "evaluate_every": 3, "data.videos": 60, "data.tests": 48, "clients": 6},
-        "recall1",
+        "recall_at_1",
         "share",
     ),
     "FBL": (
@@ -78,17 +83,35 @@ METHODS: dict[str, tuple[str, dict[str, Any], str, str]] = {
 }  # fmt: skip
 
 
-def cell_of(method: str, secure: bool, seed: int) -> Cell:
+def run_of(method: str, **other: Any) -> tuple[Config, Outcome]:
+    """The method's recipe with other settings, run."""
     from fedlens.config import recipe as recipes
     from fedlens.runs.job import run_job
 
     recipe, overrides, _, _ = METHODS[method]
-    given: dict[str, Any] = {**overrides, "seed": seed, "workers": 0, "secure": secure}
-    if secure:
-        given["SecureSum.masks"] = False
-    config = recipes.read(recipe, given)
+    config = recipes.read(recipe, {**overrides, "workers": 0, **other})
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run_job(config, Path(folder) / "run")
+        return config, run_job(config, Path(folder) / "run")
+
+
+def untrained(method: str, seed: int) -> dict[str, float]:
+    """What somebody gets who learned nothing: the network before the first round (FedVSR's is the
+    bicubic enlargement), of FedDeblur the mean of the blurred photos."""
+    from fedlens.deblur.observation import SceneFacts, without_rim
+    from fedlens.deblur.task import mosaic, score
+
+    _, outcome = run_of(method, seed=seed, rounds=0, evaluate_every=1)
+    federation = outcome.setup.federation
+    if not isinstance(federation.facts, SceneFacts):
+        return outcome.metrics
+    ((name, truth),) = federation.test.items()
+    photos = mosaic([held[name] for held in federation.holdings])
+    return score(without_rim(photos, federation.facts.pad).clamp(0, 255), truth)
+
+
+def cell_of(method: str, secure: bool, seed: int) -> Cell:
+    hidden = {"SecureSum.masks": False} if secure else {}
+    config, outcome = run_of(method, seed=seed, secure=secure, **hidden)
     state = outcome.rounds[-1]["state"]
     settings = {k: v for k, v in flat_settings(config.tables()).items() if DATA not in str(v)}
     return {
@@ -96,6 +119,7 @@ def cell_of(method: str, secure: bool, seed: int) -> Cell:
         "secure": secure,
         "seed": seed,
         "metrics": outcome.metrics,
+        **({} if secure else {"untrained": untrained(method, seed)}),
         "saturated": sum(r["state"].get("saturated", 0) for r in outcome.rounds),
         "skipped": sum(bool(r.get("skipped")) for r in outcome.rounds),
         "bytes_up": outcome.rounds[-1]["bytes_up"],
@@ -107,8 +131,9 @@ def cell_of(method: str, secure: bool, seed: int) -> Cell:
 
 def table() -> str:
     rows = [
-        "| method | metric | without | with SecureSum | difference | clipped numbers | skipped |",
-        "|---|---|---|---|---|---|---|",
+        "| method | metric | nothing learned | without | with SecureSum | difference |"
+        " clipped numbers | skipped |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for method, (_, _, metric, unit) in METHODS.items():
         pairs = [
@@ -117,19 +142,21 @@ def table() -> str:
         ]
         done = [(a, b) for a, b in pairs if b is not None]
         if not done:
-            rows.append(f"| {method} | {metric} | not run | not run | | | |")
+            rows.append(f"| {method} | {metric} | not run | not run | not run | | | |")
             continue
-        name = metric if metric in done[0][0]["metrics"] else next(iter(done[0][0]["metrics"]))
-        without, secured = ([c["metrics"][name] for c in side] for side in zip(*done, strict=True))
+        without, secured = (
+            [c["metrics"][metric] for c in side] for side in zip(*done, strict=True)
+        )
+        nothing = [c["untrained"][metric] for c, _ in done]
         change = [b - a for a, b in zip(without, secured, strict=True)]
         clipped = sum(b["saturated"] for _, b in done)
         skipped = sum(b["skipped"] for _, b in done)
         shown = "db" if unit == "dB" else ""
         digits = 3 if shown else 4
-        text = [" / ".join(f"{v:.{digits}f}" for v in side) for side in (without, secured)]
+        text = [" / ".join(f"{v:.{digits}f}" for v in side) for side in (nothing, without, secured)]
         difference = " / ".join(f"{d:+.4f}" for d in change)
         rows.append(
-            f"| {method} | {name} | {text[0]} | {text[1]} | {difference} | {clipped:.0f} |"
+            f"| {method} | {metric} | {' | '.join(text)} | {difference} | {clipped:.0f} |"
             f" {skipped} |"
         )
     return "\n".join(rows)
@@ -142,6 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--only", default="", help="rows whose name begins like this")
     given = parser.parse_args()
     if given.table:
         CELLS.tidy()
@@ -154,6 +182,7 @@ def main() -> None:
         )
         for seed in SEEDS
         for method in METHODS
+        if method.startswith(given.only)
         for secure in (False, True)
     ]
     compute(CELLS, jobs, given.minutes, lambda c: str(c["metrics"]))

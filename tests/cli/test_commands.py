@@ -561,7 +561,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert exit_code(child) == 130
     expected = (
         r"fedlens: stopped after round \d+ of 500; what was done is saved\. Go on with: fedlens run"
-        r" .*/run --resume\n"
+        r" .*/run --resume --module toy_job\n"
     )
     assert re.fullmatch(expected, said.with_suffix(".err").read_text())
 

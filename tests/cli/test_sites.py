@@ -5,11 +5,13 @@ runs are in engines/flower/test_sites.py.
 from __future__ import annotations
 
 import ipaddress
+import json
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -227,6 +229,16 @@ def make_site_files() -> None:
     keys.make_site_certificate(Path("keys"), public).rename("site-0.crt")
 
 
+def make_study() -> None:
+    """A recipe, and twelve scans and one that is none."""
+    Path("study.toml").write_text(STUDY.replace("[data]", "size = 8\n[data]\nsize = 8"))
+    for name in ("benign", "malignant"):
+        Path("scans", name).mkdir(parents=True)
+        for k in range(6):
+            Image.new("RGB", (8, 8), (40 * k, 0, 0)).save(Path("scans", name, f"{k}.png"))
+    Path("scans/benign/broken.png").write_bytes(b"no picture")
+
+
 def test_join_looks_before_it_leaps(capsys: pytest.CaptureFixture[str]) -> None:
     keys.make_authority(Path("keys"))
     keys.make_site_key(Path("site-0"))
@@ -293,18 +305,14 @@ def test_a_site_is_read_in_a_process_of_its_own(
 ) -> None:
     """What it finds wrong is one message; where all is well, who cannot be reached is spoken of."""
     make_site_files()
-    Path("study.toml").write_text(STUDY.replace("[data]", "size = 8\n[data]\nsize = 8"))
-    Path("scans/benign").mkdir(parents=True)
+    make_study()
     join = ("join", "127.0.0.1:1", "--key", "site-0", "--data", "scans", "--recipe", "study.toml")
+    Path("scans/malignant").rename("elsewhere")
     assert "scans holds 1 class folders: at least two are needed" in refused(capsys, *join)
-    for name in ("benign", "malignant"):
-        Path("scans", name).mkdir(exist_ok=True)
-        for k in range(6):
-            Image.new("RGB", (8, 8), (40 * k, 0, 0)).save(Path("scans", name, f"{k}.png"))
-    Path("scans/benign/broken.png").write_bytes(b"no picture")
+    Path("elsewhere").rename("scans/malignant")
     assert invoke([*join, "--wait", "0"]) == 2
     read = capsys.readouterr()
-    assert "10 rounds among 2 clients each, 1 epochs of training in each" in read.out
+    assert "10 rounds among 2 clients each, 1 epoch of training in each" in read.out
     assert "nobody is here to agree: read the page above, then add --yes" in read.err
     Path("policy.toml").write_text("max_epochs = 1\nmin_cohort = 3\n")
     assert "policy.toml does not allow it" in refused(capsys, *join, "--policy", "policy.toml")
@@ -324,6 +332,29 @@ open("imported", "w").close()
 class Mine(Classification):
     pass
 """
+
+
+def test_a_log_of_json_lines(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of `join` and of the process it starts, from the first line to the error at the end: each
+    line of standard error is one object. The page for people is on standard output."""
+    monkeypatch.setenv("FEDLENS_LOG", "")  # what --json-log sets stays in this test
+    make_site_files()
+    make_study()
+    options = ["--key", "site-0", "--recipe", "study.toml", "--data", "scans", "--yes"]
+    wrong = f"127.0.0.1:{network.free_port()}"
+    assert invoke(["join", wrong, *options, "--wait", "0", "--json-log"]) == 2
+    said = capfd.readouterr()
+    assert "leaves each round" in said.out
+    lines = [json.loads(line) for line in said.err.splitlines()]
+    assert all(set(line) == {"time", "process", "message"} for line in lines)
+    assert all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
+    words = [line["message"] for line in lines]
+    assert "client 0 has 10 examples" in words
+    assert any("broken.png" in text for text in words)
+    assert any(text.startswith("no --policy") for text in words)
+    assert words[-1].startswith(f"the server at {wrong} cannot be reached")
 
 
 def test_only_modules_that_the_operator_listed_are_imported(

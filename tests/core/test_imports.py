@@ -46,11 +46,9 @@ strength = 2.0
 
 @pytest.fixture(autouse=True)
 def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    modules, folders = set(sys.modules), list(imports._folders)
+    modules = set(sys.modules)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(imports, "_listed", None)
     yield
-    imports._folders[:] = folders
     plugins.cache_clear()
     for name in set(sys.modules) - modules:
         del sys.modules[name]
@@ -77,6 +75,7 @@ def test_the_recipes_folder_goes_first_then_the_working_directory(
 
 
 def test_a_run_folder_remembers_where_the_recipe_was(tmp_path: Path) -> None:
+    """And says so; but nothing is looked for there before its user has named the file."""
     config = recipes.read(write(tmp_path / "a", "a") / "mine.toml")
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)
@@ -84,10 +83,35 @@ def test_a_run_folder_remembers_where_the_recipe_was(tmp_path: Path) -> None:
     imports._folders.clear()
     sys.path[:] = [p for p in sys.path if p != str(tmp_path / "a")]
     del sys.modules["own_layer"]
+    imports.set_rules(imports.Rules())
+    imports.allow(["fedlens.testing"])
+    with pytest.raises(ConfigError, match=f"--module {tmp_path}/a/own_layer.py"):
+        recipes.read(run)
+    imports.allow([f"{tmp_path}/a/own_layer.py"])
     again = recipes.read(run)
     assert again.algorithm[1].cls.where == "a" and again.folders == (str(tmp_path / "a"),)
     assert "folders" not in config.to_toml()  # what travels to a site
     assert not config.difference(again.tables())
+
+
+def test_who_named_a_module_may_read_run_folders_that_name_it(tmp_path: Path) -> None:
+    """In a recipe, in an argument, as an object; what was never named is refused, also after the
+    folder was read, and also where it is only reached through another module."""
+    config = recipes.read(write(tmp_path / "a", "a") / "mine.toml")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text(config.to_toml(with_folders=True))
+    assert recipes.read(run).algorithm[1].cls.where == "a"
+    for reference in ("antigravity:x", "own_layer_too:Mine", "os:system"):
+        with pytest.raises(OwnCodeError, match=r"is not imported: .* --module"):
+            load_reference(reference)
+    with pytest.raises(OwnCodeError, match="is a module of its own"):
+        load_reference("fedlens.testing:torch.nn.Linear")
+    assert "antigravity" not in sys.modules
+    assert recipes.read("demo", ["task.model=torch.nn:Linear"])
+    assert load_reference("torch.nn:Linear") is torch.nn.Linear
+    assert imports.describe_given(torch.optim.SGD) == "torch.optim.sgd:SGD"
+    assert load_reference("torch.optim.sgd:SGD") is torch.optim.SGD
 
 
 def test_a_site_imports_what_its_operator_listed_and_nothing_else(tmp_path: Path) -> None:

@@ -13,13 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from losing import LOST, Failing, Losing
 from stacks import STACKS
 from toy import Toy, same_bits, toy_federation
 
 from fedlens import Client, Message, Round, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.engines.loopback import Loopback
+from fedlens.engines.simulator import Simulator
 from fedlens.layers import Scaffold
+from fedlens.trust import SecureSum
 
 ray = pytest.importorskip("ray")
 from fedlens.engines.ray import Ray, start_cluster  # noqa: E402
@@ -171,3 +174,23 @@ def test_a_recipe_on_ray_leaves_the_simulators_files(tmp_path: Path) -> None:
         (tmp_path / engine / "model.safetensors").read_bytes() for engine in ("simulator", "ray")
     ]
     assert files[0] == files[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["all at once", "at work"])
+def test_secure_sum_has_the_simulators_bits_whoever_is_lost(cluster: None, when: str) -> None:
+    """Messages and replies lost in every trip of a round; clients that break at work while workers
+    add up what others sent."""
+    plan, base = LOST.get(when, {}), FedAvg if when in LOST else Failing
+    ends, heard = [], []
+    for kind, workers in ((Simulator, 0), (Ray, 2)):
+        algorithm = stack(base(Toy(), batch=8, lr=0.05), Scaffold(), SecureSum("recover"))
+        seen: list[Round] = []
+        with kind(algorithm, FEDERATION, workers=workers) as engine:
+            used = Losing(engine, plan) if plan else engine
+            ends.append(run(algorithm, used, 4, after_round=lambda _, r, s=seen: s.append(r)))
+        heard.append([sorted(r.heard) for r in seen])
+    assert heard[0] == heard[1] and any(len(ids) < 7 for ids in heard[0])
+    assert all(
+        same_bits(*(Message({name: state.trees[name]}) for state in ends)) for name in ends[0].trees
+    )

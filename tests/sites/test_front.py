@@ -7,24 +7,30 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import random
 import shutil
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr")
 import h11
 import httpx
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
+from flwr.proto.node_pb2 import Node
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from fedlens.engines.flower.pushed import objection
 from fedlens.sites import keys, network
-from fedlens.sites.front import PATHS, Front
+from fedlens.sites.front import PATHS, PUSH, Front
 from fedlens.trust.signing import read_signing_key
 
 PULL = "/v1/fleet/pull-messages"
@@ -79,6 +85,8 @@ class Door:
             seconds=0.5,
             pace=100_000,
             connections=3,
+            objection=objection,
+            max_push=99_500,
         )
         self.loop = asyncio.new_event_loop()
         self.ready = threading.Event()
@@ -130,8 +138,6 @@ class Door:
         sign = NodeAuthHttpInterceptor(secret, secret.public_key())
         client = FleetHttpClient("https://127.0.0.1", interceptors=[sign])
         client._client = httpx.Client(transport=Keep())
-        from flwr.proto.fleet_pb2 import PullMessagesRequest
-
         client.PullMessages(PullMessagesRequest())
         return seen
 
@@ -180,15 +186,33 @@ def status(line: ssl.SSLSocket) -> int:
     return 0
 
 
+ME, OTHER, SERVER = 7, 8, 1  # nodes
+
+
+def pushed(size: int = 0, node: int = ME, trees: int = 1, **said: Any) -> bytes:
+    """The body of a push-messages request. said: what the message says of itself. size: brought to
+    so many bytes by a long group id."""
+    facts = {"src_node_id": ME, "dst_node_id": SERVER, "reply_to_message_id": "a", **said}
+
+    def written(filler: int) -> bytes:
+        message = Message(metadata=Metadata(run_id=3, group_id="g" * filler, **facts))
+        request = PushMessagesRequest(node=Node(node_id=node), messages_list=[message])
+        request.message_object_trees.extend([ObjectTree(object_id="o")] * trees)
+        return request.SerializeToString()
+
+    body = written(0)
+    return written(size - len(body) - 8) if size else body
+
+
 def test_what_a_site_needs_goes_through_whole(door: Door) -> None:
     """Every path, and a body in many chunks; other headers stay outside."""
-    body = bytes(99_000)
     for path in sorted(PATHS):
+        body = pushed(99_000) if path == PUSH else bytes(99_000)
         headers = {**door.signed("site-0"), "x-mine": "1", "cookie": "a=b"}
         answer = door.post(path.decode(), headers=headers, body=body)
         assert (answer.status_code, answer.content) == (200, b"99000")
     assert len(door.behind.heads) == len(PATHS) == 9
-    assert door.behind.bytes == 9 * len(body)
+    assert door.behind.bytes == 9 * 99_000
     assert not any(b"x-mine" in h or b"cookie" in h for h in door.behind.heads)
     assert not door.said
 
@@ -294,6 +318,67 @@ def test_a_recorded_signature_is_worth_nothing_to_another_site(door: Door) -> No
         )
         line.sendall(twice + b"x")
         assert status(line) == 400  # the front would look at one, the SuperLink at the other
+    assert not door.behind.heads
+
+
+FORGED = {
+    "another node's reply": pushed(src_node_id=OTHER),
+    "the server's message to another site": pushed(
+        src_node_id=SERVER, dst_node_id=OTHER, reply_to_message_id=""
+    ),
+    "a message to another site": pushed(dst_node_id=OTHER),
+    "no reply": pushed(reply_to_message_id=""),
+    "no message": PushMessagesRequest(node=Node(node_id=ME)).SerializeToString(),
+    "a second message": pushed()
+    + PushMessagesRequest(
+        messages_list=[Message(metadata=Metadata(src_node_id=OTHER))]
+    ).SerializeToString(),
+    "another node in front": pushed(node=OTHER),
+    "no tree": pushed(trees=0),
+    "junk": bytes(100),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_site_pushes_replies_of_its_own_and_nothing_else(door: Door, forged: str) -> None:
+    """The SuperLink would take a message's own word for who sent it."""
+    answer = door.post(PUSH.decode(), body=FORGED[forged])
+    assert answer.status_code == 403 and not door.behind.heads
+    assert door.said[-1].startswith("refused the site of client 0: ")
+
+
+def test_what_passes_is_a_reply_of_the_requests_own_node_whatever_the_bytes() -> None:
+    """Bodies with changed, lost and doubled bytes, and two joined into one: an objection in words,
+    or what the SuperLink will read is as it should be."""
+    rng = random.Random(0)
+    passed = 0
+    bodies = [pushed(), pushed(300), *FORGED.values()]
+    for _ in range(5000):
+        body = bytearray(rng.choice(bodies))
+        for _ in range(rng.choice((0, 1, 1, 2, 5))):
+            at = rng.randrange(len(body) or 1)
+            piece = rng.choice((b"", rng.randbytes(1), bytes(body[at : at + 9]) * 2))
+            body[at : at + rng.choice((0, 1, 1, 4))] = piece
+        body += rng.choice((b"", b"", rng.choice(bodies)))
+        why = objection(bytes(body))
+        if why is None:
+            passed += 1
+            request = PushMessagesRequest.FromString(bytes(body))
+            (message,) = request.messages_list
+            assert message.metadata.src_node_id == request.node.node_id
+            assert message.metadata.dst_node_id == SERVER and message.metadata.reply_to_message_id
+        else:
+            assert why.isprintable()
+    assert 100 < passed < 4000
+
+
+def test_an_announcement_is_held_in_memory_and_so_it_is_small(door: Door) -> None:
+    with door.raw() as line:
+        line.sendall(door.head(f"POST {PUSH.decode()} HTTP/1.1", "content-length: 99501"))
+        assert status(line) == 413
+    with door.raw() as line:
+        line.sendall(door.head(f"POST {PUSH.decode()} HTTP/1.1", "content-length: 1000") + b"x")
+        assert status(line) == 408
     assert not door.behind.heads
 
 

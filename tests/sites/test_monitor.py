@@ -21,7 +21,14 @@ from fedlens.sites.keys import (
     make_site_certificate,
     make_site_key,
 )
-from fedlens.sites.monitor import Metric, Monitor, RunMetrics, SiteMetrics, exposition
+from fedlens.sites.monitor import (
+    Metric,
+    Monitor,
+    RunMetrics,
+    SiteMetrics,
+    exposition,
+    noted_runs,
+)
 from fedlens.sites.network import free_port, front_tls, site_tls
 from fedlens.trust.ledger import FILE, Leaving, Ledger
 
@@ -93,6 +100,30 @@ def test_a_servers_numbers_are_its_run_folders(tmp_path: Path) -> None:
     }  # fmt: skip
     assert {k: found[f'fedlens_{k}{{run="run"}}'] for k in expected} == expected
     assert any(name.startswith('fedlens_run_info{run="run"') for name in found)
+
+
+def test_somebody_elses_parser_reads_it(tmp_path: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="not installed")
+    ledger = Ledger(tmp_path / FILE, ec.generate_private_key(ec.SECP384R1()), sync=False)
+    overhead = {"requests": 3, "headers": 40, "bodies": 2}
+    ledger.append(Leaving("reply", 0, [b"0123456789"], "job", "r", 1, overhead=overhead))
+    odd = Metric("fedlens_odd", "A name", [({"run": 'a"b\\c\nd'}, 64.6484)], "gauge")
+    families = parser.text_string_to_metric_families(
+        exposition([*SiteMetrics(tmp_path)(), *RunMetrics(list)(), odd])
+    )
+    found = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+    assert found["fedlens_site_bytes_total", "reply"] == 10
+    assert found["fedlens_site_overhead_bytes_total",] == 42
+    assert found["fedlens_odd", 'a"b\\c\nd'] == 64.6484
+
+
+def test_files_that_cannot_be_read_are_an_error_and_not_a_missing_page(tmp_path: Path) -> None:
+    (tmp_path / "runs.json").write_text("damaged")
+    port = free_port()
+    with Monitor(f"127.0.0.1:{port}", {}, RunMetrics(lambda: noted_runs(tmp_path))):
+        with pytest.raises(urllib.error.HTTPError, match="500"):
+            got(f"127.0.0.1:{port}", "/metrics")
+        assert json.loads(got(f"127.0.0.1:{port}", "/health")) == {"status": "ok"}
 
 
 def test_elsewhere_only_with_a_certificate(tmp_path: Path) -> None:

@@ -14,105 +14,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from deployment import BIN, Deployment
-from PIL import Image
+from deployment import BIN
+from hospitals import PATIENCE, STUDY, Federation
 
 pytest.importorskip("flwr")
 import httpx
+from flwr.app import ConfigRecord, Metadata, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.app.message.message import make_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.date import now
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedlens.engines.flower import engine as flower
+from fedlens.engines.flower.site import PIECE_BYTES
+from fedlens.runs.folder import read_records
 from fedlens.sites import network
+from fedlens.trust.signing import read_signing_key
 
 pytestmark = [pytest.mark.trust, pytest.mark.timeout(600)]
-PATIENCE = 300.0
-
-STUDY = """
-[task]
-name = "Classification"
-model = "resnet8"
-classes = 2
-size = 8
-
-[data]
-name = "ImageFolder"
-root = "scans"
-size = 8
-names = ["benign", "malignant"]
-
-[federation]
-clients = 2
-rounds = 1
-
-[[algorithm]]
-name = "FedAvg"
-"""
-
-
-class Federation(Deployment):
-    """Two hospitals with pictures, joined as an operator would."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.env["FEDLENS_HOME"] = str(folder / "fedlens-home")
-        rng = np.random.default_rng(0)
-        for site in (0, 1):
-            for name in ("benign", "malignant"):
-                place = folder / f"hospital-{site}" / "scans" / name
-                place.mkdir(parents=True)
-                for k in range(6):
-                    pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-                    Image.fromarray(pixels).save(place / f"Mustermann-{k}.png")
-            (folder / f"hospital-{site}" / "study.toml").write_text(STUDY)
-        (folder / "study.toml").write_text(STUDY)
-
-    def join_command(self, site: int) -> list[str]:
-        home = self.folder / f"hospital-{site}"
-        options = {
-            "--recipe": home / "study.toml",
-            "--data": home / "scans",
-            "--key": self.keys / f"site-{site}",
-            "--ca": self.keys / "ca.crt",
-            "--folder": home / "memory",
-        }
-        command = ["python", "-m", "fedlens.cli.main", "join", f"127.0.0.1:{self.port}"]
-        return [*command, *(str(word) for pair in options.items() for word in pair), "--yes"]
-
-    def join(self, site: int) -> None:
-        self.start(f"site-{site}", *self.join_command(site))
-
-    def wait_until_joined(self, site: int, times: int = 1) -> None:
-        self.wait_for(
-            lambda: self.log(f"site-{site}").count("joined 127.0.0.1") >= times,
-            PATIENCE,
-            f"site {site}'s coming",
-        )
-
-    def run(self, out: str, *options: str, recipe: str = "study.toml") -> tuple[int, str]:
-        """`fedlens run --engine flower`; its exit code and everything it said."""
-        done = subprocess.run(
-            [
-                str(BIN / "python"),
-                "-m",
-                "fedlens.cli.main",
-                "run",
-                str(self.folder / recipe),
-                "--engine",
-                "flower",
-                "--superlink",
-                str(self.folder / "superlink"),
-                "--out",
-                str(self.folder / out),
-                *options,
-            ],
-            env=self.env,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
-        return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -328,3 +254,100 @@ def test_a_site_that_was_killed_comes_back_at_once(here: Federation) -> None:
     assert second.returncode == 2 and "is running with" in second.stderr
     code, said = here.run("again")
     assert code == 0, said
+
+
+def test_a_reply_of_400_megabytes_is_not_put_together(here: Federation) -> None:
+    """Site 1, with its real key and through the real front, sends 400 MB where 0.3 MB are expected.
+    The server fetches what a reply can be and one piece more, names the site and goes on."""
+    here.stop("site-1")
+    home = here.folder / "hospital-1"
+    try:
+        node = {"recipe": str(home / "study.toml"), "data": str(home / "scans")}
+        here.site(1, "huge_site", **node, key=str(here.keys / "site-1"))
+        code, said = here.run("huge")
+        assert code == 0, said
+        (line,) = read_records(here.folder / "huge" / "metrics.jsonl")
+        assert (line["asked"], line["heard"], line["refused"]) == (2, 1, 1)
+        (lost,) = line["lost"]
+        assert lost["client"] == 1 and "MB, the most that it could be" in lost["reason"]
+        most = float(re.findall(r"larger than ([\d.]+) MB", lost["reason"])[0]) * 1e6
+        assert line["bytes_up"] < 2 * most + PIECE_BYTES + 1e5 < 10e6
+    finally:
+        here.stop("site-1")
+        joined = here.log("site-1").count("joined 127.0.0.1")
+        here.join(1)
+        here.wait_until_joined(1, joined + 1)
+
+
+def test_a_site_cannot_speak_for_another_or_for_the_server(here: Federation) -> None:
+    """Site 1 knows the node id of site 0. With its own key it announces a message to that node in
+    the server's name, and a reply in that node's name. The SuperLink itself would take the first
+    (asked on the server's own machine, it wants the message's objects); the front refuses both."""
+    app, out = here.folder / "lookout", here.folder / "lookout.json"
+    app.mkdir()
+    (app / "client.py").write_text("from flwr.clientapp import ClientApp\napp = ClientApp()\n")
+    (app / "server.py").write_text(LOOKOUT.format(out=str(out), last=str(here.folder / "ended")))
+    (app / "pyproject.toml").write_text(THIEF_PROJECT.replace("thief", "lookout"))
+    here.submit(app, "run-lookout")
+    here.wait_for(out.exists, PATIENCE, "the node ids")
+    seen = json.loads(out.read_text())
+    keys_of = {bytes.fromhex(key): node for node, key in seen["nodes"]}
+    mine, other = (keys_of[here.bindings()[k]] for k in (1, 0))
+    secret = read_signing_key(here.keys / "site-1")
+    sign = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(secret, secret.public_key()),
+    ]
+    front = network.site_tls(here.keys / "ca.crt", here.keys / "site-1.crt", here.keys / "site-1")
+    behind = network.tls_context(here.keys / "ca.crt")
+    order = forged_push(seen["run"], mine, src_node_id=1, dst_node_id=other)
+    reply = forged_push(seen["run"], mine, src_node_id=other, dst_node_id=1, reply_to="a" * 64)
+    try:
+        with FleetHttpClient(
+            f"https://127.0.0.1:{here.inner}", interceptors=sign, verify=behind
+        ) as inside:
+            assert inside.PushMessages(order).objects_to_push
+        with FleetHttpClient(
+            f"https://127.0.0.1:{here.port}", interceptors=sign, verify=front
+        ) as outside:
+            for forged in (order, reply):
+                with pytest.raises(httpx.HTTPStatusError, match="403"):
+                    outside.PushMessages(forged)
+        assert "refused the site of client 1: a message under the name of" in here.log("server")
+    finally:
+        (here.folder / "ended").touch()
+    shown = here.running["run-lookout"]
+    here.wait_for(lambda: shown.poll() is not None, PATIENCE, "the end of the lookout")
+
+
+LOOKOUT = """
+import json, os, pathlib, time
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    nodes = [[n.node_id, n.public_key.hex()] for n in grid.get_nodes()]
+    seen = {{"run": context.run_id, "nodes": nodes}}
+    pathlib.Path({out!r} + ".part").write_text(json.dumps(seen))
+    os.rename({out!r} + ".part", {out!r})
+    until = time.time() + 120
+    while time.time() < until and not pathlib.Path({last!r}).exists():
+        time.sleep(0.1)
+"""
+
+
+def forged_push(run: int, node: int, reply_to: str = "", **names: int) -> PushMessagesRequest:
+    content = RecordDict({"fedlens": ConfigRecord({"loot": "please"})})
+    metadata = Metadata(
+        run_id=run, message_id="", reply_to_message_id=reply_to, group_id="",
+        created_at=now().timestamp(), ttl=60.0, message_type="train", **names,
+    )  # fmt: skip
+    message = make_message(metadata=metadata, content=content)
+    message.metadata.__dict__["_message_id"] = message.object_id
+    return PushMessagesRequest(
+        node=Node(node_id=node),
+        messages_list=[message_to_proto(remove_content_from_message(message))],
+        message_object_trees=[get_object_tree(message)],
+    )

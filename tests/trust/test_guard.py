@@ -24,10 +24,11 @@ from fedlens.engines.flower.site import Site, answer_request, federation_of_one,
 from fedlens.sites.keys import make_authority, make_server_certificate, make_site_key
 from fedlens.testing import SmallTask
 from fedlens.trust.departures import read_departures
-from fedlens.trust.ledger import FILE, Head, make_receipt, verify
+from fedlens.trust.ledger import FILE, Head
 from fedlens.trust.policy import strict_policy, terms_of
-from fedlens.trust.receipts import HEADS, Receipts, read_heads
+from fedlens.trust.receipts import HEADS, Receipts, make_receipt, read_heads
 from fedlens.trust.signing import make_signing_key, parse_public_key, read_certificate_key
+from fedlens.trust.verify import verify
 
 EVERYONE = toy_federation(3)
 
@@ -178,6 +179,14 @@ def test_what_the_policy_does_not_allow_does_not_leave(tmp_path: Path, entry: st
     assert place.lines[0]["bytes"] < 100 and place.lines[0]["trees"] == {}
     assert "could not answer run 7" in place.said[0]
     assert place.ask(kind="query")[0]["client"] == 0
+
+
+@pytest.mark.parametrize("trip", [1, 7])
+def test_a_reply_does_not_leave_as_a_trip_of_a_protocol(tmp_path: Path, trip: int) -> None:
+    """A server calls its request a wire layer's own: nothing is computed where there is none."""
+    place = Place(tmp_path, Slow(SmallTask(), batch=8), "trees = []\nmin_cohort = 4")
+    fields, pieces = place.ask(0, trip=trip)
+    assert (fields["lost"], pieces) == ("message", [])
 
 
 def test_evaluation_can_be_withheld(tmp_path: Path) -> None:

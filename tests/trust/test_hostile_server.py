@@ -21,7 +21,7 @@ from fedlens.core.rounds import Stalled
 from fedlens.layers import Scaffold
 from fedlens.trust import SecureSum
 from fedlens.trust.masking import public_of
-from fedlens.trust.roster import b64
+from fedlens.trust.roster import Deal, b64, deal
 from fedlens.trust.secure_sum import DEAL, GREET, OPEN, WORK
 from fedlens.trust.vault import Declined, SiteVault
 
@@ -261,6 +261,28 @@ def test_the_same_request_has_the_same_answer(attack: Attack) -> None:
         assert torch.equal(array, again.trees["masked"][name])
 
 
+@pytest.mark.parametrize("dropouts", ["recover", "skip"])
+def test_one_client_with_another_model_than_the_others(tmp_path: Path, dropouts: str) -> None:
+    """With a model of its own for client 2, the server could tell its part of the sum from the
+    others' (Pasquini et al., 2022). Each site does as it is asked, with keys that are in order; but
+    the model is part of the key of every mask, so that the sum is noise."""
+    attack = Attack(tmp_path, rounds=3, dropouts=dropouts)
+
+    def other_model(i: int, message: Message) -> Message:
+        if i != 2 or message.header.trip != WORK:
+            return message
+        model = {n: torch.zeros_like(t) for n, t in message.trees["model"].items()}
+        return replace(message, trees={"model": model}, _derived={})
+
+    attack.sites.change = other_model
+    with pytest.raises(Stalled, match=r"(added up|the weights) is impossible"):
+        run(attack.algorithm, attack.sites, 3)
+    replies = [
+        r for _, m, r in attack.sites.sent if m.header.trip == WORK and isinstance(r, Message)
+    ]
+    assert len(replies) == 3 * N  # they were all given
+
+
 # -- opening ---------------------------------------------------------------------------------------
 
 
@@ -315,9 +337,10 @@ def test_opening_what_it_added_nothing_to(tmp_path: Path) -> None:
     terms = json.loads(asked.texts["secure"])["terms"]
     told = {"roster": {"terms": terms, "deals": deals}, "survivors": [0, 1, 2, 3], "lost": [4]}
     message = with_told(asked, json.dumps(told)).with_header(trip=OPEN)
-    assert attack.refusal(0, message) == (
-        "a sum is to be opened that this site has added nothing to"
-    )
+    for _ in range(2):  # asking again makes no difference
+        assert attack.refusal(0, message) == (
+            "a sum is to be opened that this site has added nothing to"
+        )
 
 
 def test_a_job_that_skips_opens_nothing(tmp_path: Path) -> None:
@@ -382,3 +405,39 @@ def test_memory_follows_who_was_really_heard(tmp_path: Path) -> None:
     assert [len(r.heard) for r in seen] == [0, 0] and len(seen[0].lost) == N
     for i, worker in enumerate(sites.workers):
         assert worker.memory.load(i).settle(-1) == {}
+
+
+def test_boxes_without_shares_name_who_sealed_them(tmp_path: Path) -> None:
+    """Client 1 seals nonsense for everybody else. The others' secrets come out, its own does not:
+    the sum stays shut and says because of whom."""
+    attack = Attack(tmp_path, rounds=1)
+
+    def nonsense(vault: SiteVault, client: int, *rest: Any) -> Deal:
+        made = deal(vault, client, *rest)
+        return replace(made, boxes=dict.fromkeys(made.boxes, b64(b"x" * 148)))
+
+    ask = attack.sites.ask
+
+    def answer(i: int, message: Message, *more: int) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            if i == 1:
+                patch.setattr("fedlens.trust.secure_sum.deal", nonsense)
+            return ask(i, message, *more)
+
+    attack.sites.ask = answer  # type: ignore[method-assign]
+    with pytest.raises(Stalled, match="too few shares of client 1's secret came back"):
+        attack.run()
+
+
+@pytest.mark.parametrize("key", ["not base64!", b64(b"short"), ""])
+def test_keys_that_are_none_cost_their_sender(tmp_path: Path, key: str) -> None:
+    attack = Attack(tmp_path, rounds=1)
+
+    def lie(reply: Message) -> Message:
+        told = json.loads(reply.texts["secure"])
+        told["deal"]["mask"] = key
+        return with_told(reply, json.dumps(told))
+
+    lying(attack, DEAL, lie)
+    attack.run()
+    assert sorted(attack.seen[0].heard) == [0, 2, 3, 4]

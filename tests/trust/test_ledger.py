@@ -14,15 +14,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedlens.core.message import Header, Message
-from fedlens.trust.ledger import (
-    Head,
-    Leaving,
-    Ledger,
-    LedgerError,
-    make_receipt,
-    receipt_fits,
-    verify,
-)
+from fedlens.trust.ledger import Head, Leaving, Ledger, LedgerError
+from fedlens.trust.receipts import make_receipt, receipt_fits
 from fedlens.trust.signing import (
     KeyFileError,
     canonical,
@@ -32,6 +25,7 @@ from fedlens.trust.signing import (
     sign,
     signature_fits,
 )
+from fedlens.trust.verify import verify
 
 REPLY = Message(
     {"delta": {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(7)}},

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from fedlens.cli.main import invoke
+from fedlens.config.convert import ConfigError
 from fedlens.core.files import lock_folder
 from fedlens.sites.keys import make_site_key, public_pem, site_public_key
 from fedlens.sites.serve import KnownSites, Served, read_served
-from fedlens.trust.ledger import FILE, Leaving, Ledger, verify
+from fedlens.trust.ledger import FILE, Leaving, Ledger
 from fedlens.trust.retention import delete_for_good, kept_in
 from fedlens.trust.signing import make_signing_key, parse_public_key
+from fedlens.trust.verify import verify
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +117,8 @@ def test_a_revoked_key_opens_nothing(capsys: pytest.CaptureFixture[str]) -> None
     assert invoke(["revoke", "site-0.pub"]) == 2
     assert "--state is the folder of `fedlens serve`" in capsys.readouterr().err
     state.mkdir()
-    known = KnownSites({key: i for i, key in pem.items()}, state)
+    said: list[str] = []
+    known = KnownSites({key: i for i, key in pem.items()}, state, said.append)
     Served("127.0.0.1:1", Path("ca.crt"), {i: key.decode() for i, key in pem.items()}).save(state)
     assert known.get(pem[0]) == 0 and len(known) == 2
     assert invoke(["revoke", "site-0.pub"]) == 0
@@ -123,6 +126,30 @@ def test_a_revoked_key_opens_nothing(capsys: pytest.CaptureFixture[str]) -> None
     assert list(known) == [pem[1]]
     assert list(read_served(state).bindings) == [1]  # a run believes nobody with that key
     assert invoke(["revoke", "sites"]) == 2
-    (state / "revoked.json").write_text("broken")
-    with pytest.raises(ValueError):
-        known.get(pem[1])  # the list may have named anybody
+    assert not said
+
+
+@pytest.mark.parametrize("text", ["broken", "", '"a"', "{}", "[1]", "\xff", "[" * 100_000])
+def test_a_damaged_list_of_revoked_keys_lets_nobody_in(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The list may have named anybody. It is said once, and not for every connection; commands that
+    need the list end with one message that names it."""
+    public = make_site_key(Path("site-1"))[1]
+    pem = public_pem(site_public_key(public))
+    state, said = Path("superlink"), list[str]()
+    state.mkdir()
+    Served("127.0.0.1:1", Path("ca.crt"), {1: pem.decode()}).save(state)
+    known = KnownSites({pem: 1}, state, said.append)
+    assert known.get(pem) == 1
+    (state / "revoked.json").write_text(text, encoding="latin-1")
+    assert known.get(pem) is None and pem not in known and len(known) == 0
+    assert len(said) == 1 and "superlink/revoked.json cannot be read" in said[0]
+    del said[:]
+    with pytest.raises(ConfigError, match=r"revoked\.json cannot be read"):
+        read_served(state)
+    for command in (["revoke", "site-1.pub"], ["serve", "--port", "1", "--site", "site-1.pub"]):
+        assert invoke(command) == 2
+        assert "revoked.json cannot be read" in capsys.readouterr().err
+    (state / "revoked.json").write_text("[]")
+    assert known.get(pem) == 1 and said == ["superlink/revoked.json can be read again"]

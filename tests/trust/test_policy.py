@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import fedlens
 from fedlens.cli.main import invoke
 from fedlens.config import recipe as recipes
 from fedlens.config.recipe import ConfigError
+from fedlens.core import imports
 from fedlens.core.message import Header, Message
+from fedlens.engines.flower.site import answer_request
+from fedlens.sites.site import make_site
 from fedlens.trust.departures import Departures
 from fedlens.trust.policy import (
     Policy,
@@ -48,7 +53,7 @@ def test_an_empty_policy_allows_everything_but_code() -> None:
     assert entries(Policy()) == []
     code = dataclasses.replace(TERMS, modules=("theirs.layers",))
     assert entries(Policy(), code) == ["modules"]
-    for listed in ("theirs", "theirs.layers"):
+    for listed in ("theirs", "theirs.layers", "theirs.layers:Own"):
         assert entries(Policy(modules=(listed,)), code) == []
     assert entries(Policy(modules=("their",)), code) == ["modules"]
 
@@ -105,7 +110,8 @@ def test_requests() -> None:
     asked = dataclasses.replace(enough, evaluate=True)
     assert getattr(policy.refuses(asked), "entry", None) == "evaluation"
     assert Policy().refuses(asked) is None
-    assert policy.refuses(dataclasses.replace(few, trip=1)) is None  # a wire layer checks its own
+    for trip in (1, 7):  # whatever else the server calls it
+        assert policy.refuses(dataclasses.replace(few, trip=trip)) is not None
 
 
 def left(*sizes: tuple[str, int, int]) -> Departures:
@@ -130,7 +136,8 @@ def test_bytes_before_they_leave() -> None:
     assert why(reply, 100, left(("job", 0, 150))) is None
     assert why(reply, 101, left(("job", 0, 150))) == "max_bytes_round"
     assert why(reply, 100, left(("job", 0, 151))) == "max_bytes_job"
-    assert why(reply.put(images={}), 1, left()) == "trees"
+    for kind in ("reply", "protocol"):
+        assert why(reply.put(images={}), 1, left(), kind) == "trees"
     assert why(reply.note(age=71.0), 1, left()) == "scalars"
     assert why(Message(scalars={"accuracy": 0.5}), 1, left(), "evaluation") is None
 
@@ -229,7 +236,7 @@ def test_the_commands(
     Path("study.toml").write_text(RECIPE)
     assert invoke(["policy", "init", "study.toml"]) == 0
     said = capsys.readouterr().out
-    assert "2 rounds among 3 clients each, 1 epochs" in said
+    assert "2 rounds among 3 clients each, 1 epoch" in said
     assert "SecureSum: the server can read sums, no single reply" in said  # three sites: it is on
     assert 'require = ["SecureSum"]' in Path("policy.toml").read_text()
     assert invoke(["policy", "check", "study.toml", "secure=false"]) == 1
@@ -255,3 +262,72 @@ def test_code_that_is_not_listed_is_not_imported(
     assert invoke(["policy", "check", "study.toml"]) == 2
     assert "imports evil_layers, which is not listed" in capsys.readouterr().err
     assert not Path("marker").exists() and "evil_layers" not in sys.modules
+
+
+BALANCE = """
+[[algorithm]]
+name = 'Balance'
+[algorithm.generator]
+name = 'Gaussians'
+root = 'public'
+"""
+HOSTILE = {
+    "recipes": ("lr = 0.5", "recipes = ['{digest}']"),
+    "trees": ("[[algorithm]]\nname = 'Scaffold'", "trees = ['delta']"),
+    "scalars": ("", "scalars = ['examples']"),
+    "max_bytes_round": ("", "max_bytes_round = 1000"),
+    "max_bytes_job": ("[federation]\nrounds = 900", "max_bytes_job = 100000000"),
+    "max_epochs": ("epochs = 50", "max_epochs = 5"),
+    "max_steps": ("steps = 5000", "max_epochs = 5\nmax_steps = 100"),
+    "generators": (BALANCE, "generators = false"),
+    "modules": ("[[algorithm]]\nname = 'antigravity:Layer'", "modules = ['ours']"),
+    "require": ("", "require = ['SecureSum']"),
+    "min_cohort": ("[federation]\ncohort = 2", "min_cohort = 3"),
+    "max_epsilon": ("", "max_epsilon = 8.0"),
+}
+
+
+@pytest.mark.parametrize("entry", HOSTILE)
+def test_a_site_that_trusts_its_server_still_keeps_to_its_policy(
+    tmp_path: Path, entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server sends a recipe of its own to a site that does whatever it is told, within its
+    policy: one that asks for more does not even get a greeting, and hears the entry and no more.
+    With the recipe as it was, or without the policy, it gets one."""
+    monkeypatch.setattr(imports, "_listed", None)
+    change, text = HOSTILE[entry]
+    base = RECIPE.replace("clients = 3", "clients = 3\nsecure = false")
+    hostile = tmp_path / "hostile.toml"
+    hostile.write_text(changed(base, change))
+    digest = recipes.from_tables(tomllib.loads(base), "study").digest()
+    policy = tmp_path / "policy.toml"
+    policy.write_text(text.format(digest=digest))
+    said: list[str] = []
+
+    def ask(recipe: str, policy: Path | None) -> Any:
+        node = {"client": 0, "folder": str(tmp_path / "site"), "trust-server": True}
+        node["policy"] = str(policy) if policy else ""
+        digest = "?"
+        if "antigravity" not in recipe:
+            digest = recipes.from_tables(tomllib.loads(recipe), "study").digest()
+        request = {"version": fedlens.__version__, "recipe": digest, "job": "j", "name": "study"}
+        header = {"kind": "query", "request": {**request, "text": recipe}}
+        return answer_request(header, [], node, make_site, said.append)[0]
+
+    asked = ask(hostile.read_text(), policy)
+    assert (asked["lost"], asked["detail"]) == ("policy", entry), said
+    assert "antigravity" not in sys.modules
+    if change:
+        assert ask(base, policy)["examples"] > 0, said
+    if entry not in ("modules", "generators"):  # no code without a policy, no weights to generate
+        assert ask(hostile.read_text(), None)["examples"] > 0, said
+
+
+def changed(recipe: str, change: str) -> str:
+    """More of the last table, another layer, or another value under [federation]."""
+    header, _, line = change.partition("\n")
+    if header != "[federation]":
+        return recipe + change
+    key = line.split(" = ")[0]
+    kept = "".join(x for x in recipe.splitlines(True) if not x.startswith(f"{key} = "))
+    return kept.replace("[federation]\n", f"[federation]\n{line}\n")

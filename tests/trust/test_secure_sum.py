@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from losing import LOST, Failing, Losing
 from stacks import SCENES, STACKS
 from toy import Toy, flat, same_bits, toy_federation
 from vaults import Sites, make_vaults
 
 from fedlens import Algorithm, Client, Message, Progress, Round, StackError, run, stack
 from fedlens.algorithms import FedAvg
-from fedlens.core.replies import Arrival, Heard, Lost
+from fedlens.core.replies import Arrival, Heard
 from fedlens.core.rounds import Engine, Stalled
 from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
@@ -24,34 +25,6 @@ from fedlens.runs.checkpoint import Checkpoint
 from fedlens.runs.records import describe
 from fedlens.trust import SecureSum
 from fedlens.trust.secure_sum import DEAL, GREET, OPEN, WORK
-
-
-class Losing:
-    """An engine that loses messages or replies by plan: (round, trip, client) -> "before" or
-    "after" the client has worked."""
-
-    def __init__(self, engine: Any, plan: Mapping[tuple[int, int, int], str]) -> None:
-        self.engine, self.plan = engine, plan
-        engine.keep_singles = True
-        self.trips: list[tuple[int, int]] = []
-
-    def exchange(
-        self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
-    ) -> Iterator[Arrival]:
-        number, trip = message.round, message.header.trip
-        if not message.header.evaluate:
-            self.trips.append((number, trip))
-        fate = {i: self.plan.get((number, trip, i)) for i in ids}
-        yield from (Lost(i, "unreachable") for i in ids if fate[i] == "before")
-        asked = [i for i in ids if fate[i] != "before"]
-        for item in self.engine.exchange(message, asked, heard):
-            if isinstance(item, Message) and fate[item.sender] == "after":
-                yield Lost(item.sender, "reply lost on the way")
-            else:
-                yield item
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
 
 
 def secured(*layers: Any, **options: Any) -> Algorithm:
@@ -81,16 +54,6 @@ def equal_trees(a: Message, b: Message) -> bool:
 
 # -- the sum ---------------------------------------------------------------------------------------
 
-LOST = {
-    # before masking: client 1 never greets, client 2 never deals
-    "before": {(0, GREET, 1): "before", (1, WORK, 2): "before", (2, WORK, 2): "before"},
-    # masked replies that do not arrive, after clients have changed their memory
-    "during": {(0, WORK, 3): "after", (1, WORK, 4): "after", (1, WORK, 5): "after"},
-    # after their masked replies have arrived: the others' shares open them all the same
-    "after": {(0, OPEN, 0): "before", (1, OPEN, 1): "after", (2, OPEN, 2): "before"},
-}
-LOST["all at once"] = {**LOST["before"], **LOST["during"], **LOST["after"]}
-
 
 @pytest.mark.parametrize("when", LOST)
 def test_whoever_is_lost_the_state_is_that_of_the_plain_sum(when: str) -> None:
@@ -119,6 +82,33 @@ def test_every_engine_ends_in_the_same_bits(dropouts: str) -> None:
         algorithm = make()
         found, _ = ended(algorithm, Simulator(algorithm, toy_federation(7), workers=workers), 3)
         assert equal_trees(found, expected)
+
+
+@pytest.mark.parametrize("when", LOST)
+def test_losses_cost_the_same_on_every_engine(when: str) -> None:
+    """Loopback and simulator, any number of workers; the same plan, the same bits."""
+    expected, seen, _ = simulated(secured(Scaffold()), LOST[when])
+    algorithm = secured(Scaffold())
+    loopback = Losing(Loopback(algorithm, toy_federation(7)), LOST[when])
+    found, again = ended(algorithm, loopback)
+    assert equal_trees(found, expected)
+    assert [list(r.heard) for r in again] == [list(r.heard) for r in seen]
+    for workers in (1, 3) if when == "all at once" else ():
+        algorithm = secured(Scaffold())
+        pool = Simulator(algorithm, toy_federation(7), workers=workers)
+        assert equal_trees(ended(algorithm, Losing(pool, LOST[when]))[0], expected)
+
+
+def test_clients_that_break_at_work_leave_partial_sums_right() -> None:
+    """Nothing is kept of single replies here: workers have summed the others' already."""
+    found = []
+    for masks, workers in ((True, 0), (True, 2), (False, 2)):
+        algorithm = stack(Failing(Toy(), batch=8, lr=0.05), Scaffold(), SecureSum(masks=masks))
+        pool = Simulator(algorithm, toy_federation(7), workers=workers)
+        state, seen = ended(algorithm, pool, 3)
+        assert [sorted(x.sender for x in r.lost) for r in seen] == [[3], [0, 6], []]
+        found.append(state)
+    assert equal_trees(found[0], found[1]) and equal_trees(found[0], found[2])
 
 
 def test_real_vaults_end_in_the_same_bits(tmp_path: Path) -> None:
@@ -272,6 +262,16 @@ def test_what_needs_single_replies_is_refused_in_words() -> None:
         stack(FedAvg(Toy()), SecureSum(), Scaffold())
     with pytest.raises(StackError, match="ring=16 is for updates of a network"):
         SecureSum(ring=16).around(SCENES["feddeblur"].make())
+
+
+SINGLES = [n for n, case in STACKS.items() if case.make().needs != "sums"]
+
+
+@pytest.mark.parametrize("name", SINGLES)
+def test_every_stack_of_single_replies_is_refused(name: str) -> None:
+    """Medians, Krum and the like among them: one chooses."""
+    with pytest.raises(StackError, match=r"SecureSum hides .*, but \w+ needs them"):
+        SecureSum().around(STACKS[name].make())
 
 
 def test_two_are_too_few_to_hide_among() -> None:

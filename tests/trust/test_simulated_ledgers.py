@@ -20,7 +20,8 @@ from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import Scaffold
 from fedlens.trust.departures import find_ledgers, read_departures
-from fedlens.trust.ledger import Ledgers, verify
+from fedlens.trust.ledger import Ledgers
+from fedlens.trust.verify import verify
 
 ROUNDS = 3
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.options import UsageError, examples, loading
+from fedlens.cli.options import ModuleOption, UsageError, examples, loading
 from fedlens.cli.results import require_run_folder
 from fedlens.runs.text import console
 
@@ -48,6 +48,7 @@ def audit_run(
         bool,
         typer.Option("--protections/--plain", help="Also attack the same run under protections."),
     ] = True,
+    module: ModuleOption = None,
 ) -> None:
     """Attack the messages of a run as a curious server could, and show what comes out.
 

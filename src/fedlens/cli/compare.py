@@ -17,6 +17,7 @@ from rich.table import Table
 
 from fedlens.cli.options import (
     EngineOption,
+    ModuleOption,
     OverridesArgument,
     RecipeArgument,
     UsageError,
@@ -92,6 +93,7 @@ def compare_algorithms(
         bool,
         typer.Option("--dry-run", "-n", help="Say what would be done, and what it would take."),
     ] = False,
+    module: ModuleOption = None,
 ) -> None:
     """Several algorithms, several seeds: one table (mean and spread) and one plot.
 

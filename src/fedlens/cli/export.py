@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.options import UsageError, examples
+from fedlens.cli.options import ModuleOption, UsageError, examples
 from fedlens.cli.results import ClientOption, model_of, require_run_folder
 
 app = typer.Typer()
@@ -33,6 +33,7 @@ def export_network(
         ),
     ] = None,
     client: ClientOption = None,
+    module: ModuleOption = None,
 ) -> None:
     """Write a run's network as ONNX or for torch.export, and check it: what was written is read
     back and gives the network's own outputs on the run's data, at two sizes.

@@ -25,6 +25,7 @@ from fedlens.cli import (
     board,
     compare,
     export,
+    ledger,
     life,
     new,
     partition,
@@ -37,6 +38,7 @@ from fedlens.cli import (
 )
 from fedlens.cli import list as list_
 from fedlens.cli.options import Stopped
+from fedlens.sites.logs import log_line
 
 USER_ERROR, INTERRUPTED = 2, 130
 # the base of typer's errors: of the click that it stands on, or that it carries with it
@@ -72,6 +74,7 @@ COMMANDS = (
     export,
     audit,
     sites,
+    ledger,
     trust,
     life,
     board,
@@ -149,7 +152,7 @@ def fail(message: str, error: BaseException | None = None, code: int = USER_ERRO
         raise error
     text = " ".join(message.split())
     complete = code == INTERRUPTED or text.endswith((".", "?", "!"))
-    typer.echo(f"fedlens: {text}" + ("" if complete else "."), err=True)
+    log_line(text + ("" if complete else "."), "fedlens: ")
     return code
 
 

@@ -53,6 +53,24 @@ OverridesArgument = Annotated[
         show_default=False,
     ),
 ]
+
+
+def allow_modules(modules: list[str] | None) -> list[str] | None:
+    from fedlens.core.imports import allow
+
+    allow(modules or [])
+    return modules
+
+
+ModuleOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--module",
+        callback=allow_modules,
+        help="A module, or its file, that a run folder may have imported; may be repeated.",
+        show_default=False,
+    ),
+]
 EngineOption = Annotated[str, typer.Option("--engine", help="simulator, ray or flower.")]
 WorkersOption = Annotated[
     int | None,

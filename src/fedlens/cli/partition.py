@@ -11,7 +11,14 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedlens.cli.options import OverridesArgument, RecipeArgument, UsageError, examples, read_config
+from fedlens.cli.options import (
+    ModuleOption,
+    OverridesArgument,
+    RecipeArgument,
+    UsageError,
+    examples,
+    read_config,
+)
 from fedlens.runs.text import ACCENT, bars, console
 
 if TYPE_CHECKING:
@@ -35,6 +42,7 @@ def partition(
             "--out", "-o", help="Picture. [dim]default: RECIPE-partition.png[/]", show_default=False
         ),
     ] = None,
+    module: ModuleOption = None,
 ) -> None:
     """Who holds what, as a table and a picture."""
     config = read_config(recipe, overrides)

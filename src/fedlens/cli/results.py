@@ -13,7 +13,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from fedlens.cli.options import OverridesArgument, UsageError, examples
+from fedlens.cli.options import ModuleOption, OverridesArgument, UsageError, examples
 from fedlens.runs.text import ACCENT, console, rounded
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def apply(
             show_default=False,
         ),
     ] = None,
+    module: ModuleOption = None,
 ) -> None:
     """Use what was trained: upscale a video, find keypoints, classify, retrieve. Nothing has to be
     trained here: a checkpoint from elsewhere will do, with --task and the keys of its network.
@@ -146,9 +147,10 @@ def task_of_weights(file: Path, name: str | None, options: Sequence[str]) -> tup
         part = make_part("task", {"name": name}, "task")
     except ConfigError as e:
         try:
-            part = make_part("task", load_tables(find_recipe(name))["task"], "task")
+            recipe = find_recipe(name)
         except ConfigError:
             raise e from None
+        part = make_part("task", load_tables(recipe).get("task", {}), "task")
     known, rest = parameters(part.cls), []
     for text in options:
         ((key, value),) = parse_overrides([text])
@@ -198,6 +200,7 @@ def print_evaluation(
         Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)
     ],
     overrides: OverridesArgument = None,
+    module: ModuleOption = None,
 ) -> None:
     """Evaluate what a run learned once more: the common model on the test set, and every client's
     own on what that client held out. KEY=VALUE puts other data in the place of the run's.
@@ -285,6 +288,7 @@ def analyse(
             show_default=False,
         ),
     ] = None,
+    module: ModuleOption = None,
 ) -> None:
     """Loss landscape (1-D and 2-D), a metric under perturbed weights, or rounds, bytes and compute
     to a target.

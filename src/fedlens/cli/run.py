@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fedlens.cli.options import (
     EngineOption,
+    ModuleOption,
     OverridesArgument,
     RecipeArgument,
     UsageError,
@@ -137,6 +138,7 @@ def run_recipe(
             show_default=False,
         ),
     ] = None,
+    module: ModuleOption = None,
 ) -> None:
     """Run a recipe and leave a run folder with curves, model and report.
 

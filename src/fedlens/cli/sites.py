@@ -184,12 +184,12 @@ def serve_sites(
     from fedlens.sites import monitor, network, serve
     from fedlens.sites.logs import log_as_json
 
+    if json_log:
+        log_as_json()
     bindings = bound_keys(site or [])
     inner = control_port or (port + 1 if port < 65535 else port - 1)
     for where, number in ((host, port), ("127.0.0.1", inner)):
         network.require_free_port(where, number)
-    if json_log:
-        log_as_json()
     with contextlib.ExitStack() as stack:
         if metrics:
             tls = network.front_tls(keys) if (keys / "server.pem").exists() else None
@@ -328,6 +328,8 @@ def join(
     from fedlens.sites import monitor, network
     from fedlens.sites.logs import log_as_json
 
+    if json_log:
+        log_as_json()
     network.split_address(address)
     for path, what in ((key, "private key"), (ca, "CA certificate"), (policy, "policy")):
         if path is not None and not path.is_file():
@@ -355,8 +357,6 @@ def join(
         log(TRUSTED)
     tls = network.site_tls(ca, certificate or key.with_name(f"{key.name}.crt"), key)
     agree = partial(ask_operator, policy=policy, yes=yes)
-    if json_log:
-        log_as_json()
     with contextlib.ExitStack() as stack:
         if metrics:
             numbers = monitor.SiteMetrics(home)

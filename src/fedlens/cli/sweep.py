@@ -11,7 +11,14 @@ import typer
 from rich import box
 from rich.table import Table
 
-from fedlens.cli.options import EngineOption, RecipeArgument, WorkersOption, all_overrides, examples
+from fedlens.cli.options import (
+    EngineOption,
+    ModuleOption,
+    RecipeArgument,
+    WorkersOption,
+    all_overrides,
+    examples,
+)
 from fedlens.runs.text import ACCENT, console, rounded
 
 if TYPE_CHECKING:
@@ -52,6 +59,7 @@ def sweep_recipe(
     ] = None,
     engine: EngineOption = "simulator",
     workers: WorkersOption = None,
+    module: ModuleOption = None,
 ) -> None:
     """Look for good settings: many runs, one table, one plot.
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from fedlens.config.convert import ConfigError, suggestion, toml_value
 from fedlens.config.inherit import check_types, extend
-from fedlens.core.imports import search_in
+from fedlens.core.imports import allow, import_no_others, named_modules, search_in
 
+RUN_CONFIG = "config.toml"  # in a run folder
 SHIPPED = Path(__file__).parents[1] / "recipes"
 
 
@@ -23,8 +24,8 @@ def shipped_recipes() -> dict[str, Path]:
 def find_recipe(recipe: str | Path) -> Path:
     """A run folder (its config.toml), a file, or a shipped recipe by name."""
     path = Path(recipe)
-    if path.is_dir() and (path / "config.toml").is_file():
-        return path / "config.toml"
+    if path.is_dir() and (path / RUN_CONFIG).is_file():
+        return path / RUN_CONFIG
     if path.is_file():
         return path
     if path.suffix == ".toml" or len(path.parts) > 1:
@@ -33,10 +34,12 @@ def find_recipe(recipe: str | Path) -> Path:
 
 
 def load_tables(path: Path) -> dict[str, Any]:
-    """What a recipe file says, with everything that it extends filled in; `folders` are those in
-    which its own modules are looked for from now on."""
+    """What a recipe file says, with everything that it extends filled in. Modules that it names
+    may be imported from now on, and `folders` are those in which they are looked for. Not so where
+    a run folder is among the files: that may be somebody else's, and allows nothing.
+    """
     found = chain(path)
-    folders = _search_folders(found)
+    folders = _own_folders(found)
     *variants, (base, tables) = found
     if variants:
         with _naming(base):
@@ -45,23 +48,26 @@ def load_tables(path: Path) -> dict[str, Any]:
         with _naming(file):
             check_types(own)
             tables = extend(tables, {key: v for key, v in own.items() if key != "extends"})
+    if any(file.name == RUN_CONFIG for file, _ in found):
+        import_no_others(folders)
+    else:
+        allow(named_modules(tables))
+        for folder in reversed(folders):
+            search_in(Path(folder))
     return {**tables, "folders": folders}
 
 
-def _search_folders(files: list[tuple[Path, dict[str, Any]]]) -> list[str]:
-    """Beside each of these files, or where a run folder says that its recipe was. Only for recipes
-    on this machine: what a server sends a site never passes here."""
+def _own_folders(files: list[tuple[Path, dict[str, Any]]]) -> list[str]:
+    """Beside each of these files, or where a run folder says that its recipe was."""
     folders: list[str] = []
     for file, tables in files:
         said = tables.get("folders", [])
         if not isinstance(said, list) or not all(isinstance(f, str) for f in said):
             raise ConfigError(f"{file}: folders must be a list of paths")
         shipped = file.resolve().is_relative_to(SHIPPED.resolve())
-        folders += said or ([] if shipped else [str(file.parent.resolve())])
-    folders = list(dict.fromkeys(folders))
-    for folder in reversed(folders):
-        search_in(Path(folder))
-    return folders
+        beside = [] if shipped or file.name == RUN_CONFIG else [str(file.parent.resolve())]
+        folders += said or beside
+    return list(dict.fromkeys(folders))
 
 
 def chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedlens.config.convert import ConfigError as ConfigError
 from fedlens.config.convert import suggestion, toml_section, toml_value
-from fedlens.config.files import find_recipe, load_tables
+from fedlens.config.files import RUN_CONFIG, find_recipe, load_tables
 from fedlens.config.inherit import carry_over, renamed_part
 from fedlens.config.overrides import apply_overrides, parse_overrides
 from fedlens.config.parts import Part, exported_names, find_class, make_part
+from fedlens.core.imports import allow, importing_no_others, named_modules
 from fedlens.core.limits import MOST_WEIGHT, Count, Natural, Positive, Processes, Threads
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Config:
         """with_folders: for this machine, where own modules will be looked for again."""
         tables = self.tables()
         pieces = [f"about = {toml_value(tables['about'])}\n"] if "about" in tables else []
-        if with_folders and self.folders and any(_names_code(v) for _, v in _flatten(tables)):
+        if with_folders and self.folders and named_modules(tables):
             pieces.insert(0, f"folders = {toml_value(self.folders)}\n")
         for key in ("task", "data", "federation"):
             pieces.append(toml_section(f"[{key}]", tables[key]))
@@ -132,11 +132,11 @@ class Config:
     def difference(self, other: Mapping[str, Any], free: Iterable[str] = ()) -> str | None:
         """The first setting in which the tables of another run differ, as a clause; settings named
         in `free` may, and what is left to the data to say. A key that came after that run has its
-        default there."""
+        default there. Modules that only the other run names are not imported."""
         other = {k: v for k, v in other.items() if k != "folders"}
         shared = getattr(self.task.cls, "shared", ())
         free = {*free, *(f"task.{k}" for k in shared if k not in self.task.given)}
-        with contextlib.suppress(ConfigError):
+        with contextlib.suppress(ConfigError), importing_no_others():
             other = from_tables(other).tables()
         mine, theirs = dict(_flatten(self.tables())), dict(_flatten(other))
         for key in differing_keys(self.tables(), other):
@@ -159,8 +159,9 @@ def read(
     algorithm, then the overrides.
     """
     path = find_recipe(recipe)
-    name = path.parent.name if path.name == "config.toml" else path.stem
-    return from_tables(load_tables(path), name, overrides, algorithm)
+    name = path.parent.name if path.name == RUN_CONFIG else path.stem
+    tables = load_tables(path)
+    return from_tables(tables, name, overrides, algorithm)
 
 
 def from_tables(
@@ -177,6 +178,7 @@ def from_tables(
         if not isinstance(tables.get(key), Mapping):
             raise ConfigError(f"recipe {name} has no [{key}] table")
     pairs = parse_overrides(overrides)
+    allow(named_modules([(algorithm or "").split("+"), [value for _, value in pairs]]))
     task, data = (_swap(k, tables[k], pairs) for k in ("task", "data"))
     own = tables.get("algorithm", [])
     if (
@@ -269,11 +271,6 @@ def _swap(key: str, table: Mapping[str, Any], pairs: list[tuple[str, Any]]) -> M
         pairs.remove(pair)
         table = renamed_part(key, str(pair[1]).strip("\"'"), table)
     return table
-
-
-def _names_code(value: str) -> bool:
-    """Is a module:Class somewhere in this TOML value?"""
-    return re.search(r'"[\w.]+:[\w.]+"', value) is not None
 
 
 def differing_keys(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

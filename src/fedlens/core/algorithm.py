@@ -144,6 +144,10 @@ class Algorithm(metaclass=Limited):
         must know of it travels in a message."""
         return self
 
+    def check_cohort(self, asked: int) -> None:
+        """Raise a ValueError where so few clients cannot make a round; called of every part, before
+        any work."""
+
     def at_site(self, options: Mapping[str, str]) -> Algorithm:
         """This algorithm as one real site runs it, with what the site chose of the `site_options`
         of all parts.

@@ -2,23 +2,52 @@
 installed packages offer as entry points. The only module that imports what a recipe names.
 
 A module is looked for in the folder of the recipe, in the working directory and among the installed
-packages. A real site carries out what somebody else wrote: it calls `import_only` first, with what
-its operator listed, and from then on its process imports nothing else by name.
+packages. It is imported if the user of this process named it: in a recipe of theirs, in an
+argument, with `--module` (`allow`). A run folder may be somebody else's, so it names nothing:
+before what it says is built, `import_no_others` closes the list, for good. A real site carries out
+what somebody else wrote: it calls `import_only` first, with what its operator listed, and nothing
+is ever added.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 _folders: list[Path] = []  # of recipes that were read, the last one first
-_listed: frozenset[str] | None = None  # None: whatever is found may be imported
+_mentioned: list[Path] = []  # where run folders say that modules were; nothing is searched there
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What may be imported by name. Other processes of the same job take them over.
+
+    Args:
+        named: modules that the user of this process named.
+        closed: nothing else may be.
+        listed: by a site's operator: these alone, whatever is named.
+    """
+
+    named: frozenset[str] = frozenset()
+    closed: bool = False
+    listed: frozenset[str] | None = None
+
+    def permit(self, module: str) -> bool:
+        among = self.named if self.listed is None else self.listed
+        parts = module.split(".")
+        below = any(".".join(parts[: k + 1]) in among for k in range(len(parts)))
+        return below or (self.listed is None and not self.closed)
+
+
+_rules = Rules()
 
 
 class OwnCodeError(ValueError):
@@ -33,19 +62,76 @@ def search_in(folder: Path) -> None:
     _folders.insert(0, place)
 
 
+def rules() -> Rules:
+    return _rules
+
+
+def set_rules(wanted: Rules) -> None:
+    """Those of the process that started this one."""
+    global _rules
+    _rules = wanted
+
+
 def import_only(modules: Iterable[str]) -> None:
     """Only these modules, and what lies below them, may be imported by name in this process. An
     entry may be "module:Class" too: the module is what counts."""
-    global _listed
-    _listed = frozenset(m.partition(":")[0].strip() for m in modules if m.strip())
+    set_rules(replace(_rules, listed=frozenset(_module(m) for m in modules if m.strip())))
 
 
-def is_listed(module: str) -> bool:
-    """May this module be imported by name here?"""
-    if _listed is None:
-        return True
-    parts = module.split(".")
-    return any(".".join(parts[: k + 1]) in _listed for k in range(len(parts)))
+def allow(modules: Iterable[str]) -> None:
+    """The user of this process names modules, as "module", "module:Class" or by their files."""
+    found = set()
+    for text in modules:
+        if text.endswith(".py"):
+            search_in(Path(text).parent)
+        found.add(Path(text).stem if text.endswith(".py") else _module(text))
+    set_rules(replace(_rules, named=_rules.named | found))
+
+
+def import_no_others(mentioned: Iterable[str] = ()) -> None:
+    """Before something is built that others may have written, such as what a run folder says: from
+    now on only modules that the user named, or will name. mentioned: where it says that they were.
+    """
+    _mentioned[:0] = [Path(folder) for folder in mentioned]
+    set_rules(replace(_rules, closed=True))
+
+
+@contextlib.contextmanager
+def importing_no_others() -> Iterator[None]:
+    """The same for a while."""
+    before = _rules.closed
+    import_no_others()
+    try:
+        yield
+    finally:
+        set_rules(replace(_rules, closed=before))
+
+
+def named_modules(values: Any) -> tuple[str, ...]:
+    """Modules that tables or texts name as "module:Class"; nothing is imported."""
+    return tuple(sorted({_module(text) for text in _texts(values) if _is_reference(text)}))
+
+
+def _module(text: str) -> str:
+    return text.partition(":")[0].strip()
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key != "about":
+                yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _is_reference(text: str) -> bool:
+    module, colon, name = text.partition(":")
+    words = [*module.split("."), *name.split(".")]
+    return bool(colon) and all(word.isidentifier() for word in words)
 
 
 def load_reference(reference: str) -> Any:
@@ -58,6 +144,8 @@ def load_reference(reference: str) -> Any:
     for name in attribute.split("."):
         try:
             found = getattr(found, name)
+            if isinstance(found, ModuleType):  # what it imported itself is not what was named
+                raise OwnCodeError(f"{reference} cannot be loaded: {name} is a module of its own")
         except AttributeError:
             at = getattr(found, "__file__", None) or getattr(found, "__name__", module)
             raise OwnCodeError(f"{reference} cannot be loaded: {at} has no {name}") from None
@@ -78,11 +166,26 @@ def reference_to(thing: Any) -> str | None:
 
 
 def _check_listed(module: str, reference: str) -> None:
-    if not is_listed(module):
+    if _rules.permit(module):
+        allow([module])
+    elif _rules.listed is not None:
         raise OwnCodeError(
             f"{reference} is not imported here: the operator of this site has not listed the"
             f" module {module}"
         )
+    else:
+        raise OwnCodeError(
+            f"{reference} is not imported: a run folder may be somebody else's, and nobody here"
+            f" named the module {module}. If you trust it: --module {module_option(module)} (in"
+            " Python: fedlens.core.imports.allow)"
+        )
+
+
+def module_option(module: str) -> str:
+    """What `--module` has to say for this module to be found: its file, where one is known."""
+    file = Path(*module.split(".")[:1]).with_suffix(".py")
+    places = [folder / file for folder in (*_folders, *_mentioned) if (folder / file).is_file()]
+    return str(places[0]) if places else module
 
 
 def _import(module: str, reference: str) -> ModuleType:
@@ -135,7 +238,8 @@ def plugins(group: str) -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def load_plugin(point: importlib.metadata.EntryPoint) -> Any:
-    _check_listed(point.module, f"{point.name} ({point.value})")
+    if _rules.listed is not None:  # elsewhere, who installed it wants it to be found
+        _check_listed(point.module, f"{point.name} ({point.value})")
     try:
         return point.load()
     except Exception as e:  # somebody's package
@@ -154,6 +258,7 @@ def describe_given(value: Any) -> str:
     """An object from Python as a text: "module:name" where that finds it again, else honest words
     that say what it was."""
     if reference := reference_to(value):
+        allow([reference])
         return reference
     return f"{GIVEN}{_words(value)}>"
 

@@ -172,13 +172,19 @@ class Message:
             self._fill(buffer[:total], header, arrays)
         return total
 
+    def digest(self) -> str:
+        """sha256 of all its bytes but those in which it stands itself."""
+        header, arrays, _ = self._layout()
+        start = len(header).to_bytes(8, "little") + header
+        return _digest(chain([memoryview(start)], map(_bytes_of, arrays))).decode()
+
     def pieces(self, size: int) -> Iterator[bytes]:
         """The bytes of `to_bytes`, `size` at a time: the whole never lies in memory a second
         time.
         """
         header, arrays, _ = self._layout()
         start = bytearray(len(header).to_bytes(8, "little") + header)
-        start[_DIGITS] = _digest(chain([memoryview(bytes(start))], map(_bytes_of, arrays)))
+        start[_DIGITS] = self.digest().encode()
         piece = bytearray()
         for part in chain([memoryview(start)], map(_bytes_of, arrays)):
             for low in range(0, len(part), size):

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlens.core import heap
+from fedlens.core import heap, imports
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
 from fedlens.core.memory import Memory
@@ -95,6 +95,7 @@ class Ray(WorkerPool["_ActorHandle"]):
                 budget,
                 threads,
                 ledgers,
+                imports.rules(),
             )
         )
         resources = ray.cluster_resources()
@@ -240,7 +241,8 @@ class _Actor:
     """Carries out what its `_ActorHandle` asks for, as the simulator's worker loop does."""
 
     def __init__(self, setup: Any) -> None:
-        algorithm, holdings, held_out, folder, budget, threads, ledgers = setup
+        algorithm, holdings, held_out, folder, budget, threads, ledgers, rules = setup
+        imports.set_rules(rules)
         torch.set_num_threads(threads)
         heap.keep()
         if algorithm.trains:

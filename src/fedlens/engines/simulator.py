@@ -31,7 +31,7 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
-from fedlens.core import heap
+from fedlens.core import heap, imports
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
 from fedlens.core.memory import NEVER, Memory
@@ -229,6 +229,7 @@ class _ProcessHandle(WorkerHandle):
             self.outbox,
             clock,
             pool.ledgers,
+            imports.rules(),
         )
         # the kernel counts the end of this thread as the parent's death
         lasting = threading.current_thread() is threading.main_thread()
@@ -311,6 +312,7 @@ class _Setup(NamedTuple):
     outbox: SharedFile
     clock: Path
     ledgers: Ledgers | None
+    rules: imports.Rules
 
 
 def _run_process(pipe: Connection, parent: int, lasting: bool, setup: _Setup) -> None:
@@ -330,6 +332,7 @@ def _run_process(pipe: Connection, parent: int, lasting: bool, setup: _Setup) ->
 def _worker_loop(pipe: Connection, setup: _Setup) -> None:
     """Carry out the commands of the parent's `_ProcessHandle`, until it says stop."""
     torch.set_num_threads(setup.threads)
+    imports.set_rules(setup.rules)
     # a fork finds the parent's mapping here; its own may grow at another time
     setup.inbox.close()
     memory = Memory(setup.folder, setup.budget, durable=True)

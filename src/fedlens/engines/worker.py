@@ -181,7 +181,9 @@ def read_payload(
         assert isinstance(heard, Heard)
         trees = {n: payload.trees[f"{position}:{n}"] for n in names}
         header = Header(round=heard.round)
-        results[position] = Message(trees, heard.scalars, weights, heard.sender, header)
+        results[position] = Message(
+            trees, heard.scalars, weights, heard.sender, header, heard.texts
+        )
     return nodes
 
 

@@ -23,6 +23,7 @@ from fedlens.config.parts import part_of
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.algorithm import Algorithm, Layer
 from fedlens.core.files import write_atomically
+from fedlens.core.imports import allow, named_modules
 from fedlens.runs.folder import free_folder
 from fedlens.runs.job import Outcome, run_job
 from fedlens.runs.listener import Listener
@@ -122,6 +123,7 @@ def _config(
         "data": {"name": "TorchDatasets", **_without_none(data)},
         "algorithm": _stack(algorithm),
     }
+    allow(named_modules(tables))
     model = task["model"]
     made = type(model) if isinstance(model, nn.Module) else model
     called = name or getattr(made, "__name__", "fit").strip("<>").lower()

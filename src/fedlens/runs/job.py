@@ -22,6 +22,7 @@ from fedlens.config import recipe as recipes
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.client import generator, seeded
 from fedlens.core.files import lock_folder, name_in_errors, write_atomically
+from fedlens.core.imports import module_option, named_modules
 from fedlens.core.memory import NEVER, read_record
 from fedlens.core.message import Message
 from fedlens.core.picture import save_pictures
@@ -76,13 +77,15 @@ class Outcome:
 class Interrupted(Exception):
     """The user stopped the job; what was done is saved."""
 
-    def __init__(self, folder: Path, done: int, rounds: int) -> None:
+    def __init__(self, folder: Path, done: int, rounds: int, modules: Sequence[str] = ()) -> None:
         super().__init__(
             f"stopped after round {done} of {rounds}"
             if done
             else "stopped before the first round was complete"
         )
-        self.folder, self.again = folder, f"fedlens run {shlex.quote(str(folder))} --resume"
+        allowed = [word for m in modules for word in ("--module", module_option(m))]
+        self.folder = folder
+        self.again = shlex.join(["fedlens", "run", str(folder), "--resume", *allowed])
 
 
 def experiment(
@@ -219,7 +222,8 @@ class _Job:
                 with contextlib.suppress(KeyboardInterrupt), interrupts_deferred():
                     self._save()
                     self._summarise(interrupted=True)
-                raise Interrupted(self.folder, self.safe.done, s.rounds) from None
+                own = named_modules(self.setup.config.tables())
+                raise Interrupted(self.folder, self.safe.done, s.rounds, own) from None
             except Stalled:
                 with interrupts_deferred():
                     self._save()

@@ -66,6 +66,8 @@ def make_setup(config: Config, federation: Federation | None = None, learn: bool
             f"federation.cohort is {settings.cohort}, but {config.data.name} has only"
             f" {len(federation)} clients"
         )
+    for part in algorithm.parts():
+        part.check_cohort(settings.cohort or len(federation))
     if settings.personal or algorithm.personalises:
         federation = _with_note(config, federation)
     if algorithm.hides_singles:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 
 ACCENT = "cyan"
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -46,6 +47,11 @@ def short(seconds: float) -> str:
 
 def few(words: Sequence[str], most: int = 8) -> str:
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
+def plain(text: str) -> str:
+    """Somebody else's words: no markup, nothing that a terminal would obey."""
+    return escape("".join(c if c.isprintable() else "?" for c in text))
 
 
 def bars(counts: Sequence[int]) -> str:

@@ -11,10 +11,11 @@ through if
 - it carries Flower's node signature, made with that same key. The signature covers a time and no
   more, so a recorded one could be used again for minutes; without the site's key for the connection
   it is worth nothing;
-- its body says how long it is, is no longer than `max_body`, and comes at a reasonable pace.
+- its body says how long it is, is no longer than `max_body`, and comes at a reasonable pace;
+- where it announces a message (PUSH), that is a reply of the site's own node to the server.
 
 What is let through is written anew: a head with the headers that the SuperLink reads, then as many
-bytes as were announced. Nothing is kept in memory but a chunk.
+bytes as were announced. Nothing is kept in memory but a chunk, or an announcement.
 """
 
 from __future__ import annotations
@@ -43,12 +44,14 @@ PATHS = frozenset(
         "pull-object", "push-object", "confirm-message-received", "get-run",
     )
 )  # fmt: skip
+PUSH = b"/v1/fleet/push-messages"
 KEY_HEADER = b"flwr-public-key"
 SIGNED = (KEY_HEADER, b"flwr-signature", b"flwr-timestamp")
 VERSION = (b"flwr-package-name", b"flwr-package-version", b"flwr-component-name")
 PASSED = frozenset((*SIGNED, *VERSION, b"content-type", b"accept"))
 BACK = frozenset((b"content-type", b"flwr-version-incompatibility-message"))
 CHUNK = 1 << 18
+SLOW = "a body that came too slowly"
 WORDS = {
     400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
     408: "Request Timeout", 411: "Length Required", 413: "Content Too Large",
@@ -80,6 +83,7 @@ class Front:
         seconds: that a head, or a body beyond `pace`, may take.
         pace: bytes a second that a body must at least come with.
         connections: that a site may hold at a time.
+        objection: why the body of a PUSH may not pass; such a body is at most `max_push` long.
     """
 
     sites: Mapping[bytes, int]
@@ -91,6 +95,8 @@ class Front:
     seconds: float = 30.0
     pace: int = 16 << 10
     connections: int = 16
+    objection: Callable[[bytes], str | None] = lambda body: None
+    max_push: int = 4 << 20
     _open: Counter[int] = field(default_factory=Counter)
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext) -> asyncio.Server:
@@ -140,11 +146,13 @@ class Front:
         if not isinstance(request, h11.Request):
             raise _Refusal(400, "what is no HTTP request")
         length = self._check(client, request)
+        announced = await self._read_push(reader, length) if request.target == PUSH else b""
         try:
             inner_reader, inner_writer = await link.open()
             passed = [(k, v) for k, v in request.headers if k in PASSED]
             inner_writer.write(_head(b"POST %s HTTP/1.1" % request.target, passed, length))
-            await self._relay(reader, inner_writer, length)
+            inner_writer.write(announced)
+            await self._relay(reader, inner_writer, length - len(announced))
         except (ConnectionError, ssl.SSLError) as e:
             raise _Refusal(503) from e
         try:
@@ -162,6 +170,19 @@ class Front:
         await self._relay(inner_reader, writer, size)
         link.used = time.monotonic()
         return True
+
+    async def _read_push(self, reader: asyncio.StreamReader, length: int) -> bytes:
+        """The whole body of a request that announces a message, if nothing is wrong with it."""
+        if length > self.max_push:
+            raise _Refusal(413, f"a message announced in {length} bytes")
+        try:
+            async with asyncio.timeout(self.seconds + length / self.pace):
+                body = await reader.readexactly(length)
+        except TimeoutError as e:
+            raise _Refusal(408, SLOW) from e
+        if why := self.objection(body):
+            raise _Refusal(403, why)
+        return body
 
     async def _read_head(self, reader: asyncio.StreamReader) -> bytes | None:
         """None if the site has nothing more to ask."""
@@ -216,7 +237,7 @@ class Front:
                     length -= len(chunk)
                 await target.drain()
         except TimeoutError as e:
-            raise _Refusal(408, "a body that came too slowly") from e
+            raise _Refusal(408, SLOW) from e
 
     async def _answer(self, writer: asyncio.StreamWriter, status: int) -> None:
         line = b"HTTP/1.1 %d %s" % (status, WORDS[status].encode())

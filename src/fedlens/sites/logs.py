@@ -13,12 +13,12 @@ VARIABLE = "FEDLENS_LOG"
 
 
 def log_line(text: str, prefix: str = "") -> None:
-    """To standard error, at once."""
+    """To standard error, at once; without control characters, whoever's words are quoted."""
     if os.environ.get(VARIABLE) == "json":
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         text = json.dumps({"time": now, "process": os.getpid(), "message": text.strip()})
     else:
-        text = prefix + text
+        text = prefix + "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
     print(text, file=sys.stderr, flush=True)
 
 

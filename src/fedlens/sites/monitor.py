@@ -39,8 +39,8 @@ class Metric:
         lines = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} {self.kind}"]
         for labels, value in self.samples:
             inside = ",".join(f'{k}="{_escaped(str(v))}"' for k, v in labels.items())
-            lines.append(f"{self.name}{{{inside}}} {value:.17g}" if inside else
-                         f"{self.name} {value:.17g}")  # fmt: skip
+            number = f"{value:.0f}" if float(value).is_integer() else repr(float(value))
+            lines.append(f"{self.name}{{{inside}}} {number}" if inside else f"{self.name} {number}")
         return "\n".join(lines) + "\n"
 
 
@@ -79,6 +79,11 @@ class SiteMetrics:
         return [
             Metric("fedlens_site_messages_total", "Messages that left this site", messages),
             Metric("fedlens_site_bytes_total", "Bytes of payload that left this site", sizes),
+            Metric(
+                "fedlens_site_overhead_bytes_total",
+                "Bytes of requests that are not payload: heartbeats, headers",
+                [({}, self.left.overhead.bytes)],
+            ),
             Metric("fedlens_site_refused_total", "Requests not answered", [({}, failures)]),
             Metric("fedlens_site_rounds", "Rounds answered", [({}, len(rounds))], "gauge"),
             Metric(
@@ -226,11 +231,12 @@ class Monitor:
             def do_GET(self) -> None:
                 try:
                     found = monitor.page(self.path)
+                    code = 200 if found else 404
                 except (OSError, ValueError):
-                    found = None
+                    found, code = ("text/plain", "The files behind it cannot be read.\n"), 500
                 kind, text = found or ("text/plain", "There is /health and /metrics.\n")
                 data = text.encode()
-                self.send_response(200 if found else 404)
+                self.send_response(code)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(data)))
                 self.send_header("Cache-Control", "no-store")

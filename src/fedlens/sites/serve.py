@@ -62,9 +62,9 @@ def read_served(folder: Path, seconds: float = 0.0) -> Served:
     until = time.monotonic() + seconds
     while not (folder / NOTE).exists() and time.monotonic() < until:
         time.sleep(0.2)
+    revoked = revoked_keys(folder)
     try:
         facts: dict[str, Any] = json.loads((folder / NOTE).read_text())
-        revoked = revoked_keys(folder)
         every = {int(k): str(v) for k, v in facts["sites"].items()}
         sites = {i: key for i, key in every.items() if key.encode() not in revoked}
         return Served(str(facts["address"]), Path(facts["ca"]), sites)
@@ -76,14 +76,24 @@ def read_served(folder: Path, seconds: float = 0.0) -> Served:
 
 
 class KnownSites(Mapping[bytes, int]):
-    """Public key as PEM -> client, without the keys that were revoked meanwhile."""
+    """Public key as PEM -> client, without the keys that were revoked meanwhile. While their list
+    cannot be read there is nobody: it may name anybody.
+    """
 
-    def __init__(self, sites: Mapping[bytes, int], folder: Path) -> None:
-        self.sites, self.folder = sites, folder
+    def __init__(self, sites: Mapping[bytes, int], folder: Path, log: Log) -> None:
+        self.sites, self.folder, self.log = sites, folder, log
+        self.trouble = ""
 
     def __getitem__(self, key: bytes) -> int:
         client = self.sites[key]
-        if key in revoked_keys(self.folder):
+        try:
+            revoked, trouble = revoked_keys(self.folder), ""
+        except ConfigError as e:
+            revoked, trouble = frozenset(self.sites), str(e)
+        if trouble != self.trouble:  # said once, not for every connection
+            self.log(trouble or f"{self.folder / REVOKED} can be read again")
+        self.trouble = trouble
+        if key in revoked:
             raise KeyError(key)
         return client
 
@@ -95,11 +105,20 @@ class KnownSites(Mapping[bytes, int]):
 
 
 def revoked_keys(folder: Path) -> frozenset[bytes]:
-    """As PEM. A list that cannot be read lets nobody in: it may name anybody."""
+    """As PEM. A ConfigError if there is a list and it cannot be read."""
     path = folder / REVOKED
-    if not path.exists():
+    try:
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, list) or not all(isinstance(key, str) for key in found):
+            raise ValueError("it is no list of keys")
+    except FileNotFoundError:
         return frozenset()
-    return frozenset(str(key).encode() for key in json.loads(path.read_text()))
+    except (OSError, ValueError, RecursionError) as e:
+        raise ConfigError(
+            f"{path} cannot be read, so no site is let in: {e}; bring it back, or write [] into it"
+            " and revoke those keys again"
+        ) from e
+    return frozenset(key.encode() for key in found)
 
 
 def revoke_key(folder: Path, public: Path) -> None:
@@ -128,6 +147,7 @@ def open_door(
         state: folder of the SuperLink's database.
         bindings: client -> file of its public key.
     """
+    revoked_keys(state)  # a list that cannot be read is found out now
     if not (keys / "server.pem").exists():
         make_authority(keys)
         make_server_certificate(keys, [] if host in ANY_ADDRESS else [host])
@@ -136,6 +156,8 @@ def open_door(
     public = {client: public_pem(site_public_key(path)) for client, path in bindings.items()}
     if len(set(public.values())) < len(public):
         raise ConfigError("one key cannot belong to two clients")
+    from fedlens.engines.flower.pushed import objection
+
     home, ca = flower_home(), (keys / "ca.crt").absolute()
     Served(f"127.0.0.1:{inner}", ca, {i: key.decode() for i, key in public.items()}).save(state)
     with Programs(log, home) as running:
@@ -151,9 +173,9 @@ def open_door(
             register_site(running, client, path, connection)
         if running.all_alive():
             log(f"sites can join at {host}:{port}; runs start on this machine; end with Ctrl-C")
-            front = Front(
-                KnownSites({k: i for i, k in public.items()}, state), inner, tls_context(ca), log
-            )
+            known = KnownSites({key: i for i, key in public.items()}, state, log)
+            front = Front(known, inner, tls_context(ca), log)
+            front.objection = objection
             asyncio.run(run_front(front, host, port, front_tls(keys), running.all_alive))
         code = link.wait()
         raise ConfigError(

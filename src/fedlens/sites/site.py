@@ -4,6 +4,7 @@ itself.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,8 @@ from fedlens.core.algorithm import Algorithm
 from fedlens.core.imports import import_only
 from fedlens.engines.flower.site import Site, federation_of_one
 from fedlens.sites.agreement import recipe_hash, recipe_of_request, secured
-from fedlens.trust.policy import Policy, read_policy, terms_of
+from fedlens.trust.policy import check_generators, check_modules, site_policy, terms_of
+from fedlens.trust.retention import VAULT
 from fedlens.trust.secure_sum import SecureSum
 from fedlens.trust.signing import public_text, read_signing_key
 from fedlens.trust.vault import SiteVault, read_peers
@@ -39,6 +41,7 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
     settings = config.settings
     task = config.build_task()
     algorithm = with_site_options(config.build_algorithm(task), node).deployed()
+    check_generators(site_policy(node.get("policy"), ()), algorithm)
     if isinstance(algorithm, SecureSum):
         algorithm = with_vault(algorithm, node, id, settings.clients)
     clients = 1 if own else settings.clients
@@ -66,9 +69,9 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
 
 def agreed_recipe(node: Mapping[str, Any], request: Mapping[str, Any]) -> Config:
     """What this site does. Reading it imports no module that the operator did not list."""
+    policy = site_policy(node.get("policy"), node.get("modules", ()))
     if not node.get("stock"):  # a stock SuperNode executes the server's code anyway
-        policy = read_policy(Path(str(node["policy"]))) if node.get("policy") else Policy()
-        import_only([*node.get("modules", ()), *policy.modules])
+        import_only(policy.modules)
     if node.get("recipe"):
         return recipes.read(str(node["recipe"]))
     if not (node.get("trust-server") or node.get("stock")):
@@ -76,6 +79,8 @@ def agreed_recipe(node: Mapping[str, Any], request: Mapping[str, Any]) -> Config
             "this site has no recipe of its own (--recipe) and takes none from a server"
             " (--trust-server)"
         )
+    if node.get("policy"):  # its entry is the reason that the server hears
+        check_modules(policy, tomllib.loads(str(request["text"])))
     return recipe_of_request(request)
 
 
@@ -97,7 +102,7 @@ def with_vault(algorithm: SecureSum, node: Mapping[str, Any], id: int, clients: 
         )
     if public_text(peers[id]).split()[:2] != public_text(secret.public_key()).split()[:2]:
         raise ConfigError(f"the public key of client {id} in {folder} is not that of {key}")
-    return algorithm.with_vault(SiteVault(Path(str(node["folder"])) / "vault", secret, peers))
+    return algorithm.with_vault(SiteVault(Path(str(node["folder"])) / VAULT, secret, peers))
 
 
 def site_number(node: Mapping[str, Any]) -> int:

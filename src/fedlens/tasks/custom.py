@@ -55,7 +55,9 @@ class Custom(LearningTask):
         self.made = _load("model", model)
         if not isinstance(self.made, nn.Module) and not callable(self.made):
             raise ValueError(f"model must be a network or make one, not {model!r}")
-        named = getattr(F, loss, None) if isinstance(loss, str) else None
+        # torch's own by its plain name, or as `fit` writes it down
+        plain = loss.removeprefix(f"{F.__name__}:") if isinstance(loss, str) else ""
+        named = getattr(F, plain, None) if plain else None
         self.compute_loss: Any = named or _load("loss", loss)
         if not callable(self.compute_loss):
             raise ValueError(f"loss must be a function of prediction and target, not {loss!r}")

@@ -1,4 +1,4 @@
-"""What left, for people: ledgers read and added up. Whether they are true is `ledger.verify`'s
+"""What left, for people: ledgers read and added up. Whether they are true is `trust.verify`'s
 question.
 """
 
@@ -27,8 +27,10 @@ class Item:
     began: str = ""
     ended: str = ""
 
-    def seen(self, line: Mapping[str, Any], bytes: int = 0, arrays: int = 0) -> None:
-        self.times += 1
+    def seen(
+        self, line: Mapping[str, Any], bytes: int = 0, arrays: int = 0, times: int = 1
+    ) -> None:
+        self.times += times
         self.bytes += bytes
         self.arrays = max(self.arrays, arrays)
         when, round = str(line["time"]), line["round"]
@@ -48,6 +50,7 @@ class Departures:
     trees: dict[str, Item] = field(default_factory=dict)
     scalars: dict[str, Item] = field(default_factory=dict)
     said: dict[str, Item] = field(default_factory=dict)
+    overhead: Item = field(default_factory=Item)  # of requests: all that is not payload
     jobs: dict[str, str] = field(default_factory=dict)  # job -> hash of its recipe
     rounds: dict[tuple[str, int | None], int] = field(default_factory=dict)  # bytes
     readable: int = 0  # replies that left without a layer that hides single ones
@@ -56,7 +59,7 @@ class Departures:
     clients: set[int] = field(default_factory=set)
     # what replies cost in differential privacy, as JSON, and how often
     charges: dict[str, int] = field(default_factory=dict)
-    odd: int = 0  # lines that are not a ledger's; `ledger.verify` says more
+    odd: int = 0  # lines that are not a ledger's; `trust.verify` says more
 
     def add(self, line: Mapping[str, Any]) -> None:
         kind = str(line["kind"])
@@ -76,6 +79,9 @@ class Departures:
         for part, items in (("scalars", self.scalars), ("texts", self.said), ("said", self.said)):
             for name in line[part]:
                 items.setdefault(str(name), Item()).seen(line)
+        if sent := line.get("overhead"):
+            size = int(sent["headers"]) + int(sent["bodies"])
+            self.overhead.seen(line, size, times=int(sent["requests"]))
         self.protection.update(map(str, line["protection"]))
         self.readable += bool(line["trees"]) and not line["protection"]
         if line.get("privacy"):

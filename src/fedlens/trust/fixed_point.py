@@ -162,8 +162,9 @@ def to_whole(
     scale = math.ldexp(1.0, scale_of(slot.bits, slot.bound, clients))
     limit = _limit(slot.bits, clients)
     clipped = 0
+    space = torch.empty(min(_PIECE, flat.numel()), dtype=flat.dtype)
     for piece, place in zip(torch.split(flat, _PIECE), torch.split(out, _PIECE), strict=True):
-        scaled = piece * (weight * scale)
+        scaled = torch.mul(piece, weight * scale, out=space[: piece.numel()])
         if peak * scale > limit:
             clipped += int((scaled.abs() > limit).sum())
             scaled.clamp_(-limit, limit)

@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from fedlens.core.files import write_atomically
 from fedlens.core.message import Header, Message
 from fedlens.core.privacy import Mechanism
 from fedlens.trust.departures import Departures, read_departures
-from fedlens.trust.ledger import FILE, Head, Leaving, Ledger, receipt_fits
-from fedlens.trust.policy import Policy, PolicyError, Terms, read_policy
+from fedlens.trust.ledger import FILE, Head, Leaving, Ledger
+from fedlens.trust.policy import PolicyError, Terms, site_policy
+from fedlens.trust.receipts import receipt_fits
 from fedlens.trust.signing import canonical, read_certificate_key
 
 SERVER = "server.pem"  # in a site's folder: the certificate of the server that countersigns
@@ -48,8 +48,7 @@ class Guard:
         modules: Sequence[str] = (),
     ) -> None:
         self.folder, self.ca = folder, ca
-        allowed = read_policy(policy) if policy else Policy()
-        self.policy = replace(allowed, modules=(*allowed.modules, *modules))
+        self.policy = site_policy(policy, modules)
         self.ledger = Ledger(folder / FILE, key) if key else None
         self.so_far, self._read = Departures(), 0
         self._catch_up()

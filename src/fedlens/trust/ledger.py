@@ -16,6 +16,8 @@ the ledger, and a line may be about bytes that a crash kept from leaving. A line
     protection layers under which no single reply can be read
     bytes, sha256             of the payload, as it leaves
     privacy    what this reply costs in differential privacy, where a layer accounts for it
+    overhead   requests that were sent since the line before (heartbeats, questions for work, the
+               fields around a payload), and the bytes of their headers and bodies
     receipt    the server's signature of an earlier head, if one has arrived
     torn       bytes of an unfinished line that a crash left here and that were removed
     previous   SHA-256 of the line before
@@ -45,15 +47,12 @@ from fedlens.core.files import name_in_errors
 from fedlens.core.message import Header, Message
 from fedlens.core.tree import count_bytes
 from fedlens.trust.signing import (
-    PublicKey,
     SigningKey,
     canonical,
     make_signing_key,
-    parse_public_key,
     public_text,
     read_signing_key,
     sign,
-    signature_fits,
 )
 
 FILE = "ledger.jsonl"  # in a site's folder
@@ -61,7 +60,6 @@ NOTHING = "0" * 64  # what the first line follows
 _TAIL = 1 << 16  # bytes read at a time to find the last line
 _LONG = 200  # characters of a text that a line holds in full
 _PIECE = 4 << 20  # bytes of a simulated reply, hashed at a time
-_MOST_FAULTS = 20
 
 
 class LedgerError(ValueError):
@@ -91,6 +89,7 @@ class Leaving:
     said: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     protection: Sequence[str] = ()
     receipt: Mapping[str, Any] | None = None
+    overhead: Mapping[str, int] | None = None
     privacy: Mapping[str, Any] | None = None
 
     def table(self) -> dict[str, Any]:
@@ -117,10 +116,8 @@ class Leaving:
             "bytes": size,
             "sha256": digest.hexdigest(),
         }
-        for name, found in (("receipt", self.receipt), ("privacy", self.privacy)):
-            if found:
-                table[name] = dict(found)
-        return table
+        beside = {"receipt": self.receipt, "overhead": self.overhead, "privacy": self.privacy}
+        return table | {name: dict(value) for name, value in beside.items() if value}
 
 
 def protection(algorithm: Algorithm) -> tuple[str, ...]:
@@ -273,171 +270,3 @@ def _last_line(file: int, path: Path) -> tuple[bytes | None, int]:
             " looked at it (`fedlens ledger FOLDER --verify`)"
         ) from e
     return lines[-1], len(torn)
-
-
-# -- verifying -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What verifying a ledger found. faults: one sentence each, in the order of the file. keys: the
-    public keys that signed it, the first one first. countersigned: the last line that the server
-    has countersigned, 0 where there is none.
-    """
-
-    lines: int
-    head: str
-    faults: tuple[str, ...]
-    keys: tuple[str, ...]
-    countersigned: int
-
-    @property
-    def intact(self) -> bool:
-        return not self.faults
-
-
-def verify(
-    path: Path,
-    key: PublicKey | None = None,
-    server: PublicKey | None = None,
-    known: Head | None = None,
-) -> Verdict:
-    """Is this ledger as it was written?
-
-    Args:
-        path: the file.
-        key: the site's public key; without it, the key that the first line names is believed.
-        server: the server's public key, to check what it has countersigned.
-        known: a head that somebody else has kept; the ledger must still hold that line.
-    """
-    check = _Check(key, server)
-    with path.open("rb") as file:
-        for place, raw in enumerate(file, 1):
-            check.line(place, raw)
-    check.finish()
-    if known and check.hashes.get(known.line) != known.hash:
-        there = known.line in check.hashes
-        what = "is another one here" if there else "is missing, and so may be others"
-        check.fault(f"line {known.line}, which the server has seen, {what}")
-    if key and check.keys and public_text(key) not in check.keys:
-        check.fault("it is signed with another key than the one given")
-    faults = check.faults[:_MOST_FAULTS]
-    if len(check.faults) > _MOST_FAULTS:
-        faults.append(f"and {len(check.faults) - _MOST_FAULTS} more")
-    return Verdict(check.number, check.head, tuple(faults), tuple(check.keys), check.receipt)
-
-
-class _Check:
-    """Follows a ledger line by line. number, head: of the last line that fits. odd: the places
-    behind it of lines that nobody signed as they are.
-    """
-
-    def __init__(self, key: PublicKey | None, server: PublicKey | None) -> None:
-        self.given, self.server = key, server
-        self.signer: PublicKey | None = None
-        self.faults: list[str] = []
-        self.keys: list[str] = []
-        self.number, self.head, self.receipt = 0, NOTHING, 0
-        self.odd: list[int] = []
-        self.hashes: dict[int, str] = {}
-
-    def fault(self, text: str) -> None:
-        self.faults.append(text)
-
-    def line(self, place: int, raw: bytes) -> None:
-        text = raw.removesuffix(b"\n")
-        if text == raw:
-            self.fault(f"place {place}: an unfinished line")
-            return
-        table = self._signed(text)
-        if table is None:
-            self.odd.append(place)
-            return
-        number, fits = table["line"], table["previous"] == self.head
-        self._settle_odd(number, fits)
-        if number <= self.number:
-            self.fault(f"place {place}: line {number} again, or moved here from its own place")
-            return
-        if number > self.number + 1:
-            gone = _lines(self.number + 1, number - 1)
-            self.fault(f"place {place}: {gone} missing before line {number}")
-        elif not fits and number - 1 in self.hashes:
-            self.fault(f"place {place}: line {number} does not follow the line before it")
-        try:
-            self._accept(number, table, text)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            self.fault(f"place {place}: line {number} is signed, but has not the form of a line")
-
-    def finish(self) -> None:
-        if not self.hashes:
-            self.faults = ["there is no line that a site has signed"]
-        elif self.odd:
-            self._settle_odd(self.number + 1 + len(self.odd), fits=False)
-
-    def _settle_odd(self, number: int, fits: bool) -> None:
-        """What became of the odd lines, now that line `number` comes next: put between two that fit
-        together, or changed where they stood."""
-        if not self.odd:
-            return
-        places = f"place {self.odd[0]}" + (f" to {self.odd[-1]}" if self.odd[1:] else "")
-        if number == self.number + 1 and fits:
-            self.fault(f"{places}: inserted; the lines around it fit together without it")
-        elif number == self.number + 1 + len(self.odd):
-            verb = _lines(self.number + 1, number - 1, "was", "were")
-            self.fault(f"{places}: {verb} changed after signing")
-            self.number = number - 1
-        else:
-            self.fault(f"{places}: not signed by this site")
-        self.odd = []
-
-    def _signed(self, text: bytes) -> dict[str, Any] | None:
-        """The table of a line whose signature fits, else None."""
-        try:
-            table = json.loads(text)
-            signature = table.pop("signature")
-            data = canonical(table)
-            whole = canonical({**table, "signature": signature}) == text
-            whole &= type(table["line"]) is int and isinstance(table["previous"], str)
-            signers = [self.signer or self.given]
-            if self.signer is None and table["kind"] == "key":
-                signers.append(parse_public_key(table["key"]))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return None
-        fits = any(k is not None and signature_fits(k, data, signature) for k in signers)
-        return table if whole and fits else None
-
-    def _accept(self, number: int, table: Mapping[str, Any], text: bytes) -> None:
-        self.number, self.head = number, hashlib.sha256(text).hexdigest()
-        self.hashes[number] = self.head
-        if table["kind"] == "key":
-            self.signer = parse_public_key(table["key"])
-            self.keys.append(str(table["key"]))
-        if receipt := table.get("receipt"):
-            self._check_receipt(number, receipt)
-
-    def _check_receipt(self, number: int, receipt: Mapping[str, Any]) -> None:
-        line = int(receipt["line"])
-        if self.hashes.get(line, receipt["head"]) != receipt["head"]:
-            self.fault(f"line {number}: the server has countersigned another line {line}")
-        elif self.server and not receipt_fits(self.server, receipt):
-            self.fault(f"line {number}: the countersignature of line {line} is not the server's")
-        else:
-            self.receipt = max(self.receipt, line)
-
-
-def _lines(first: int, last: int, one: str = "is", several: str = "are") -> str:
-    return f"line {first} {one}" if first == last else f"lines {first} to {last} {several}"
-
-
-# -- receipts --------------------------------------------------------------------------------------
-
-
-def make_receipt(key: SigningKey, client: int, job: str, head: Head) -> dict[str, Any]:
-    """What a server hands a site as a proof that it has seen its ledger's head."""
-    table = {"client": client, "job": job, "line": head.line, "head": head.hash}
-    return {**table, "signature": sign(key, canonical(table))}
-
-
-def receipt_fits(server: PublicKey, receipt: Mapping[str, Any]) -> bool:
-    table = {k: v for k, v in receipt.items() if k != "signature"}
-    return signature_fits(server, canonical(table), receipt.get("signature"))

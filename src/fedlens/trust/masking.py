@@ -174,6 +174,15 @@ def mask_numbers(key: bytes, count: int) -> list[int]:
     return [int.from_bytes(data[16 * k : 16 * k + 16], "little") for k in range(count)]
 
 
+def few_masks(streams: Streams, count: int) -> list[int]:
+    """The sum of these streams for the few numbers."""
+    total = [0] * count
+    for key, plus in streams:
+        for k, number in enumerate(mask_numbers(expand(key, "few"), count)):
+            total[k] += number if plus else -number
+    return total
+
+
 def _stream(key: bytes) -> Any:
     return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
 

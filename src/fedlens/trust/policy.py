@@ -9,14 +9,15 @@ no module is imported that is not listed.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from fedlens.config.convert import ConfigError, convert, suggestion, toml_value
 from fedlens.config.recipe import Config
 from fedlens.core.algorithm import Algorithm
+from fedlens.core.imports import named_modules
 from fedlens.core.limits import Count, Limited, Positive, PositiveShare
 from fedlens.core.message import Header, Message
 from fedlens.core.privacy import Mechanism
@@ -117,29 +118,6 @@ def _count(part: Algorithm, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def named_modules(tables: Any) -> tuple[str, ...]:
-    """Modules that a recipe names as "module:Class", from its text alone: nothing is imported."""
-    return tuple(sorted({text.partition(":")[0] for text in _texts(tables) if _is_reference(text)}))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key != "about":
-                yield from _texts(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _texts(inner)
-
-
-def _is_reference(text: str) -> bool:
-    module, colon, name = text.partition(":")
-    words = [*module.split("."), *name.split(".")]
-    return bool(colon) and all(word.isidentifier() for word in words)
-
-
 @dataclass(frozen=True)
 class Policy(metaclass=Limited):
     """What a site allows.
@@ -192,9 +170,8 @@ class Policy(metaclass=Limited):
             self._too_much_work(terms),
             self._not_listed(terms.modules),
             self._unprotected(terms),
+            self._generating(terms.generates),
         ]
-        if terms.generates and not self.generators:
-            found.append(PolicyError("generators", "it runs a generator of images here"))
         if terms.cohort < self.min_cohort:
             found.append(self._too_few(terms.cohort))
         return [objection for objection in found if objection]
@@ -202,8 +179,6 @@ class Policy(metaclass=Limited):
     def refuses(self, asked: Header) -> PolicyError | None:
         """Why this request is not worked on. The server says how many it asks; only a layer that
         needs the others' keys can check it."""
-        if asked.trip:
-            return None
         if asked.evaluate:
             if self.evaluation == "withhold":
                 return PolicyError("evaluation", "metrics on this site's own data are withheld")
@@ -215,7 +190,7 @@ class Policy(metaclass=Limited):
         self, kind: str, message: Message, size: int, job: str, so_far: Departures
     ) -> PolicyError | None:
         """Why these bytes do not leave. so_far: what has left this site before."""
-        if kind == "reply":
+        if kind != "evaluation":  # its numbers have an entry of their own
             if found := self._missing("trees", message.trees, "the reply has the tree"):
                 return found
             if found := self._missing("scalars", message.scalars, "the reply has the number"):
@@ -275,9 +250,15 @@ class Policy(metaclass=Limited):
 
     def _not_listed(self, modules: Iterable[str]) -> PolicyError | None:
         for module in modules:
-            if not any(f"{module}.".startswith(f"{m}.") for m in self.modules):
+            listed = (entry.partition(":")[0] for entry in self.modules)
+            if not any(f"{module}.".startswith(f"{m}.") for m in listed):
                 return PolicyError("modules", f"it imports {module}, which is not listed")
         return None
+
+    def _generating(self, generates: bool) -> PolicyError | None:
+        if self.generators or not generates:
+            return None
+        return PolicyError("generators", "it runs a generator of images here")
 
     def _unprotected(self, terms: Terms) -> PolicyError | None:
         for layer in self.require:
@@ -316,9 +297,21 @@ def read_policy(path: Path) -> Policy:
     return Policy(**{k: convert(v, known[k], f"{path}: {k}") for k, v in table.items()})
 
 
+def site_policy(path: Path | str | None, modules: Iterable[str]) -> Policy:
+    """What the operator of a site allows: by this file, if there is one, and these modules."""
+    policy = read_policy(Path(path)) if path else Policy()
+    return replace(policy, modules=(*policy.modules, *modules))
+
+
 def check_modules(policy: Policy, tables: Mapping[str, Any]) -> None:
     """Before a recipe is built, because building it imports what it names."""
     if found := policy._not_listed(named_modules(tables)):
+        raise found
+
+
+def check_generators(policy: Policy, algorithm: Algorithm) -> None:
+    """Before an algorithm is given facts, because a generator may then read images or weights."""
+    if found := policy._generating(any(part.generates for part in algorithm.parts())):
         raise found
 
 

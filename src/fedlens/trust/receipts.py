@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.files import write_atomically
-from fedlens.trust.ledger import Head, LedgerError, make_receipt
-from fedlens.trust.signing import read_signing_key
+from fedlens.trust.ledger import Head, LedgerError
+from fedlens.trust.signing import (
+    PublicKey,
+    SigningKey,
+    canonical,
+    read_signing_key,
+    sign,
+    signature_fits,
+)
 
 HEADS = "heads.json"  # in a run folder at the server
 
@@ -71,3 +78,17 @@ def read_heads(run: Path) -> dict[int, Head]:
         return {int(k): Head(int(v["line"]), str(v["head"])) for k, v in found.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as e:
         raise LedgerError(f"{path} is damaged: {e}") from e
+
+
+# -- one countersignature ----------------------------------------------------------------------
+
+
+def make_receipt(key: SigningKey, client: int, job: str, head: Head) -> dict[str, Any]:
+    """What a server hands a site as a proof that it has seen its ledger's head."""
+    table = {"client": client, "job": job, "line": head.line, "head": head.hash}
+    return {**table, "signature": sign(key, canonical(table))}
+
+
+def receipt_fits(server: PublicKey, receipt: Mapping[str, Any]) -> bool:
+    table = {k: v for k, v in receipt.items() if k != "signature"}
+    return signature_fits(server, canonical(table), receipt.get("signature"))

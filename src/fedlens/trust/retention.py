@@ -19,13 +19,14 @@ from pathlib import Path
 from fedlens.trust.ledger import FILE
 
 DAY = 86_400.0
+VAULT = "vault"  # in a site's folder: what SecureSum keeps to itself
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Something that a site keeps. kind: "memory", "ledger", "key" or "other". changed: when last,
-    in seconds of the epoch."""
+    """Something that a site keeps. kind: "memory", "secrets" (of SecureSum), "ledger" or "other".
+    changed: when last, in seconds of the epoch."""
 
     path: Path
     kind: str
@@ -42,7 +43,7 @@ def kept_in(folder: Path) -> list[Kept]:
     found = []
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
-            found.append(_measured(path, "memory"))
+            found.append(_measured(path, "secrets" if path.name == VAULT else "memory"))
         elif path.name == FILE:
             found.append(_measured(path, "ledger"))
         elif path.name != ".lock":

@@ -124,7 +124,10 @@ class Deal:
             fields = {k: table[k] for k in _DEAL}
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise Declined(f"the keys of client {client} are malformed") from e
-        if not all(isinstance(text, str) for text in (*fields.values(), *boxes.values())):
+        texts = (*fields.values(), *boxes.values())
+        if not all(isinstance(text, str) for text in texts) or not all(
+            is_key(fields[k]) for k in ("box", "mask")
+        ):
             raise Declined(f"the keys of client {client} are malformed")
         return Deal(client, **fields, boxes=boxes)
 
@@ -146,6 +149,14 @@ def from_b64(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as e:
         raise Tampered("not base64") from e
+
+
+def is_key(text: str) -> bool:
+    """Has it the form of a public key?"""
+    try:
+        return len(from_b64(text)) == 32
+    except Tampered:
+        return False
 
 
 # -- a client's half -------------------------------------------------------------------------------
@@ -246,35 +257,42 @@ class Roster:
             raise Declined("the key that is to be this site's own is not")
         return secrets
 
-    def streams(self, vault: Vault, client: int) -> Streams:
-        """The masks of one client: one with everybody else, and its own where it can be opened."""
+    def streams(self, vault: Vault, client: int, request: str) -> Streams:
+        """The masks of one client: one with everybody else, and its own where it can be opened.
+        request: hash of what it works on. Masks of clients who work on something else do not
+        cancel with these.
+        """
         secrets = self.secrets(vault, client)
-        streams = self._pairs(secrets.mask, client, self.deals)
+        streams = self._pairs(secrets.mask, client, self.deals, request)
         if self.terms.threshold:
-            streams.append((expand(secrets.own, "own", self.hash), True))
+            streams.append((expand(secrets.own, "own", self.hash, request), True))
         return streams
 
     def _pairs(
-        self, secret: bytes, client: int, others: Collection[int]
+        self, secret: bytes, client: int, others: Collection[int], request: str
     ) -> list[tuple[bytes, bool]]:
+        about = ("mask", self.hash, request)
         return [
-            (pair_key(secret, from_b64(self.deals[i].mask), "mask", self.hash), client < i)
+            (pair_key(secret, from_b64(self.deals[i].mask), *about), client < i)
             for i in others
             if i != client
         ]
 
     def open(self, vault: Vault, client: int, survivors: Sequence[int]) -> dict[str, str]:
         """This client's shares: of survivors for their own masks, of the lost for their keys. Never
-        both of one client, and once only.
+        both of one client, and once only. A box that holds none is left out.
         """
         out = {}
         for owner, d in self.deals.items():
             if client not in d.boxes:
                 continue
-            key = pair_key(vault.box, from_b64(d.box), "box", owner, client, d.mask)
-            shares = unseal(key, from_b64(d.boxes[client]))
+            try:
+                key = pair_key(vault.box, from_b64(d.box), "box", owner, client, d.mask)
+                shares = unseal(key, from_b64(d.boxes[client]))
+            except Tampered:
+                continue  # the server names whose secret did not come out
             if len(shares) != 2 * SHARE_BYTES:
-                raise Tampered(f"the shares of client {owner} are of another size")
+                continue
             half = shares[SHARE_BYTES:] if owner in survivors else shares[:SHARE_BYTES]
             out[str(owner)] = b64(half)
         return out
@@ -306,11 +324,14 @@ def check_opening(roster: Roster, client: int, survivors: Any, lost: Any, least:
 
 
 def recover(
-    roster: Roster, survivors: Collection[int], shares: Mapping[int, Mapping[str, str]]
+    roster: Roster,
+    survivors: Collection[int],
+    shares: Mapping[int, Mapping[str, str]],
+    request: str,
 ) -> Streams:
     """The streams that are left in the sum of the survivors' replies: their own masks, and what
-    they shared with the lost. shares: by holder, then by owner. Raises Tampered, which names whose
-    secret did not come out."""
+    they shared with the lost. shares: by holder, then by owner. request: hash of what they worked
+    on. Raises Tampered, which names whose secret did not come out."""
     out: list[tuple[bytes, bool]] = []
     for owner, d in roster.deals.items():
         parts = {i: from_b64(own[str(owner)]) for i, own in shares.items() if str(owner) in own}
@@ -321,11 +342,11 @@ def recover(
         if owner in survivors:
             if fingerprint(secret.hex()) != d.own:
                 raise Tampered(f"the shares of client {owner}'s secret do not fit together")
-            out.append((expand(secret, "own", roster.hash), True))
+            out.append((expand(secret, "own", roster.hash, request), True))
             continue
         if b64(public_of(secret)) != d.mask:
             raise Tampered(f"the shares of client {owner}'s secret do not fit together")
         # A survivor i added its stream with this owner if i < owner.
-        for key, before in roster._pairs(secret, owner, survivors):
+        for key, before in roster._pairs(secret, owner, survivors, request):
             out.append((key, not before))
     return out

@@ -18,6 +18,10 @@ Where that is not known, or somebody's deal is missing, three.
 trip a round. A lost reply skips the round: nobody was heard, and memory being a transaction, nobody
 remembers. Right for three to five sites, of which one lost leaves too few to hide among anyhow.
 
+A mask belongs to one request: the hash of the message that a client works on is part of every
+mask's key. A server that sends one client another model than the others, to tell its part of the
+sum from theirs, gets a sum in which the masks do not cancel.
+
 What follows for the stack: whoever was lost or heard follows from whose masks were opened. Clipping
 (`saturated` in the state) costs a little of one round where clients remember nothing; where they
 do, what a client remembers would no longer be what the server added: the round is skipped, and the
@@ -28,38 +32,30 @@ single replies and are refused. This cryptography is unaudited.
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from annotated_types import Ge
 from torch import Tensor
 
 from fedlens.core.algorithm import Algorithm, Brought, Layer, StackError, Stage, Trip, Trips
-from fedlens.core.client import Client, generator
-from fedlens.core.message import MEAN, RING, Header, Message
-from fedlens.core.replies import Heard, Lost, Replies, Sum
+from fedlens.core.client import Client
+from fedlens.core.message import RING, Header, Message
+from fedlens.core.replies import Lost, Replies
 from fedlens.core.tree import Tree
 from fedlens.trust.fixed_point import (
     MASKED,
     SATURATED,
-    TYPES,
     WRITERS,
     Layout,
     declared_sums,
     decode,
     encode,
-    next_bounds,
-    to_mean,
-    to_whole,
 )
-from fedlens.trust.masking import Streams, Tampered, add_masks, expand, fingerprint, mask_numbers
+from fedlens.trust.masking import Streams, Tampered, add_masks, expand, few_masks, fingerprint
 from fedlens.trust.roster import (
-    Deal,
     Dropouts,
     Purpose,
     Roster,
@@ -67,13 +63,23 @@ from fedlens.trust.roster import (
     check_opening,
     deal,
     greet,
-    is_greeting,
     recover,
 )
+from fedlens.trust.server_memory import (
+    DEAL,
+    GREET,
+    KEY,
+    OPEN,
+    WORK,
+    ServerMemory,
+    deals_in,
+    parsed,
+    tell,
+    told_in,
+)
+from fedlens.trust.summand import check_totals, to_numbers, to_replies
 from fedlens.trust.vault import Declined, SimulatedVault, Vault
 
-WORK, GREET, DEAL, OPEN = 0, 1, 2, 3
-KEY = "secure"  # the text by which both halves speak
 FEW = 5  # of so many, one lost leaves hardly enough to hide among
 
 
@@ -107,6 +113,13 @@ class SecureSum(Layer):
         their 64 bits and need no bounds."""
         return any(isinstance(p, Layer) and p.protects == "client" for p in self.inner.parts())
 
+    def check_cohort(self, asked: int) -> None:
+        if asked < self.min_cohort:
+            raise ValueError(
+                f"SecureSum hides a client among at least {self.min_cohort}, but {asked} are asked:"
+                " without it, `secure = false`, the server sees what each of them sends"
+            )
+
     def recovers(self, clients: int) -> bool:
         if self.dropouts == "auto":
             return clients > FEW
@@ -116,10 +129,10 @@ class SecureSum(Layer):
 
     def init(self) -> Message:
         """The job's name is drawn by chance: no key of another job is ever one of this."""
-        return _Memory(job=secrets.token_hex(8)).into(self.inner.init())
+        return ServerMemory(job=secrets.token_hex(8)).into(self.inner.init())
 
     def next_trip(self, state: Message, trips: Trips) -> Trip | None:
-        memory = _Memory.of(state)
+        memory = ServerMemory.of(state)
         last = trips.made[-1].number if trips.made else None
         if last is None:
             return self._first_trip(state, memory, trips)
@@ -135,8 +148,8 @@ class SecureSum(Layer):
             enough = len(greeted) >= self.min_cohort
             return self._deal(memory, state, trips, greeted) if enough else None
         if last == DEAL:
-            terms = SumTerms.read(_told(trips.made[-1].message)["terms"])
-            dealt = _deals(trips.replies[-1], terms)
+            terms = SumTerms.read(told_in(trips.made[-1].message)["terms"])
+            dealt = deals_in(trips.replies[-1], terms)
             if len(dealt) < max(self.min_cohort, terms.threshold):
                 return None
             return self._work(state, memory.with_trips(trips), trips, Roster(terms, dealt))
@@ -144,20 +157,16 @@ class SecureSum(Layer):
             return self._open(state, memory, trips, here)
         return None
 
-    def _first_trip(self, state: Message, memory: _Memory, trips: Trips) -> Trip:
+    def _first_trip(self, state: Message, memory: ServerMemory, trips: Trips) -> Trip:
         asked = trips.asked
-        if len(asked) < self.min_cohort:
-            raise ValueError(
-                f"SecureSum hides a client among at least {self.min_cohort}, but {len(asked)} are"
-                " asked: without it, `secure = false`, the server sees what each of them sends"
-            )
+        self.check_cohort(len(asked))
         unnamed = trips.evaluate and memory.metrics is None
         recovers = self.masks and self.recovers(len(asked))
         ungreeted = recovers and not set(asked) <= memory.greetings.keys()
         if unnamed or ungreeted:
             # Clients find out which metrics they have by making them.
             down = self.inner.broadcast(state) if unnamed else Message()
-            return Trip(_tell(down, job=memory.job, metrics=unnamed), asked, GREET)
+            return Trip(tell(down, job=memory.job, metrics=unnamed), asked, GREET)
         if not self.masks:
             return self._work(state, memory, trips, None)
         ready = memory.ready(state.round, asked) if not trips.evaluate else None
@@ -166,18 +175,20 @@ class SecureSum(Layer):
         return self._deal(memory, state, trips, asked)
 
     def _terms(
-        self, memory: _Memory, number: int, purpose: Purpose, ids: Sequence[int], clients: int
+        self, memory: ServerMemory, number: int, purpose: Purpose, ids: Sequence[int], clients: int
     ) -> SumTerms:
         """Who holds shares are `ids`, of the `clients` that were asked."""
         threshold = len(ids) // 2 + 1 if self.recovers(clients) else 0
         return SumTerms(memory.job, number, purpose, tuple(sorted(ids)), threshold)
 
-    def _deal(self, memory: _Memory, state: Message, trips: Trips, ids: Sequence[int]) -> Trip:
+    def _deal(self, memory: ServerMemory, state: Message, trips: Trips, ids: Sequence[int]) -> Trip:
         purpose: Purpose = "evaluate" if trips.evaluate else "train"
         terms = self._terms(memory, state.round, purpose, ids, len(trips.asked))
-        return Trip(_tell(Message(), **memory.invitation(terms)), sorted(ids), DEAL)
+        return Trip(tell(Message(), **memory.invitation(terms)), sorted(ids), DEAL)
 
-    def _work(self, state: Message, memory: _Memory, trips: Trips, roster: Roster | None) -> Trip:
+    def _work(
+        self, state: Message, memory: ServerMemory, trips: Trips, roster: Roster | None
+    ) -> Trip:
         told: dict[str, Any] = {"clients": len(trips.asked), "bounds": memory.bounds}
         if roster is not None:
             told["roster"] = roster.table()
@@ -186,7 +197,7 @@ class SecureSum(Layer):
         elif self._invites_early(trips):
             told |= self._invitation(memory, state, trips)
         ids = sorted(roster.deals) if roster is not None else sorted(trips.asked)
-        return Trip(_tell(self.inner.broadcast(state), **told), ids, WORK)
+        return Trip(tell(self.inner.broadcast(state), **told), ids, WORK)
 
     def _invites_early(self, trips: Trips) -> bool:
         """Where nothing is opened, keys for the next round come up with the work."""
@@ -194,9 +205,9 @@ class SecureSum(Layer):
         return early and set(trips.upcoming) <= set(trips.asked)
 
     def _open(
-        self, state: Message, memory: _Memory, trips: Trips, here: Sequence[int]
+        self, state: Message, memory: ServerMemory, trips: Trips, here: Sequence[int]
     ) -> Trip | None:
-        told = _told(trips.made[-1].message)
+        told = told_in(trips.made[-1].message)
         if len(here) < Roster.read(told["roster"]).terms.threshold:
             return None
         lost = sorted(set(trips.made[-1].ids) - set(here))
@@ -205,9 +216,9 @@ class SecureSum(Layer):
         if not trips.evaluate and set(trips.upcoming) <= memory.with_trips(trips).greetings.keys():
             told |= self._invitation(memory.with_trips(trips), state, trips)
             ids |= set(trips.upcoming)
-        return Trip(_tell(Message(), **told), sorted(ids), OPEN)
+        return Trip(tell(Message(), **told), sorted(ids), OPEN)
 
-    def _invitation(self, memory: _Memory, state: Message, trips: Trips) -> dict[str, Any]:
+    def _invitation(self, memory: ServerMemory, state: Message, trips: Trips) -> dict[str, Any]:
         """To deal for the next round, where it is known who will be asked."""
         if len(trips.upcoming) < self.min_cohort:
             return {}
@@ -218,7 +229,7 @@ class SecureSum(Layer):
     # -- the server's half: what came --------------------------------------------------------------
 
     def read(self, state: Message, trips: Trips) -> Brought:
-        memory = _Memory.of(state).with_trips(trips)
+        memory = ServerMemory.of(state).with_trips(trips)
         before = [
             x for trip, lost in zip(trips.made, trips.lost) if trip.number != OPEN for x in lost
         ]
@@ -227,7 +238,8 @@ class SecureSum(Layer):
             if at is None:
                 raise Tampered(f"{len(trips.replies[-1])} of {len(trips.asked)} took part")
             totals, flats, layout = self._opened(trips, at)
-            replies = self._replies(trips, at, totals, flats, layout)
+            least = self.min_cohort if trips.evaluate else 0
+            replies = to_replies(layout, totals, flats, trips.replies[at].heard, least)
             if not trips.evaluate:
                 memory = memory if self._is_noisy else memory.bounded(layout, totals)
                 if totals[SATURATED] and totals[WRITERS]:
@@ -257,12 +269,12 @@ class SecureSum(Layer):
         add_masks(list(flats.values()), [(expand(k, "flat"), not plus) for k, plus in left])
         values = decode(sums["few"], masks)
         totals = dict(zip(layout.names, values, strict=True))
-        self._check_totals(message, totals, len(replies))
+        check_totals(message, totals, len(replies))
         return totals, flats, layout
 
     def _left(self, trips: Trips, at: int, survivors: Sequence[int]) -> Streams:
         """The streams that are still in the sum."""
-        roster = Roster.read(_told(trips.made[at].message)["roster"])
+        roster = Roster.read(told_in(trips.made[at].message)["roster"])
         if not roster.terms.threshold:
             if missing := sorted(roster.deals.keys() - set(survivors)):
                 raise Tampered(f"without client {missing[0]} the masks do not cancel")
@@ -272,47 +284,10 @@ class SecureSum(Layer):
             raise Tampered(f"{len(survivors)} of {len(roster.deals)} were heard, not {need}")
         shares = {}
         for i, h in trips.replies[-1].heard.items():
-            found = _parsed(h.texts.get(KEY, "")).get("shares")
+            found = parsed(h.texts.get(KEY, "")).get("shares")
             if i in survivors and isinstance(found, Mapping):
                 shares[i] = {str(k): str(v) for k, v in found.items()}
-        return recover(roster, survivors, shares)
-
-    @staticmethod
-    def _check_totals(message: Message, totals: Mapping[str, float], heard: int) -> None:
-        """Under a mask a client may add what it likes; what honest ones cannot come to is not
-        used.
-        """
-        most = heard * message.header.max_weight * (1 + 1e-9)
-        for name, value in totals.items():
-            if name.startswith(("moment ", "count ")) and value < 0:
-                raise Tampered("what was added up is impossible")
-            if name.startswith("weight ") and not 0 <= value <= most:
-                raise Tampered("the sum of the weights is impossible")
-        if not 0 <= totals[WRITERS] <= heard or totals[SATURATED] < 0:
-            raise Tampered("what was added up is impossible")
-
-    def _replies(
-        self,
-        trips: Trips,
-        at: int,
-        totals: Mapping[str, float],
-        flats: Mapping[int, Tensor],
-        layout: Layout,
-    ) -> Replies:
-        """What the inner algorithm sees: ordinary means and totals."""
-        sums: dict[tuple[str, str], Sum] = {}
-        for slot in layout.slots:
-            weight = totals[f"weight {slot.tree}/{slot.weight}"]
-            total = flats[slot.bits][slot.start : slot.start + slot.numel]
-            mean = to_mean(total, slot, layout.clients, weight)
-            key = slot.tree, slot.weight
-            sums.setdefault(key, Sum({}, weight)).tree[slot.name] = mean
-        scalars = [n.removeprefix("value ") for n in layout.names if n.startswith("value ")]
-        found = {n: (totals[f"value {n}"], totals[f"count {n}"]) for n in scalars}
-        if trips.evaluate:  # a metric that one or two clients have would be theirs
-            found = {n: both for n, both in found.items() if both[1] >= self.min_cohort}
-        heard = {i: Heard(i, h.round, {}, h.bytes, {}) for i, h in trips.replies[at].heard.items()}
-        return Replies(heard, sums, totals={n: both for n, both in found.items() if both[1]})
+        return recover(roster, survivors, shares, trips.made[at].message.digest())
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         return replace(self.inner.server_step(state, replies), texts=state.texts)
@@ -323,7 +298,7 @@ class SecureSum(Layer):
         return message.derived("layout", lambda: self._make_layout(message))
 
     def _make_layout(self, message: Message) -> Layout:
-        told = _told(message)
+        told = told_in(message)
         header = message.header
         # a message that nobody was asked with is looked at to estimate what it would cost
         clients = told.get("clients", header.cohort or header.population)
@@ -351,31 +326,33 @@ class SecureSum(Layer):
     # -- a client's half ---------------------------------------------------------------------------
 
     def client_step(self, message: Message, client: Client) -> Message:
-        told, vault = _told(message), self._vault_of(message, client)
+        told, vault = told_in(message), self._vault_of(message, client)
         trip = message.header.trip
         if trip == GREET:
-            return _tell(Message(), **self._greeting(told, message, client, vault))
+            return tell(Message(), **self._greeting(told, message, client, vault))
         if trip == DEAL:
-            return _tell(Message(), **self._dealt(told, message, client, vault))
+            return tell(Message(), **self._dealt(told, message, client, vault))
         if trip == OPEN:
-            return _tell(Message(), **self._shares(told, message, client, vault))
-        roster = self._accepted(told, message, client, vault)
+            return tell(Message(), **self._shares(told, message, client, vault))
+        masks = self._masks(told, message, client, vault)
         reply = self.inner.client_step(message, client)
         layout = self._layout(message)
-        values, flats = self._numbers(layout, message, client, reply)
-        masked = self._masked(layout, values, flats, roster, client, vault)
-        return replace(masked, texts=_tell(Message(), **self._invited(told, client, vault)).texts)
+        values, flats = to_numbers(layout, self.inner.declared(), message, client, reply)
+        if self._is_noisy:
+            values |= {name: 0.0 for name in values if name.startswith("moment ")}
+        masked = _masked(layout, values, flats, masks)
+        return replace(masked, texts=tell(Message(), **self._invited(told, client, vault)).texts)
 
     def score(self, message: Message, client: Client) -> Message:
-        told, vault = _told(message), self._vault_of(message, client)
-        roster = self._accepted(told, message, client, vault)
+        told, vault = told_in(message), self._vault_of(message, client)
+        masks = self._masks(told, message, client, vault)
         scored = super().score(message, client)
         layout = self._layout(message)
         values = dict.fromkeys(layout.names, 0.0)
         for name, value in scored.scalars.items():
             if f"value {name}" in values:
                 values[f"value {name}"], values[f"count {name}"] = value, 1.0
-        reply = self._masked(layout, values, {}, roster, client, vault)
+        reply = _masked(layout, values, {}, masks)
         return replace(reply, sender=client.id, header=Header(round=message.round))
 
     def _vault_of(self, message: Message, client: Client) -> Vault:
@@ -399,14 +376,12 @@ class SecureSum(Layer):
         purpose = "evaluate" if message.header.evaluate else "train"
         if terms.round not in (message.round, message.round + 1) or terms.purpose != purpose:
             raise Declined("keys are asked for, but for another round")
-        terms.check(self.min_cohort, self.dropouts)
         if client.id not in terms.holders:
             raise Declined(f"client {client.id} is not among those who are to take part")
-        greetings = {int(i): g for i, g in told.get("greetings", {}).items()}
-        return {"deal": deal(vault, client.id, terms, greetings).table()}
+        return self._invited(told, client, vault)
 
     def _invited(self, told: Mapping[str, Any], client: Client, vault: Vault) -> dict[str, Any]:
-        """The deal for the next round, if this client was invited to it."""
+        """Fresh keys for the sum of these terms, if this client was invited to it."""
         if "terms" not in told:
             return {}
         terms = SumTerms.read(told["terms"])
@@ -416,18 +391,20 @@ class SecureSum(Layer):
         greetings = {int(i): g for i, g in told.get("greetings", {}).items()}
         return {"deal": deal(vault, client.id, terms, greetings).table()}
 
-    def _accepted(
+    def _masks(
         self, told: Mapping[str, Any], message: Message, client: Client, vault: Vault
-    ) -> Roster | None:
-        """The roster to mask under, checked, before any work; None where there are no masks."""
+    ) -> Streams:
+        """What this client adds to its reply, after every check and before any work; nothing where
+        there are no masks.
+        """
         if not self.masks:
-            return None
+            return []
         roster = self._checked(told, message, client, vault)
-        mine = roster.deals[client.id].mask
+        mine, request = roster.deals[client.id].mask, message.digest()
         vault.claim(roster.terms.about, f"roster {mine}", roster.hash)
-        vault.claim(roster.terms.about, f"work {mine}", request_hash(message))
+        vault.claim(roster.terms.about, f"work {mine}", request)
         vault.forget(roster.terms.about)
-        return roster
+        return roster.streams(vault, client.id, request)
 
     def _checked(
         self, told: Mapping[str, Any], message: Message, client: Client, vault: Vault
@@ -444,52 +421,6 @@ class SecureSum(Layer):
         roster.check(vault, client.id, self.min_cohort, self.dropouts)
         return roster
 
-    def _numbers(
-        self, layout: Layout, message: Message, client: Client, reply: Message
-    ) -> tuple[dict[str, float], dict[int, Tensor]]:
-        """A reply as whole numbers: few by name, tensors in flat arrays."""
-        values = dict.fromkeys(layout.names, 0.0)
-        flats = {bits: torch.empty(n, dtype=TYPES[bits]) for bits, n in layout.widths().items()}
-        rng = generator(message.header.seed, message.round, client.id, 0x16)
-        for slot in layout.slots:
-            weight = _weight(reply, slot.tree, slot.weight, message.header.max_weight)
-            peak, clipped = to_whole(
-                reply.trees[slot.tree][slot.name],
-                weight,
-                slot,
-                layout.clients,
-                flats[slot.bits][slot.start : slot.start + slot.numel],
-                rng if slot.bits == 16 else None,
-            )
-            if not peak < float("inf"):
-                raise ValueError(f"tree {slot.tree!r} holds NaN or Inf")
-            values[f"moment {slot.key}"] = 0.0 if self._is_noisy else peak**2
-            values[f"weight {slot.tree}/{slot.weight}"] = weight
-            values[SATURATED] += clipped
-        values[WRITERS] = float(bool(getattr(client.memory, "written", {})))
-        for name, scalar in declared_sums(self.inner.declared()).items():
-            if name in reply.scalars:
-                by = scalar.weight if scalar.read == "mean" else None
-                count = reply.scalars.get(by, 1.0) if by else 1.0
-                values[f"value {name}"] = reply.scalars[name] * count
-                values[f"count {name}"] = count
-        return values, flats
-
-    def _masked(
-        self,
-        layout: Layout,
-        values: Mapping[str, float],
-        flats: Mapping[int, Tensor],
-        roster: Roster | None,
-        client: Client,
-        vault: Vault,
-    ) -> Message:
-        streams: Streams = roster.streams(vault, client.id) if roster is not None else []
-        add_masks(list(flats.values()), [(expand(key, "flat"), plus) for key, plus in streams])
-        few = encode(list(values.values()), few_masks(streams, len(layout.names)))
-        tree = {"few": few, **{f"ring{bits}": t for bits, t in flats.items()}}
-        return Message({MASKED: tree}, weights={MASKED: {RING: 1.0}})
-
     def _shares(
         self, told: Mapping[str, Any], message: Message, client: Client, vault: Vault
     ) -> dict[str, Any]:
@@ -501,8 +432,9 @@ class SecureSum(Layer):
         survivors = check_opening(
             roster, client.id, told.get("survivors"), told.get("lost"), self.min_cohort
         )
-        if not vault.claim(about, f"roster {mine}", roster.hash):
+        if not vault.has_claimed(about, f"work {mine}"):
             raise Declined("a sum is to be opened that this site has added nothing to")
+        vault.claim(about, f"roster {mine}", roster.hash)
         vault.claim(about, f"open {mine}", fingerprint(*map(str, survivors)))
         return {"shares": roster.open(vault, client.id, survivors), **invited}
 
@@ -521,32 +453,14 @@ class SecureSum(Layer):
         return layer
 
 
-def few_masks(streams: Streams, count: int) -> list[int]:
-    """The sum of these streams for the few numbers."""
-    total = [0] * count
-    for key, plus in streams:
-        for k, number in enumerate(mask_numbers(expand(key, "few"), count)):
-            total[k] += number if plus else -number
-    return total
-
-
-def request_hash(message: Message) -> str:
-    """Of a whole request, trees included."""
-    found = hashlib.sha256()
-    for piece in message.pieces(1 << 22):
-        found.update(piece)
-    return found.hexdigest()
-
-
-def _weight(reply: Message, tree: str, name: str, most: float) -> float:
-    weights = reply.weights.get(tree) or {MEAN: 1.0}
-    if name not in weights:
-        raise ValueError(
-            f"the tree {tree!r} has no weight {name!r}: its layer must say so in weighs"
-        )
-    if not 0 <= weights[name] <= most:
-        raise ValueError(f"the weight {name!r} of {tree!r} is {weights[name]:g}, at most {most:g}")
-    return float(weights[name])
+def _masked(
+    layout: Layout, values: Mapping[str, float], flats: Mapping[int, Tensor], masks: Streams
+) -> Message:
+    """A reply: whole numbers with masks added, tensors in place."""
+    add_masks(list(flats.values()), [(expand(key, "flat"), plus) for key, plus in masks])
+    few = encode(list(values.values()), few_masks(masks, len(layout.names)))
+    tree = {"few": few, **{f"ring{bits}": t for bits, t in flats.items()}}
+    return Message({MASKED: tree}, weights={MASKED: {RING: 1.0}})
 
 
 def _by_client(lost: Sequence[Lost]) -> list[Lost]:
@@ -555,111 +469,3 @@ def _by_client(lost: Sequence[Lost]) -> list[Lost]:
     for item in lost:
         found.setdefault(item.sender, item)
     return [found[i] for i in sorted(found)]
-
-
-# -- texts -----------------------------------------------------------------------------------------
-
-
-def _tell(message: Message, **told: Any) -> Message:
-    if not told:
-        return message
-    return replace(message, texts={**message.texts, KEY: json.dumps(told)}, _derived={})
-
-
-def _told(message: Message) -> dict[str, Any]:
-    return message.derived("told", lambda: _parsed(message.texts.get(KEY, "{}")))
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    """Somebody else's JSON; nothing where it is none."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _deals(replies: Replies, terms: SumTerms) -> dict[int, Deal]:
-    """By client, of those who are among the holders and dealt at all."""
-    found = {}
-    for i, heard in replies.heard.items():
-        table = _parsed(heard.texts.get(KEY, "")).get("deal")
-        if table is None or i not in terms.holders:
-            continue
-        try:
-            found[i] = Deal.read(i, table)
-        except Declined:
-            continue
-    return found
-
-
-@dataclass(frozen=True)
-class _Memory:
-    """What the server remembers between rounds, in the state's text.
-
-    greetings: box keys by client. dealt: terms and deals of the next sum. bounds: exponents, by
-    tensor. metrics: names of what clients evaluate, None while unknown."""
-
-    job: str
-    greetings: Mapping[int, Any] = field(default_factory=dict)
-    dealt: Mapping[str, Any] | None = None
-    bounds: Mapping[str, int] = field(default_factory=dict)
-    metrics: Sequence[str] | None = None
-
-    @staticmethod
-    def of(state: Message) -> _Memory:
-        if KEY not in state.texts:
-            raise ValueError(
-                "this state was made without SecureSum: such a run cannot go on with it"
-            )
-        table = json.loads(state.texts[KEY])
-        greetings = {int(i): g for i, g in table["greetings"].items()}
-        return _Memory(**{**table, "greetings": greetings})
-
-    def into(self, state: Message) -> Message:
-        table = {**self.__dict__, "greetings": {str(i): g for i, g in self.greetings.items()}}
-        return replace(state, texts={**state.texts, KEY: json.dumps(table)}, _derived={})
-
-    def invitation(self, terms: SumTerms) -> dict[str, Any]:
-        greetings = {str(i): self.greetings[i] for i in terms.holders if terms.threshold}
-        return {"terms": terms.table(), "greetings": greetings}
-
-    def ready(self, number: int, asked: Sequence[int]) -> Roster | None:
-        """The deals for this round, if they are everybody's."""
-        if self.dealt is None:
-            return None
-        roster = Roster.read(self.dealt)
-        terms = roster.terms
-        fits = terms.round == number and list(terms.holders) == sorted(asked)
-        return roster if fits and roster.deals.keys() == set(asked) else None
-
-    def with_trips(self, trips: Trips) -> _Memory:
-        """With what the trips of a round brought, besides sums."""
-        memory = self if trips.evaluate else replace(self, dealt=None)
-        for trip, replies, lost in zip(trips.made, trips.replies, trips.lost, strict=True):
-            memory = memory._with_trip(trip, replies, lost)
-        return memory
-
-    def _with_trip(self, trip: Trip, replies: Replies, lost: Sequence[Lost]) -> _Memory:
-        said = {i: _parsed(h.texts.get(KEY, "")) for i, h in replies.heard.items()}
-        told = _told(trip.message)
-        memory = self
-        if trip.number == GREET:
-            new = {i: g for i, s in said.items() if is_greeting(g := s.get("greeting"))}
-            memory = replace(memory, greetings={**memory.greetings, **new})
-            if told.get("metrics"):
-                names = {str(n) for s in said.values() for n in s.get("metrics", [])}
-                memory = replace(memory, metrics=sorted(names))
-        if trip.number == WORK:
-            # whoever could not mask its reply may have lost its box key: it is asked for a new one
-            gone = {x.sender for x in lost}
-            kept = {i: g for i, g in memory.greetings.items() if i not in gone}
-            memory = replace(memory, greetings=kept)
-        if trip.number in (WORK, OPEN) and "terms" in told:
-            terms = SumTerms.read(told["terms"])
-            roster = Roster(terms, _deals(replies, terms))
-            memory = replace(memory, dealt=roster.table())
-        return memory
-
-    def bounded(self, layout: Layout, totals: Mapping[str, float]) -> _Memory:
-        return replace(self, bounds=next_bounds(layout, totals))

@@ -55,10 +55,11 @@ class Vault(ABC):
         """Did this client sign it? Declined where nobody knows its key."""
 
     @abstractmethod
-    def claim(self, about: str, use: str, request: str) -> bool:
-        """From now on `use` belongs to this request; Declined if it belongs to another. Whether it
-        was known before.
-        """
+    def claim(self, about: str, use: str, request: str) -> None:
+        """From now on `use` belongs to this request; Declined if it belongs to another."""
+
+    @abstractmethod
+    def has_claimed(self, about: str, use: str) -> bool: ...
 
     @abstractmethod
     def meet(self, about: str, roster: str, keys: Iterable[str]) -> None:
@@ -98,7 +99,10 @@ class SimulatedVault(Vault):
     def is_signed(self, client: int, statement: bytes, signature: str) -> bool:
         return hmac.compare_digest(self._signature(client, statement), signature)
 
-    def claim(self, about: str, use: str, request: str) -> bool:
+    def claim(self, about: str, use: str, request: str) -> None:
+        pass
+
+    def has_claimed(self, about: str, use: str) -> bool:
         return True
 
     def meet(self, about: str, roster: str, keys: Iterable[str]) -> None:
@@ -141,16 +145,17 @@ class SiteVault(Vault):
             )
         return signature_fits(self.peers[client], statement, signature)
 
-    def claim(self, about: str, use: str, request: str) -> bool:
+    def claim(self, about: str, use: str, request: str) -> None:
         uses = self._note(about, "uses")
-        known = use in uses
         if uses.setdefault(use, request) != request:
             raise Declined(
                 "this site has answered another request with the same key: a second answer under"
                 " the same mask would show the difference"
             )
         self._keep(about, "uses", uses)
-        return known
+
+    def has_claimed(self, about: str, use: str) -> bool:
+        return use in self._note(about, "uses")
 
     def meet(self, about: str, roster: str, keys: Iterable[str]) -> None:
         seen = self._note(about, "seen")

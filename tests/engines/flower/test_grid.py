@@ -6,25 +6,32 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from losing import LOST, Losing
 from PIL import Image
 from stacks import STACKS
-from toy import same_bits, toy_federation
+from toy import Toy, drawing_as, flat, same_bits, toy_federation
+from vaults import make_vaults
 
-from fedlens import Round, run
+from fedlens import Round, run, stack
+from fedlens.algorithms import FedAvg
 from fedlens.config import recipe as recipes
 from fedlens.core.message import BadMessage
 from fedlens.data.images.folders import ImageFolder
 from fedlens.engines.loopback import Loopback
+from fedlens.engines.simulator import Simulator
+from fedlens.layers import Scaffold
 from fedlens.runs.checkpoint import Checkpoint
 from fedlens.runs.folder import read_records
 from fedlens.runs.job import run_job
 from fedlens.sites import site as recipe_site
 from fedlens.sites.server import run_server
+from fedlens.trust import SecureSum
 
 pytest.importorskip("flwr")
 from flwr.app import (
@@ -48,8 +55,8 @@ EVERYONE = toy_federation(3)
 
 class Grid:
     """Three nodes in this process. `slow[round]`: clients whose reply to that round takes until the
-    next round's messages are out. `broken`: clients whose process dies. Nodes 21 to 23 are clients
-    2, 0, 1."""
+    next round's messages are out. `broken`: clients whose process dies. Nodes 21, 22, ... are
+    `clients`. `site`: makes other sites than those of the stack."""
 
     def __init__(
         self,
@@ -58,9 +65,11 @@ class Grid:
         slow: dict[int, set[int]] | None = None,
         broken: set[int] | None = None,
         run: Any = None,
+        clients: Sequence[int] = (2, 0, 1),
+        site: Callable[[Any, Any], Site] | None = None,
     ) -> None:
         self.folder, self.run = folder, run or {}
-        self.clients = {21: 2, 22: 0, 23: 1}
+        self.clients = {21 + k: client for k, client in enumerate(clients)}
         self.online, self.slow, self.broken = set(self.clients), slow or {}, broken or set()
         self.replies: dict[str, Message] = {}
         self.waiting: dict[str, int] = {}  # message id -> round
@@ -76,7 +85,7 @@ class Grid:
                 "recipe",
             )
 
-        self.app = flower.make_client_app(recipe_site.make_site if run else make_site)
+        self.app = flower.make_client_app(site or (recipe_site.make_site if run else make_site))
 
     def get_nodes(self) -> list[Any]:
         return [NodeInfo(node_id=n, public_key=f"key {n}".encode()) for n in sorted(self.online)]
@@ -298,6 +307,8 @@ def test_errors_of_a_stock_supernode_are_not_quoted(tmp_path: Path) -> None:
 
 
 GREETINGS: dict[str, Any] = {
+    "an array": Array("uint8", (1,), "x", b"x"),
+    "a record alone": ConfigRecord({"client": 0, "examples": 1}),
     "no record": {},
     "empty": {"fedlens": ConfigRecord()},
     "another kind of record": {"fedlens": MetricRecord({"client": 0, "examples": 1})},
@@ -310,14 +321,18 @@ GREETINGS: dict[str, Any] = {
 class Rude(Grid):
     """Client 0 (node 22) answers one kind of message with content of its own."""
 
-    def __init__(self, folder: Path, kind: str, content: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, kind: str, content: Any) -> None:
         super().__init__(folder, "fedavg")
         self.kind, self.content = kind, content
 
     def push(self, message: Message) -> str:
         name = super().push(message)
         if message.metadata.dst_node_id == 22 and message.metadata.message_type == self.kind:
-            self.replies[name] = Message(RecordDict(self.content), reply_to=message)
+            whole = isinstance(self.content, dict)
+            reply = Message(RecordDict(self.content if whole else {}), reply_to=message)
+            if not whole:  # as Flower hands over what a sender calls a message's content
+                reply.__dict__["_content"] = self.content
+            self.replies[name] = reply
         return name
 
 
@@ -331,6 +346,8 @@ def test_a_greeting_that_makes_no_sense_costs_only_that_site(tmp_path: Path, gre
 
 
 REPLIES: dict[str, Any] = {
+    "an array": Array("uint8", (1,), "x", b"x"),
+    "a record alone": ConfigRecord({"client": 0}),
     "no record": {},
     "another kind of record": {"fedlens": MetricRecord({"client": 0})},
     "no message": {"fedlens": ConfigRecord({"client": 0})},
@@ -418,12 +435,13 @@ CLIPS = ["data.clips=3", "data.groups=3", "data.height=64", "data.width=64", "da
 METHODS = {
     "fedvsr": [
         "clients=3",
-        "cohort=3",
+        "cohort=2",
         "rounds=2",
         "LossAware.decay=paper",
         "secure=false",
         *CLIPS,
     ],
+    "deblur": ["clients=3", "cohort=2", "rounds=6", "data.size=48", "secure=false"],
     "deblur-partial": ["clients=3", "rounds=4", "evaluate_every=2", "data.size=48", "secure=false"],
 }
 
@@ -434,9 +452,9 @@ def test_recipes_end_in_the_simulators_bits_also_when_resumed(
 ) -> None:
     """What the ServerApp and the sites of `fedlens run --engine flower` do, stopped after half the
     rounds and resumed by a new server: networks, and a scene whose images, kernels and multipliers
-    live at the sites."""
+    live at the sites. Who is asked in which round is drawn from the server's secret; handed that
+    afterwards, the simulator asks the same clients."""
     config = recipes.read(name, [*METHODS[name], "workers=0"])
-    wanted = run_job(config, tmp_path / "simulated")
     half = recipes.read(
         name, [*METHODS[name], "workers=0", f"rounds={config.settings.rounds // 2}"]
     )
@@ -452,6 +470,7 @@ def test_recipes_end_in_the_simulators_bits_also_when_resumed(
             "forgive": False,
         }
         run_server(Grid(tmp_path, "", run=facts), facts)
+    wanted = run_job(config, tmp_path / "simulated", engine=drawing_as(tmp_path / "real"))
     found = Checkpoint(tmp_path / "real" / "checkpoint").load()
     lines = [
         read_records(folder / "metrics.jsonl") for folder in (tmp_path / "real", wanted.folder)
@@ -499,6 +518,39 @@ def test_what_is_too_large_or_no_reply_at_all_costs_that_reply(
         assert [(x.sender, x.reason, x.refused) for x in r.lost] == [(1, why, True)]
 
 
+def test_a_reply_that_was_announced_and_does_not_come_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's own grid looks for its objects for up to two hours, and for nobody else's."""
+
+    class Response:
+        object_content = b""  # not there yet
+
+    class Client:
+        looks = 0
+
+        def PullObject(self, request: Any) -> Response:
+            self.looks += 1
+            clock[0] += 10.0
+            return Response()
+
+    clock = [1000.0]
+    monkeypatch.setattr(flower, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    grid = Grid(tmp_path, "fedavg")
+    grid._runtime_client = client = Client()  # type: ignore[attr-defined]
+
+    def pull_messages(names: list[str]) -> list[Message]:
+        for _ in range(720):
+            grid._runtime_client.PullObject(None)  # type: ignore[attr-defined]
+        return []
+
+    grid.pull_messages = pull_messages  # type: ignore[method-assign]
+    built = engine(grid, "fedavg")
+    with pytest.raises(BadMessage, match="was announced, and then came too slowly"):
+        built._fetch("m1", 1_200_000)
+    assert client.looks == 11  # 30 s, and 73 s for as many bytes at 16 kB a second
+
+
 def test_a_reply_is_not_fetched_beyond_what_it_can_be(tmp_path: Path) -> None:
     """Flower's own grid fetches an object at a time: of a reply of 100 pieces of 1 MB, where 1.2 MB
     are expected, the second piece is the last."""
@@ -526,3 +578,44 @@ def test_a_reply_is_not_fetched_beyond_what_it_can_be(tmp_path: Path) -> None:
     with pytest.raises(BadMessage, match=r"larger than 1\.2 MB"):
         built._fetch("m1", 1_200_000)
     assert client.fetched == 2
+
+
+@pytest.mark.parametrize("when", LOST)
+def test_secure_sum_has_the_simulators_bits_whoever_is_lost(tmp_path: Path, when: str) -> None:
+    """Seven sites with keys and vaults of their own behind Flower's messages, lost before, during
+    and after masking."""
+    everyone, vaults = toy_federation(7), make_vaults(tmp_path, 7)
+
+    def make() -> SecureSum:
+        made = stack(FedAvg(Toy(), batch=8, lr=0.05), Scaffold(), SecureSum("recover"))
+        assert isinstance(made, SecureSum)
+        return made
+
+    def site(node: Any, request: Any) -> Site:
+        i = int(node["client"])
+        one = federation_of_one(i, everyone.holdings[i], everyone.held_out_of(i))
+        return Site(i, make().with_vault(vaults[i]), one, tmp_path / str(i), "recipe")
+
+    grid = Grid(tmp_path, "", clients=(6, 2, 4, 0, 1, 5, 3), site=site)
+    flwr = flower.Flower(grid, make(), 7, recipe="recipe", poll=0.01, wait=1.0)
+    losings = [Losing(e, LOST[when]) for e in (Simulator(make(), everyone, workers=0), flwr)]
+    app = grid.app
+
+    def lossy(message: Message, context: Context) -> Message:
+        """Flower's engine sums what arrives: a reply that gets lost does so on its way there."""
+        reply = app(message=message, context=context)
+        gone = losings[1].fate.get(int(context.node_config["client"])) == "after"
+        return Message(Error(8, "lost"), reply_to=message) if gone else reply
+
+    grid.app = lossy  # type: ignore[assignment]
+    ends, heard = [], []
+    for losing in losings:
+        seen: list[Round] = []
+        used = losing.engine
+        state = run(used.algorithm, losing, 4, seed=3, after_round=lambda _, r, s=seen: s.append(r))
+        used.close()
+        ends.append(flat(state))
+        heard.append([sorted(r.heard) for r in seen])
+    assert heard[0] == heard[1]
+    assert ends[0].keys() == ends[1].keys()
+    assert all(ends[0][name].equal(ends[1][name]) for name in ends[0])

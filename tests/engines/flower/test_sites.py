@@ -17,10 +17,11 @@ from typing import Any
 import psutil
 import pytest
 from deployment import Deployment, deployment
+from flower_kills import kill_often
 from stacks import STACKS
-from toy import same_bits, toy_federation
+from toy import Replay, drawing_as, same_bits, toy_federation
 
-from fedlens import Lost, Message, run
+from fedlens import Message, run
 from fedlens.config import recipe as recipes
 from fedlens.engines.loopback import Loopback
 from fedlens.runs.checkpoint import Checkpoint
@@ -77,17 +78,6 @@ def expected(stack: str, clients: int, number: int) -> Message:
     return run(algorithm, Loopback(algorithm, toy_federation(clients)), number, seed=3)
 
 
-class Replay(Loopback):
-    """The loopback, in which each round hears just those that a real deployment heard."""
-
-    heard: list[list[int]]
-
-    def exchange(self, message: Message, ids: Any, heard: Any) -> Iterator[Any]:
-        present = self.heard[message.round]
-        for reply in super().exchange(message, ids, heard):
-            yield reply if reply.sender in present else Lost(reply.sender, "was not heard")
-
-
 def replayed(stack: str, clients: int, out: Path) -> Message:
     algorithm = STACKS[stack].make()
     engine = Replay(algorithm, toy_federation(clients))
@@ -133,8 +123,8 @@ def test_scaffold_ends_in_the_simulators_bits(two_sites: Deployment) -> None:
 METHODS = {
     "fedvsr": [
         "clients=2",
-        "cohort=2",
-        "rounds=2",
+        "cohort=1",
+        "rounds=4",
         "data.clips=2",
         "data.groups=2",
         "data.height=32",
@@ -150,7 +140,7 @@ METHODS = {
 def test_every_method_ends_in_the_simulators_bits(two_sites: Deployment, name: str) -> None:
     """Recipes as `fedlens run --engine flower` sends them: trained networks, and a scene whose
     state stays on the nodes. What metrics.jsonl says of every round is equal too, bytes on the wire
-    and all, up to the seconds."""
+    and all, up to the seconds. For a partial cohort the simulator gets the server's secret."""
     here, config = two_sites, recipes.read(name, METHODS[name])
     out = here.folder / name
     facts: dict[str, Any] = {
@@ -172,7 +162,7 @@ def test_every_method_ends_in_the_simulators_bits(two_sites: Deployment, name: s
     )
     here.submit(here.folder / f"app-{name}", f"run-{name}")
     here.wait_for(lambda: (out / "summary.json").exists(), WAIT, f"the end of {name}")
-    wanted = run_job(config, here.folder / f"{name}-simulated")
+    wanted = run_job(config, here.folder / f"{name}-simulated", engine=drawing_as(out))
     found = Checkpoint(out / "checkpoint").load()
     assert found and same_bits(found[0].state, wanted.state)
     real, simulated = (read_records(f / "metrics.jsonl") for f in (out, wanted.folder))
@@ -350,6 +340,14 @@ def test_a_superlink_that_restarts_in_the_middle_and_a_server_that_dies(tmp_path
         (out / "done").unlink(missing_ok=True)
         here.submit(here.folder / "app-twice", "again")
         assert same_bits(finished(here, out), expected("scaffold", 2, 6))
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_leave_the_bits_alone(tmp_path: Path) -> None:
+    """`python tests/flower_kills.py` makes a hundred of them."""
+    found = kill_often(tmp_path, 6, seed=1)
+    print(found)
+    assert found["same_bits"] and sum(found["kills"].values()) == 6 <= found["rounds"]
 
 
 @pytest.mark.slow

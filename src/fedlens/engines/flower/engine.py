@@ -37,6 +37,7 @@ from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import BadMessage, Message
 from fedlens.core.replies import Arrival, Lost, most_bytes
 from fedlens.engines.flower.site import (
+    PIECE_BYTES,
     MakeSite,
     answer_request,
     from_pieces,
@@ -60,6 +61,8 @@ except ImportError as e:
 from fedlens.engines.flower.records import take_fields, take_pieces, to_records
 
 GREETING_BYTES = 1 << 20  # of what a site says of itself
+# A reply may take so long to come once it was announced, and a second more for every PACE bytes.
+STALL_SECONDS, PACE = 30.0, 16 << 10
 RETRY_SECONDS = 30.0  # after which a site that was refused may have been put right
 _FAILURES = {
     1: "could not load the app: is the same version of FedLens installed at the site?",
@@ -392,19 +395,25 @@ class Flower:
 
 class _Meter:
     """Counts what a reply brings while Flower's grid fetches it, an object at a time, and breaks
-    off when that is more than it can be: a site may have stored hundreds of megabytes for us."""
+    off when that is more than it can be, or takes too long: a site may have stored hundreds of
+    megabytes for us, or announced what it never sends, for which the grid would wait two hours."""
 
     def __init__(self, grid: Any) -> None:
         self.bytes = self.most = 0
+        self.began = 0.0
         # Flower's own; a grid that does not fetch (in the same process) has none
         client = getattr(grid, "_runtime_client", None)
         if client is not None:
             self.fetch, client.PullObject = client.PullObject, self.pull
 
     def begin(self, most: int) -> None:
-        self.bytes, self.most = 0, most
+        self.bytes, self.most, self.began = 0, most, time.monotonic()
 
     def pull(self, request: Any, *args: Any, **keys: Any) -> Any:
+        # as slow as the front lets a piece come
+        allowed = STALL_SECONDS + min(self.bytes + PIECE_BYTES, self.most) / PACE
+        if time.monotonic() - self.began > allowed:
+            raise BadMessage("was announced, and then came too slowly")
         response = self.fetch(request, *args, **keys)
         self.bytes += len(response.object_content)
         if self.bytes > self.most:

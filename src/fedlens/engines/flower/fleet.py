@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import httpx
 from flwr.app import RecordDict
 from flwr.app.message import remove_content_from_message
+from flwr.app.message.arraychunk import ArrayChunk
 from flwr.app.message.message import Message, make_message
 from flwr.common.serde import message_from_proto, message_to_proto, metadata_from_proto
 from flwr.proto.fleet_pb2 import (
@@ -78,6 +79,38 @@ class Away(Exception):
     """The server cannot be reached just now."""
 
 
+class Overhead:
+    """Counts what this process sends: one of Flower's interceptors, the last before the network.
+    What is not payload goes into the site's ledger with its next line.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # heartbeats come from a thread of their own
+        self._requests = self._headers = self._bodies = 0
+
+    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+        request: httpx.Request = context.request
+        first = len(f"{request.method} {request.url.raw_path.decode()} HTTP/1.1\r\n")
+        headers = sum(len(name) + len(value) + 4 for name, value in request.headers.raw)
+        with self._lock:
+            self._requests += 1
+            self._headers += first + headers + 2
+            self._bodies += len(request.content)
+        return call_next(context)
+
+    def leave_out(self, payload: int) -> None:
+        with self._lock:
+            self._bodies -= payload
+
+    def take(self) -> dict[str, int]:
+        """Requests, bytes of their headers and of their bodies since this was last asked for."""
+        with self._lock:
+            names = ("requests", "headers", "bodies")
+            found = dict(zip(names, (self._requests, self._headers, self._bodies)))
+            self._requests = self._headers = self._bodies = 0
+        return found
+
+
 @dataclass
 class Fleet:
     """One site's connection.
@@ -100,6 +133,7 @@ class Fleet:
     _node: Node | None = None
     _lost: threading.Event = field(default_factory=threading.Event)
     _known: dict[int, str] = field(default_factory=dict)  # run -> its app, in words
+    _overhead: Overhead = field(default_factory=Overhead)
 
     def serve(self, handle: Handle, patience: float) -> None:
         """Answer messages until an exception ends it; the node then goes offline at once.
@@ -195,7 +229,11 @@ class Fleet:
             _patiently(client.ConfirmMessageReceived), self._node, run
         )
         confirm(name)
-        header = {"kind": asked.metadata.message_type, "asker": self._name_asker(client, run)}
+        header = {
+            "kind": asked.metadata.message_type,
+            "overhead": self._overhead.take(),
+            "asker": self._name_asker(client, run),
+        }
         try:
             content = inflate_object_from_contents(name, contents).content
             return {**header, "request": take_fields(content)}, take_pieces(content)
@@ -224,7 +262,12 @@ class Fleet:
             push = make_push_object_fn_protobuf(
                 _patiently(client.PushObject), self._node, run, taken.session_id
             )
-            push_objects(objects, push, object_ids_to_push=set(taken.objects_to_push))
+            wanted = set(taken.objects_to_push)
+            chunks = [o for id, o in objects.items() if id in wanted and isinstance(o, ArrayChunk)]
+            payload = sum(len(chunk.data) for chunk in chunks)
+            del chunks  # pushing empties `objects`, so that each can go when it is sent
+            push_objects(objects, push, object_ids_to_push=wanted)
+        self._overhead.leave_out(payload)
 
     def _name_asker(self, client: FleetHttpClient, run: int) -> str:
         """Who asks, for the site's log: the run and its app, of which nothing but its name is
@@ -269,6 +312,7 @@ class Fleet:
         interceptors = [
             RuntimeVersionHttpInterceptor(component_name="SuperNode"),
             NodeAuthHttpInterceptor(self.key, self.key.public_key()),
+            self._overhead,
         ]
         url = f"https://{self.address}"
         return FleetHttpClient(url, interceptors=interceptors, verify=self.tls)

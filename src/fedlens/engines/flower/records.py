@@ -25,15 +25,16 @@ def to_records(fields: Mapping[str, Any], pieces: list[bytes]) -> RecordDict:
     return content
 
 
-def take_fields(content: RecordDict) -> dict[str, Any] | None:
-    """The fields, or None where this is no content of ours."""
-    record = content.get(FIELDS)
+def take_fields(content: Any) -> dict[str, Any] | None:
+    """The fields, or None where this is no content of ours. It need not even be a RecordDict:
+    Flower builds whatever object a sender names."""
+    record = content.get(FIELDS) if isinstance(content, RecordDict) else None
     return dict(record) if isinstance(record, ConfigRecord) else None
 
 
-def take_pieces(content: RecordDict) -> list[bytes]:
+def take_pieces(content: Any) -> list[bytes]:
     """The pieces of a message, out of their record: nobody else keeps them alive from here on."""
-    record = content.get(PIECES)
+    record = content.get(PIECES) if isinstance(content, RecordDict) else None
     if not isinstance(record, ArrayRecord):  # none, or something that is no message
         return []
     names = sorted(record)

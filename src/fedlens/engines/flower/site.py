@@ -45,7 +45,6 @@ from fedlens.trust.accounting import as_charge, reply_cost
 from fedlens.trust.guard import Guard
 from fedlens.trust.ledger import Leaving, kind_of, protection
 from fedlens.trust.policy import PolicyError, Terms
-from fedlens.trust.secure_sum import request_hash
 from fedlens.trust.signing import canonical
 from fedlens.trust.vault import Declined
 
@@ -161,7 +160,8 @@ def answer_request(
     the round goes on with the others.
 
     Args:
-        header: kind ("query", "train" or "refuse"), request (the fields that came), asker (who).
+        header: kind ("query", "train" or "refuse"), request (the fields that came), asker (who),
+            overhead (what the network process has sent beside payloads, for the ledger).
         pieces: of the message; emptied.
         node: the settings of this site.
         log: the site's own.
@@ -174,6 +174,8 @@ def answer_request(
             fields = {"examples": site.examples, "classes": ", ".join(site.classes)}
             return release(way_out, {"client": site.id, **fields})
         request, message = header["request"], from_pieces(pieces)
+        if message.header.trip and not site.algorithm.hides_singles:
+            raise SiteError("message", private="a wire layer's trip, and there is no such layer")
         guard.check_request(message.header)
         cost = reply_cost(site.algorithm, site.examples, message.header)
         if kind_of(message.header) == "reply":
@@ -271,6 +273,7 @@ def release(
         fields,
         protection(way.site.algorithm) if way.site else (),
         way.guard.take_receipt(request, way.log),
+        way.header.get("overhead"),
         as_charge(cost) if cost else None,
     )
     if reply is None:
@@ -326,7 +329,7 @@ def answer_from_disk(
         return _answer_once(site, message, folder, heard, forgive)
     if not site.algorithm.keeps_secrets:
         raise SiteError("error", private="SecureSum has no vault: its masks would be no secret")
-    stored = folder / "answers" / f"{message.round:06d}-{request_hash(message)}"
+    stored = folder / "answers" / f"{message.round:06d}-{message.digest()}"
     if stored.exists():
         return Message.from_bytes(bytearray(stored.read_bytes()))
     reply = _answer_once(site, message, folder, heard, forgive)

@@ -221,7 +221,7 @@ const View = (() => {
   function leftTables(view) {
     const left = view.left, day = (t) => t.slice(0, 19).replace("T", " ");
     const table = (heads, rows) => h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map(([text, n]) => h("th", { class: n ? "n" : "", text })))), h("tbody", {}, rows.map((row) => h("tr", {}, row.map((text, k) => h("td", { class: heads[k][1] ? "n" : "", text })))))));
-    const shield = left.protection.length ? `Protection: ${left.protection.join(", ")}. The server reads sums, no single reply.` : `Protection: none. ${number(left.readable)} replies left in a form that the server can read one by one; in the worst case single examples can be reconstructed from such a reply.`;
+    const shield = left.protection.length && !left.readable ? `Protection: ${left.protection.join(", ")}. The server reads sums, no single reply.` : `Protection: none. ${number(left.readable)} replies left in a form that the server can read one by one; in the worst case single examples can be reconstructed from such a reply.`;
     return [
       h("p", { class: "left-protection", text: shield }),
       table([["Arrays"], ["Times", 1], ["Together", 1], ["Arrays in each", 1]], left.trees.map(([name, times, size, arrays]) => [name, number(times), bytes(size), number(arrays)])),

@@ -1,0 +1,124 @@
+"""What a server of SecureSum remembers between rounds, and the text by which it and its clients
+speak: JSON under the key "secure" of a message, of a reply, and of the state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedlens.core.algorithm import Trip, Trips
+from fedlens.core.message import Message
+from fedlens.core.replies import Lost, Replies
+from fedlens.trust.fixed_point import Layout, next_bounds
+from fedlens.trust.roster import Deal, Roster, SumTerms, is_greeting
+from fedlens.trust.vault import Declined
+
+WORK, GREET, DEAL, OPEN = 0, 1, 2, 3  # the trips of a round
+KEY = "secure"
+
+
+def tell(message: Message, **told: Any) -> Message:
+    if not told:
+        return message
+    return replace(message, texts={**message.texts, KEY: json.dumps(told)}, _derived={})
+
+
+def told_in(message: Message) -> dict[str, Any]:
+    return message.derived("told", lambda: parsed(message.texts.get(KEY, "{}")))
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Somebody else's JSON; nothing where it is none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def deals_in(replies: Replies, terms: SumTerms) -> dict[int, Deal]:
+    """By client, of those who are among the holders and dealt at all."""
+    found = {}
+    for i, heard in replies.heard.items():
+        table = parsed(heard.texts.get(KEY, "")).get("deal")
+        if table is None or i not in terms.holders:
+            continue
+        try:
+            found[i] = Deal.read(i, table)
+        except Declined:
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class ServerMemory:
+    """What the server remembers between rounds, in the state's text.
+
+    greetings: box keys by client. dealt: terms and deals of the next sum. bounds: exponents, by
+    tensor. metrics: names of what clients evaluate, None while unknown."""
+
+    job: str
+    greetings: Mapping[int, Any] = field(default_factory=dict)
+    dealt: Mapping[str, Any] | None = None
+    bounds: Mapping[str, int] = field(default_factory=dict)
+    metrics: Sequence[str] | None = None
+
+    @staticmethod
+    def of(state: Message) -> ServerMemory:
+        if KEY not in state.texts:
+            raise ValueError(
+                "this state was made without SecureSum: such a run cannot go on with it"
+            )
+        table = json.loads(state.texts[KEY])
+        greetings = {int(i): g for i, g in table["greetings"].items()}
+        return ServerMemory(**{**table, "greetings": greetings})
+
+    def into(self, state: Message) -> Message:
+        table = {**self.__dict__, "greetings": {str(i): g for i, g in self.greetings.items()}}
+        return replace(state, texts={**state.texts, KEY: json.dumps(table)}, _derived={})
+
+    def invitation(self, terms: SumTerms) -> dict[str, Any]:
+        greetings = {str(i): self.greetings[i] for i in terms.holders if terms.threshold}
+        return {"terms": terms.table(), "greetings": greetings}
+
+    def ready(self, number: int, asked: Sequence[int]) -> Roster | None:
+        """The deals for this round, if they are everybody's."""
+        if self.dealt is None:
+            return None
+        roster = Roster.read(self.dealt)
+        terms = roster.terms
+        fits = terms.round == number and list(terms.holders) == sorted(asked)
+        return roster if fits and roster.deals.keys() == set(asked) else None
+
+    def with_trips(self, trips: Trips) -> ServerMemory:
+        """With what the trips of a round brought, besides sums."""
+        memory = self if trips.evaluate else replace(self, dealt=None)
+        for trip, replies, lost in zip(trips.made, trips.replies, trips.lost, strict=True):
+            memory = memory._with_trip(trip, replies, lost)
+        return memory
+
+    def _with_trip(self, trip: Trip, replies: Replies, lost: Sequence[Lost]) -> ServerMemory:
+        said = {i: parsed(h.texts.get(KEY, "")) for i, h in replies.heard.items()}
+        told = told_in(trip.message)
+        memory = self
+        if trip.number == GREET:
+            new = {i: g for i, s in said.items() if is_greeting(g := s.get("greeting"))}
+            memory = replace(memory, greetings={**memory.greetings, **new})
+            if told.get("metrics"):
+                names = {str(n) for s in said.values() for n in s.get("metrics", [])}
+                memory = replace(memory, metrics=sorted(names))
+        if trip.number == WORK:
+            # whoever could not mask its reply may have lost its box key: it is asked for a new one
+            gone = {x.sender for x in lost}
+            kept = {i: g for i, g in memory.greetings.items() if i not in gone}
+            memory = replace(memory, greetings=kept)
+        if trip.number in (WORK, OPEN) and "terms" in told:
+            terms = SumTerms.read(told["terms"])
+            roster = Roster(terms, deals_in(replies, terms))
+            memory = replace(memory, dealt=roster.table())
+        return memory
+
+    def bounded(self, layout: Layout, totals: Mapping[str, float]) -> ServerMemory:
+        return replace(self, bounds=next_bounds(layout, totals))
