@@ -4,7 +4,7 @@
 
 One thread, processor time, best of the turns. resnet8 (group normalisation): a plain step of SGD, a
 step of DPSGD. Opacus (if it is installed) stops at resnet8's ReLU in place, so the two are compared
-on the `cnn` and on a resnet8 whose ReLU is not in place. A step of Opacus: forward, backward,
+on `niid` and on a resnet8 whose ReLU is not in place. A step of Opacus: forward, backward,
 clipping, noise and the optimiser's step, on a batch of the same size.
 """
 
@@ -139,9 +139,11 @@ def main() -> None:
         version = importlib.metadata.version("opacus")
     except importlib.metadata.PackageNotFoundError:
         version = ""
-    found = {"resnet8": measure_network("resnet8", batch, given.repeats, False)}
-    for name in ("cnn", "resnet8, ReLU not in place"):
-        found[name] = measure_network(name, batch, given.repeats, bool(version))
+    found: dict[str, Any] = {}
+    for name in ("resnet8", "niid", "resnet8, ReLU not in place"):
+        opacus = bool(version) and name != "resnet8"
+        found[name] = measure_network(name, batch, given.repeats, opacus)
+        print(f"{name}: {json.dumps(found[name])}", file=sys.stderr)  # one by one, as they come
     table = {
         "batch": given.batch,
         "torch": str(torch.__version__),
