@@ -22,7 +22,7 @@ Write = Callable[[Path], list[str]]
 CLASSES = ("no", "yes")
 
 
-def pixels(k: int, side: int = 12) -> np.ndarray:
+def pixels(k: int, side: int = 16) -> np.ndarray:
     return np.full((side, side, 3), 20 * (k % 12), np.uint8)
 
 
@@ -148,13 +148,13 @@ def cut_hub(root: Path) -> list[str]:
 
 BROKEN: list[tuple[Write, str]] = [
     (cut_image, "no readable image (24 skipped, first: 0.png"),
-    (larger_image, "photos/yes/9.png is 20x20, others are 12x12: set size=N"),
+    (larger_image, "photos/yes/9.png is 20x20, others are 16x16: set size=N"),
     (no_label, "table.csv, line 8: there is no label"),
     (no_column, "table.csv has no column 'label'; it has path, kind"),
     (lambda p: arrays(p, train_labels=np.arange(20)), "a.npz: train_labels must hold one class"),
     (lambda p: arrays(p, train_labels=np.arange(24) - 3), "a.npz: train_labels[0] is -3"),
     (lambda p: arrays(p, train_labels=np.arange(24) % 2 + 0.5), "a.npz: train_labels[0] is 0.5"),
-    (lambda p: arrays(p, test_images=np.zeros((4, 12, 12, 3), np.uint8)), "no test_labels"),
+    (lambda p: arrays(p, test_images=np.zeros((4, 16, 16, 3), np.uint8)), "no test_labels"),
     (lambda p: hub(p, label=["no", "yes"] * 11 + ["no", None]), "saved, row 23: the label None"),
     (lambda p: hub(p, image=list(range(24))), "saved has no readable image (row 0: "),
     (cut_hub, "saved cannot be read as a HuggingFace data set"),

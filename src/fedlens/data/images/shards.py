@@ -23,7 +23,7 @@ LABEL_SUFFIXES = (".cls", ".txt", ".json")
 LABEL_KEYS = ("label", "cls", "class")  # in a .json
 
 
-class Entry(io.BytesIO):
+class ShardImage(io.BytesIO):
     """An image of a shard, in memory, with a name that finds it again."""
 
     def __init__(self, content: bytes, name: str) -> None:
@@ -36,7 +36,7 @@ class Entry(io.BytesIO):
 
 @dataclass(frozen=True)
 class Example:
-    image: Entry
+    image: ShardImage
     label: str
     shard: str
 
@@ -98,7 +98,7 @@ def examples_of(shard: Path, root: Path) -> Iterator[Example]:
     """In their order; whatever else an example has is passed over."""
     where = str(shard.relative_to(root)) if shard != root else shard.name
     key, files = "", dict[str, bytes]()
-    for name, content in files_of(shard):
+    for name, content in members_of(shard):
         first, _, suffix = PurePosixPath(name).name.partition(".")
         own = str(PurePosixPath(name).with_name(first))
         if own != key:
@@ -110,7 +110,7 @@ def examples_of(shard: Path, root: Path) -> Iterator[Example]:
         yield as_example(shard, where, key, files)
 
 
-def files_of(shard: Path) -> Iterator[tuple[str, bytes]]:
+def members_of(shard: Path) -> Iterator[tuple[str, bytes]]:
     """Name and content of every plain file. Nothing is unpacked to disk."""
     last = "its beginning"
     try:
@@ -128,7 +128,7 @@ def as_example(shard: Path, where: str, key: str, files: dict[str, bytes]) -> Ex
     suffix = next((s for s in files if s.endswith(IMAGE_SUFFIXES)), None)
     if suffix is None:
         raise DataError(f"{shard}, entry {key}: no image among {', '.join(key + s for s in files)}")
-    image = Entry(files[suffix], f"{where}/{key}{suffix}")
+    image = ShardImage(files[suffix], f"{where}/{key}{suffix}")
     return Example(image, label_of(shard, key, files), where)
 
 
