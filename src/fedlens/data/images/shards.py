@@ -31,7 +31,7 @@ class ShardImage(io.BytesIO):
         self.name = name
 
     def __str__(self) -> str:
-        return self.name
+        return str(self.name)
 
 
 @dataclass(frozen=True)
