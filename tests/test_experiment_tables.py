@@ -20,6 +20,7 @@ CELLS = {
     "feddeblur": ("name",),
     "fedvsr": ("setup", "split", "row", "seed"),
     "fedvssl": ("setup", "row", "seed"),
+    "leakage": ("method", "data", "attack", "seed"),
     "raf": ("data", "row", "seed"),
     "trust": ("method", "secure", "seed"),
 }
@@ -48,6 +49,7 @@ def load(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         "fbl/run.py",
         "fedvsr/run.py",
         "fedvssl/run.py",
+        "leakage/run.py",
         "trust/run.py",
     ],
 )

@@ -17,8 +17,8 @@ from fedlens import run
 from fedlens.audit.attack import Evidence, summed
 from fedlens.audit.complete_views import fit_line
 from fedlens.audit.duals import follow
-from fedlens.audit.evidence import ClipAndNoise
 from fedlens.audit.feddeblur import CuriousDeblurring
+from fedlens.audit.noise import ClipAndNoise
 from fedlens.audit.partial_views import find_view, overlap
 from fedlens.audit.phase_retrieval import retrieve_kernel
 from fedlens.core.algorithm import stack
