@@ -62,6 +62,13 @@ def test_no_result_in_the_readme_is_typed_by_hand(
     assert all(f"<!-- {name} -->" in text for name in blocks)
 
 
+def test_no_figure_in_the_docs_on_privacy_is_typed_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = load("leakage/run.py", monkeypatch).DOCS
+    text = (EXPERIMENTS.parent / "docs" / "privacy.md").read_text()
+    assert load("blocks.py", monkeypatch).render(text, blocks) == text
+    assert all(f"<!-- {name} -->" in text for name in blocks)
+
+
 def test_a_block_is_written_anew_and_the_rest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks between prose; the old content of both goes, the prose does not."""
     text = "a\n<!-- x -->\nold\n<!-- /x -->\nb\n<!-- y.1 -->\n<!-- /y.1 -->\nc"

@@ -29,6 +29,7 @@ from cells import Cell, Cells, compute, flat_settings, versions  # noqa: E402
 
 CELLS = Cells(HERE / "cells.jsonl", "method", "data", "attack", "seed")
 SEEDS = (0, 1)
+EVERYONE = (0, 100)
 CHOSEN_ON, REPORTED = ("02", "03", "04"), ("01", "05", "08")  # of Set12
 CIFAR = {
     "data.root": "cifar10/jpg", "task.model": "cnn", "data.limit": 6000, "data.test_limit": 1000,
@@ -65,7 +66,7 @@ class Plan:
     recipe: str
     overrides: dict[str, Any] = field(default_factory=dict)
     rounds: int = 1
-    whom: slice = slice(0, 3)
+    whom: tuple[int, int] = (0, 3)
     minutes: float = 3.0
     chosen: bool = False
 
@@ -77,7 +78,7 @@ def scenes(images: Sequence[str], chosen: bool) -> list[Plan]:
             "FedDeblur", f"Set12 {name}, {kind} views", "feddeblur", recipe,
             {"data.size": 256, "workers": 0, "image": f"classic/gray_set12/{name}.png",
              "rounds": 100, "evaluate_every": 0},
-            12, slice(None), 3.0, chosen,
+            12, EVERYONE, 3.0, chosen,
         )
         for recipe, kind in kinds
         for name in images
@@ -89,11 +90,11 @@ PLANS = [
     Plan("FedAvg", "CIFAR-10", "labels", "cifar10", CIFAR),
     Plan("FedAvg", "CIFAR-10", "linear", "cifar10", CIFAR),
     Plan("FedAvg", "CIFAR-10", "gradient", "cifar10", CIFAR),
-    Plan("FedAvg", "CIFAR-10, 5 x 200", "membership", "cifar10", BY_HEART, 12, slice(None)),
-    Plan("FBL", "CIFAR-10", "labels", "fbl", FBL, whom=slice(None)),
-    Plan("FBL", "CIFAR-10", "counts", "fbl", FBL, whom=slice(None)),
+    Plan("FedAvg", "CIFAR-10, 5 x 200", "membership", "cifar10", BY_HEART, 12, EVERYONE),
+    Plan("FBL", "CIFAR-10", "labels", "fbl", FBL, whom=EVERYONE),
+    Plan("FBL", "CIFAR-10", "counts", "fbl", FBL, whom=EVERYONE),
     Plan("FBL", "CIFAR-10", "gradient", "fbl", FBL),
-    Plan("RAF", "LSPET", "resolution", "raf-lspet", LSPET, whom=slice(None)),
+    Plan("RAF", "LSPET", "resolution", "raf-lspet", LSPET, whom=EVERYONE),
     Plan("RAF", "LSPET", "gradient", "raf-lspet", LSPET),
     Plan("FedVSR", "SPMCS", "gradient", "fedvsr-small", CLIPS),
     Plan("FedVSSL", "JHMDB-21", "gradient", "fedvssl-jhmdb", JHMDB),
@@ -101,13 +102,13 @@ PLANS = [
 ]
 # what may be set: of the gradient's search, on clients that are not reported
 GRID = [(smooth, pace) for smooth in (1e-4, 1e-3, 1e-2) for pace in (0.03, 0.1)]
-OTHERS = slice(3, 5)
+OTHERS = (3, 5)
 
 
 def cell_of(plan: Plan, seed: int) -> Cell:
     """One attack on one run, plain and (unless settings are chosen here) under protections."""
     from fedlens.audit.attack import Evidence
-    from fedlens.audit.audit import ATTACKS, costs, run_attack
+    from fedlens.audit.audit import ATTACKS, costs, heard_first, run_attack
     from fedlens.audit.evidence import replay
     from fedlens.config import recipe as recipes
     from fedlens.runs.setup import make_setup
@@ -116,8 +117,8 @@ def cell_of(plan: Plan, seed: int) -> Cell:
     config = recipes.read(plan.recipe, {**plan.overrides, "seed": seed})
     setup = make_setup(config)
     source = replay(setup, plan.rounds)
-    heard = sorted({i for e in source.exchanges for i in e.replies})
-    evidence = Evidence(setup, source.exchanges, heard[plan.whom], plan.minutes)
+    heard = heard_first(source.exchanges)
+    evidence = Evidence(setup, source.exchanges, heard[slice(*plan.whom)], plan.minutes)
     (attack,) = [a for a in ATTACKS if a.name == plan.attack]
     if why := attack.applies(setup):
         raise ValueError(f"{plan.method}, {plan.attack}: {why}")
@@ -168,7 +169,7 @@ def choice_of(smooth: float, pace: float) -> Cell:
 
     setup = make_setup(recipes.read("cifar10", {**CIFAR, "seed": 0}))
     source = replay(setup, 1)
-    heard = sorted(source.exchanges[0].replies)[OTHERS]
+    heard = sorted(source.exchanges[0].replies)[slice(*OTHERS)]
     evidence = Evidence(setup, source.exchanges, heard, 2.0, Probe(1, 1))
     found = timed(GradientInversion(iterations=300, smooth=smooth, pace=pace), evidence)
     return {
@@ -211,9 +212,41 @@ def protected() -> str:
     return "\n".join(lines)
 
 
+COLUMNS = (
+    "plain", "worst case", "larger batches", "more local steps", "noise 1 %", "noise 10 %",
+    "clipping, noise 10 %", "clipping, noise 100 %", "SecureSum",
+)  # fmt: skip
+
+
+def matrix() -> str:
+    """A line a method and attack, a column a protection; bold where the attacker is beyond what
+    somebody has who learned nothing. Seed 0.
+    """
+    lines = [
+        f"| method, data | attack | learned nothing | {' | '.join(COLUMNS)} |",
+        "|" + "---|" * (len(COLUMNS) + 3),
+    ]
+    for method, data, attack in kinds():
+        (cell,) = CELLS.read(method=method, data=data, attack=attack, seed=0)
+        rows = {r["protection"]: r for r in cell["rows"]}
+        entries = [shown(rows.get(name)) for name in COLUMNS]
+        lines.append(
+            f"| {method}, {data} | {attack}, {rows['plain']['measure']}"
+            f" | {sides([rows['plain']['baseline']])} | {' | '.join(entries)} |"
+        )
+    return "\n".join(lines)
+
+
+def shown(row: Cell | None) -> str:
+    if row is None:
+        return ""
+    text = sides([row["score"]])
+    return f"**{text}**" if row["leaks"] else text
+
+
 def kinds() -> list[tuple[str, str, str]]:
     """What was measured and is reported, in the order of the plans."""
-    done = {(c["method"], c["data"], c["attack"]) for c in CELLS.read(chosen=None)}
+    done = {(c["method"], c["data"], c["attack"]) for c in CELLS.read(chosen=None, seed=0)}
     planned = [(p.method, p.data, p.attack) for p in PLANS if not p.chosen]
     return [kind for kind in planned if kind in done]
 
@@ -262,12 +295,14 @@ def sides(values: Any) -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
+    "matrix": matrix,
     "protected": protected,
     "missing": missing,
     "cameras": cameras,
     "choices": choices,
     "membership": membership,
 }
+DOCS = {name: BLOCKS[name] for name in ("matrix", "cameras", "membership")}  # docs/privacy.md
 
 
 def main() -> None:
@@ -280,6 +315,7 @@ def main() -> None:
     if given.table:
         CELLS.tidy()
         fill(HERE / "README.md", BLOCKS)
+        fill(HERE.parents[1] / "docs" / "privacy.md", DOCS)
         return
     jobs: list[tuple[Cell, Callable[[], Cell]]] = []
     for seed in map(int, given.seeds.split(",")):

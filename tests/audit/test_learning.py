@@ -13,13 +13,16 @@ from scipy.stats import mannwhitneyu
 from torch.nn import functional as F
 
 from fedlens.audit.attack import Evidence, Probe, nearest, summed
-from fedlens.audit.evidence import replay
+from fedlens.audit.audit import costs, run_attack
+from fedlens.audit.evidence import Messages, replay
 from fedlens.audit.gradient import GradientInversion
 from fedlens.audit.labels import LabelCounts, shares_of
 from fedlens.audit.linear import LinearInversion, invert_linear
 from fedlens.audit.membership import Membership, auc, found_at, ratio, roc
+from fedlens.audit.noise import clip_and_blur
 from fedlens.audit.probe import Few, catch
 from fedlens.audit.properties import ClassCounts, Resolution, movement, ridge
+from fedlens.audit.protections import TRAINING
 from fedlens.config import recipe as recipes
 from fedlens.core.message import Message
 from fedlens.engines.recorder import Exchange
@@ -147,6 +150,38 @@ def test_five_local_steps_are_followed(demo: Any) -> None:
     moved = local_work(base, caught)(caught.truth)
     for name, t in moved.items():
         assert torch.allclose(t, caught.delta[name], atol=1e-5)
+
+
+def test_clipping_and_noise_by_hand() -> None:
+    """(3, 4) has norm 5; clipped to 1 it is (0.6, 0.8). Noise of 50 % of the root mean square,
+    1 / sqrt(2), over many draws; statistics pass."""
+    rng = torch.Generator().manual_seed(0)
+    sent = {"w": torch.tensor([3.0, 4.0]), "mean": torch.tensor([9.0])}
+    clipped = clip_and_blur(sent, 1.0, 0.0, rng, {"w"})
+    assert torch.allclose(clipped["w"], torch.tensor([0.6, 0.8])) and clipped["mean"] == 9
+    drawn = torch.stack([clip_and_blur(sent, 1.0, 0.5, rng, {"w"})["w"] for _ in range(4000)])
+    assert torch.allclose(drawn.mean(0), clipped["w"], atol=0.03)
+    assert float((drawn - clipped["w"]).std()) == pytest.approx(0.5 / 2**0.5, rel=0.05)
+
+
+def test_a_row_for_each_protection_and_what_it_costs(demo: Any) -> None:
+    """Labels from replies with larger batches, more steps, noise and from the sum: the setup under
+    attack is the changed one, and the whole run is made again under it."""
+    setup, exchanges = demo
+    few = replace(setup, settings=replace(setup.settings, rounds=2))
+    source = Messages(exchanges, False)
+    rows = run_attack(LabelCounts(), Evidence(few, exchanges, [0, 1]), source, True, lambda _: None)
+    plain, batches, steps, low, high, together = [r.finding for r in rows]
+    assert [r.protection for r in rows] == ["plain", *(p.name for p in TRAINING)]
+    assert plain.leaks and len(plain.histograms) == 2
+    assert plain.score < high.score and plain.score < together.score
+    assert len({f.score for f in (plain, batches, steps, low)}) == 4
+    spent = costs(few, source, [r.protection for r in rows], 1.0)
+    assert spent["plain"] == spent["SecureSum"] and "accuracy" in spent["plain"]
+    assert spent["clipping, noise 100 %"] != spent["plain"]
+    assert set(costs(few, source, ["plain"], 1e-9).values()) == {
+        "not run again: it takes longer than the budget"
+    }
 
 
 def test_the_area_against_scipy() -> None:

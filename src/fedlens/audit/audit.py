@@ -23,6 +23,7 @@ from fedlens.audit.properties import ClassCounts, Resolution
 from fedlens.audit.protections import DEBLURRING, SECURE_SUM, TRAINING, WORST_CASE, Protection
 from fedlens.config.convert import suggestion
 from fedlens.core.files import write_atomically
+from fedlens.engines.recorder import Exchange
 from fedlens.engines.worker import threads
 from fedlens.runs.setup import Setup
 
@@ -128,12 +129,12 @@ def audit(
     setup = open_run(folder)
     chosen, refused = choose_attacks(setup, attacks)
     source = collect(folder, setup, rounds)
-    everyone = sorted({i for e in source.exchanges for i in e.replies})
+    everyone = heard_first(source.exchanges)
     for client in clients:
         if client not in everyone:
             raise ValueError(
                 f"client {client} sent nothing in these rounds: there are"
-                f" {', '.join(map(str, everyone[:20]))}"
+                f" {', '.join(map(str, sorted(everyone)[:20]))}"
             )
     whom = list(clients) or everyone
     evidence = Evidence(setup, source.exchanges, whom, minutes)
@@ -178,9 +179,24 @@ def under(protection: Protection, evidence: Evidence, source: Messages) -> Evide
     exchanges = source.exchanges
     if protection.change:
         setup = protection.change(evidence.setup, exchanges)
-        again = replay(setup, 1 if setup.algorithm.trains else len(exchanges))
+        again = replay(setup, rounds_for(few))
         few, exchanges = replace(few, setup=setup), again.exchanges
     return replace(few, exchanges=protection.seen(exchanges))
+
+
+def heard_first(exchanges: Sequence[Exchange]) -> list[int]:
+    """All clients that were heard, the first ones first."""
+    return list(dict.fromkeys(i for e in exchanges for i in sorted(e.replies)))
+
+
+def rounds_for(evidence: Evidence) -> int:
+    """How many rounds show what there is to see: all where nothing is trained, else until the first
+    of these clients is heard.
+    """
+    if not evidence.setup.algorithm.trains:
+        return len(evidence.exchanges)
+    heard = [any(c in e.replies for c in evidence.clients) for e in evidence.exchanges]
+    return heard.index(True) + 1
 
 
 def costs(setup: Setup, source: Messages, names: Sequence[str], minutes: float) -> dict[str, str]:
@@ -209,7 +225,7 @@ def timed(attack: Attack, evidence: Evidence) -> Finding:
 
 def _metrics(metrics: dict[str, float] | None) -> str:
     if metrics is None:
-        return "not known in this time"
+        return "not run again: it takes longer than the budget"
     return ", ".join(f"{k} {v:.3f}" for k, v in list(metrics.items())[:2])
 
 

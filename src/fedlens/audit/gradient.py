@@ -28,6 +28,7 @@ from fedlens.audit.probe import (
     Caught,
     catch,
     fedavg_of,
+    first_heard,
     flat_image,
     others,
     parameters_of,
@@ -77,7 +78,7 @@ class GradientInversion:
 
     def run(self, evidence: Evidence) -> Finding:
         began = time.perf_counter()
-        places = [(0, c) for c in list(evidence.clients)[:MOST_CLIENTS]]
+        places = [(first_heard(evidence, c), c) for c in list(evidence.clients)[:MOST_CLIENTS]]
         # where a picture may come out at all, also over the rounds
         later = spread(evidence)[1:] if evidence.probe and evidence.over_rounds else []
         seconds = 60 * evidence.minutes / len(places + later)

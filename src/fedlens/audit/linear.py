@@ -77,7 +77,7 @@ class LinearInversion:
         ]
 
     def _of_client(
-        self, evidence: Evidence, client: int, number: int = 0
+        self, evidence: Evidence, client: int, number: int | None = None
     ) -> tuple[Comparison, float]:
         base = fedavg_of(evidence.setup)
         assert base is not None

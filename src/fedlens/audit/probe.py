@@ -77,8 +77,16 @@ def labelled(setup: Setup) -> str:
     return ""
 
 
-def catch(evidence: Evidence, client: int, number: int = 0) -> Caught:
-    """The delta of a client in exchange `number`: what was sent, or what a probe sends."""
+def first_heard(evidence: Evidence, client: int) -> int:
+    """The number of the first exchange in which this client was heard, 0 if it never was."""
+    return next((k for k, e in enumerate(evidence.exchanges) if client in e.replies), 0)
+
+
+def catch(evidence: Evidence, client: int, number: int | None = None) -> Caught:
+    """The delta of a client in exchange `number`, or else the first in which it was heard: what was
+    sent, or what a probe sends.
+    """
+    number = first_heard(evidence, client) if number is None else number
     setup, exchange, probe = evidence.setup, evidence.exchanges[number], evidence.probe
     base = fedavg_of(setup)
     assert base is not None

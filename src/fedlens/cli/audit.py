@@ -40,7 +40,7 @@ def audit_run(
     ] = None,
     budget: Annotated[
         float,
-        typer.Option("--budget", help="Minutes that an attack may search, all its rows together."),
+        typer.Option("--budget", help="Minutes for the search of one attack, all its rows."),
     ] = 2.0,
     rounds: Annotated[
         int, typer.Option("--rounds", help="Rounds to replay where messages were not recorded.")
