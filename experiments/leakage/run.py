@@ -30,6 +30,7 @@ from cells import Cell, Cells, compute, flat_settings, versions  # noqa: E402
 CELLS = Cells(HERE / "cells.jsonl", "method", "data", "attack", "seed")
 SEEDS = (0, 1)
 EVERYONE = (0, 100)
+RESULT = "result"  # instead of an attack: what the run ends with
 CHOSEN_ON, REPORTED = ("02", "03", "04"), ("01", "05", "08")  # of Set12
 CIFAR = {
     "data.root": "cifar10/jpg", "task.model": "cnn", "data.limit": 6000, "data.test_limit": 1000,
@@ -41,7 +42,8 @@ FBL = {
 }  # fmt: skip
 CLIPS = {"clients": 4, "cohort": 4, "data.crop": 48, "rounds": 3, "evaluate_every": 0}
 JHMDB = {
-    "clients": 4, "cohort": 4, "task.size": 32, "data.limit": 40, "rounds": 2, "evaluate_every": 0,
+    "clients": 4, "cohort": 4, "data.classes_per_client": 6, "task.size": 32, "data.limit": 42,
+    "rounds": 2, "evaluate_every": 0,
 }  # fmt: skip
 LSPET = {
     "clients": 6, "data.per_client": 15, "data.test_people": 20, "task.network": "vit-nano",
@@ -67,7 +69,7 @@ class Plan:
     overrides: dict[str, Any] = field(default_factory=dict)
     rounds: int = 1
     whom: tuple[int, int] = (0, 3)
-    minutes: float = 3.0
+    minutes: float = 1.4
     chosen: bool = False
 
 
@@ -78,7 +80,7 @@ def scenes(images: Sequence[str], chosen: bool) -> list[Plan]:
             "FedDeblur", f"Set12 {name}, {kind} views", "feddeblur", recipe,
             {"data.size": 256, "workers": 0, "image": f"classic/gray_set12/{name}.png",
              "rounds": 100, "evaluate_every": 0},
-            12, EVERYONE, 3.0, chosen,
+            12, EVERYONE, 1.4, chosen,
         )
         for recipe, kind in kinds
         for name in images
@@ -108,7 +110,7 @@ OTHERS = (3, 5)
 def cell_of(plan: Plan, seed: int) -> Cell:
     """One attack on one run, plain and (unless settings are chosen here) under protections."""
     from fedlens.audit.attack import Evidence
-    from fedlens.audit.audit import ATTACKS, costs, heard_first, run_attack
+    from fedlens.audit.audit import ATTACKS, heard_first, run_attack
     from fedlens.audit.evidence import replay
     from fedlens.config import recipe as recipes
     from fedlens.runs.setup import make_setup
@@ -123,21 +125,17 @@ def cell_of(plan: Plan, seed: int) -> Cell:
     if why := attack.applies(setup):
         raise ValueError(f"{plan.method}, {plan.attack}: {why}")
     rows = run_attack(attack, evidence, source, not plan.chosen, lambda text: print(" ", text))
-    spent = costs(setup, source, [r.protection for r in rows], 4.0) if not plan.chosen else {}
     return {
-        "method": plan.method,
-        "data": plan.data,
-        "attack": plan.attack,
-        "seed": seed,
+        **identity(plan, seed),
         **({"chosen": True} if plan.chosen else {}),
-        "rows": [row_of(r.protection, r.finding, spent.get(r.protection, "")) for r in rows],
+        "rows": [row_of(r.protection, r.finding) for r in rows],
         "seconds": round(time.perf_counter() - began, 1),
         "settings": flat_settings(config.tables()),
         "versions": versions(),
     }
 
 
-def row_of(protection: str, found: Any, result: str) -> Cell:
+def row_of(protection: str, found: Any) -> Cell:
     shown = [c for c in found.comparisons if c.scores]
     return {
         "protection": protection,
@@ -153,9 +151,32 @@ def row_of(protection: str, found: Any, result: str) -> Cell:
             if shown and all(name in c.scores for c in shown)
         },
         "curve": [[k, round(v, 3)] for k, v in found.curve],
-        "result": result,
         "seconds": round(found.seconds, 1),
     }
+
+
+def result_of(plan: Plan, seed: int) -> Cell:
+    """What the whole run ends with, plain and under each protection."""
+    from fedlens.audit.audit import PLAIN, costs
+    from fedlens.audit.evidence import replay
+    from fedlens.audit.protections import DEBLURRING, TRAINING
+    from fedlens.config import recipe as recipes
+    from fedlens.runs.setup import make_setup
+
+    began = time.perf_counter()
+    setup = make_setup(recipes.read(plan.recipe, {**plan.overrides, "seed": seed}))
+    kinds = TRAINING if setup.algorithm.trains else DEBLURRING
+    names = [p.name for p in (PLAIN, *kinds)]
+    return {
+        **identity(plan, seed, RESULT),
+        "results": costs(setup, replay(setup, 1), names, 5.0),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
+def identity(plan: Plan, seed: int, attack: str = "") -> Cell:
+    named = {"method": plan.method, "data": plan.data, "attack": attack or plan.attack}
+    return {**named, "seed": seed}
 
 
 def choice_of(smooth: float, pace: float) -> Cell:
@@ -175,7 +196,7 @@ def choice_of(smooth: float, pace: float) -> Cell:
     return {
         **choice_identity(smooth, pace),
         "chosen": True,
-        "rows": [row_of("worst case", found, "")],
+        "rows": [row_of("worst case", found)],
         "seconds": round(found.seconds, 1),
     }
 
@@ -201,13 +222,16 @@ def protected() -> str:
     ]
     for method, data, attack in kinds():
         cells = CELLS.read(method=method, data=data, attack=attack)
+        done = CELLS.find({"method": method, "data": data, "attack": RESULT, "seed": 0})
+        results = done["results"] if done else {}
         for rows in zip(*(c["rows"] for c in cells), strict=True):
             first = rows[0]
             lines.append(
                 f"| {method}, {data} | {attack}, {first['measure']} | {first['protection']}"
                 f" | {sides(r['score'] for r in rows)} | {sides(r['baseline'] for r in rows)}"
                 f" | {' / '.join('yes' if r['leaks'] else 'no' for r in rows)}"
-                f" | {first['result']} | {' / '.join(str(r['seconds']) for r in rows)} |"
+                f" | {results.get(first['protection'], '')}"
+                f" | {' / '.join(str(r['seconds']) for r in rows)} |"
             )
     return "\n".join(lines)
 
@@ -322,9 +346,13 @@ def main() -> None:
         for plan in PLANS:
             if given.only not in f"{plan.method} {plan.attack}" or (plan.chosen and seed):
                 continue
-            name = {"method": plan.method, "data": plan.data, "attack": plan.attack, "seed": seed}
-            jobs.append((name, partial(cell_of, plan, seed)))
-        if not seed and given.only in "settings":
+            jobs.append((identity(plan, seed), partial(cell_of, plan, seed)))
+        if seed:
+            continue
+        for plan in {(p.method, p.data): p for p in PLANS if not p.chosen}.values():
+            if given.only in f"{plan.method} {RESULT}":
+                jobs.append((identity(plan, seed, RESULT), partial(result_of, plan, seed)))
+        if given.only in "settings":
             jobs += [(choice_identity(*g), partial(choice_of, *g)) for g in GRID]
     compute(CELLS, jobs, given.minutes, lambda c: f"{c['seconds']} s")
 
