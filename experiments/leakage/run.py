@@ -51,8 +51,8 @@ LSPET = {
 }  # fmt: skip
 # a federation that learns by heart: few images, many epochs
 BY_HEART = {
-    **CIFAR, "data.limit": 1000, "clients": 5, "cohort": 5, "epochs": 5, "rounds": 12,
-    "data.test_limit": 2000, "data.holdout": 0.0,
+    **CIFAR, "data.limit": 500, "clients": 5, "cohort": 5, "epochs": 5, "rounds": 6,
+    "data.test_limit": 1000, "data.holdout": 0.0,
 }  # fmt: skip
 
 
@@ -92,7 +92,7 @@ PLANS = [
     Plan("FedAvg", "CIFAR-10", "labels", "cifar10", CIFAR),
     Plan("FedAvg", "CIFAR-10", "linear", "cifar10", CIFAR),
     Plan("FedAvg", "CIFAR-10", "gradient", "cifar10", CIFAR),
-    Plan("FedAvg", "CIFAR-10, 5 x 200", "membership", "cifar10", BY_HEART, 12, EVERYONE),
+    Plan("FedAvg", "CIFAR-10, 5 x 100", "membership", "cifar10", BY_HEART, 6, EVERYONE),
     Plan("FBL", "CIFAR-10", "labels", "fbl", FBL, whom=EVERYONE),
     Plan("FBL", "CIFAR-10", "counts", "fbl", FBL, whom=EVERYONE),
     Plan("FBL", "CIFAR-10", "gradient", "fbl", FBL),

@@ -157,7 +157,8 @@ def _uncover(
         spectra.append(h * blurred / (power + floor))
         before = after.local
     sizes = torch.fft.irfft2(torch.stack(spectra), s=(height, width)).abs().sum((0, 1))
-    top, left, tall, wide = box = find_box(sizes)
+    # little is left outside the view, so that fainter places inside it can show
+    top, left, tall, wide = box = find_box(sizes, dark=0.03 * float(sizes.quantile(0.9)))
     seen = torch.fft.irfft2(
         spectra[0] / s + h * torch.view_as_complex(first.x.contiguous()), s=(height, width)
     )
@@ -168,15 +169,17 @@ def _uncover(
 
 def find_view(u: Tensor, width: int) -> Box:
     """Where the image of this half-spectrum is large."""
-    return find_box(spectrum.backward(u, width).abs().sum(0))
+    size = spectrum.backward(u, width).abs().sum(0)
+    return find_box(size, dark=0.1 * float(size.quantile(0.9)))
 
 
-def find_box(size: Tensor, coarse: int = 24) -> Box:
-    """The rectangle that splits the logarithm best into two levels. All rectangles of a grid of
-    `coarse` lines are tried, then each edge moves until none gains by it.
+def find_box(size: Tensor, dark: float, coarse: int = 24) -> Box:
+    """The rectangle that splits the logarithm best into two levels, where what is below `dark`
+    counts alike. All rectangles of a grid of `coarse` lines are tried, then each edge moves until
+    none gains by it.
     """
     height, width = size.shape
-    size = (size + 0.1 * size.quantile(0.9)).log()  # dark places inside count too
+    size = (size + max(dark, 1e-12)).log()
     table = torch.zeros(height + 1, width + 1, dtype=torch.float64)
     table[1:, 1:] = size.cumsum(0).cumsum(1)
     edges = _all_boxes(height, width, coarse)
