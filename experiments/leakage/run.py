@@ -49,7 +49,7 @@ LSPET = {
     "clients": 6, "data.per_client": 15, "data.test_people": 20, "task.network": "vit-nano",
     "rounds": 3, "evaluate_every": 0,
 }  # fmt: skip
-# a federation that learns by heart: few images, many epochs
+# few images, many epochs: what a model would learn by heart
 BY_HEART = {
     **CIFAR, "data.limit": 500, "clients": 5, "cohort": 5, "epochs": 5, "rounds": 6,
     "data.test_limit": 1000, "data.holdout": 0.0,
@@ -269,10 +269,13 @@ def shown(row: Cell | None) -> str:
 
 
 def kinds() -> list[tuple[str, str, str]]:
-    """What was measured and is reported, in the order of the plans."""
-    done = {(c["method"], c["data"], c["attack"]) for c in CELLS.read(chosen=None, seed=0)}
+    """What was measured and is reported: in the order of the plans, then what is no longer planned
+    (measured in an earlier session, with one protection).
+    """
+    cells = [c for c in CELLS.read(chosen=None, seed=0) if c["attack"] != RESULT]
+    done = [(c["method"], c["data"], c["attack"]) for c in cells]
     planned = [(p.method, p.data, p.attack) for p in PLANS if not p.chosen]
-    return [kind for kind in planned if kind in done]
+    return [k for k in planned if k in done] + [k for k in done if k not in planned]
 
 
 def missing() -> str:

@@ -95,6 +95,7 @@ class Membership:
             0.5,
             margin=max(0.0, rates.auc - rates.auc_low),
             numbers={
+                "95 % interval of the AUC": f"{rates.auc_low:.3f} to {rates.auc_high:.3f}",
                 "found at 1 % false alarms": f"{100 * rates.tpr:.1f} % of the members"
                 f" ({100 * rates.tpr_low:.1f} to {100 * rates.tpr_high:.1f}); a coin: 1 %",
                 "without shadow models": f"AUC {auc(inside_p, outside_p):.3f}",
