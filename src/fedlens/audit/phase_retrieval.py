@@ -133,7 +133,9 @@ def _polish(
     kernel: Tensor, magnitude: Tensor, grid: Sequence[int], symmetric: bool = False
 ) -> tuple[Tensor, float]:
     """Least squares on |H|^2, kernel = square of what is free, so that it stays positive."""
-    root = kernel.clamp_min(1e-4 * float(kernel.max())).sqrt().requires_grad_()
+    # a faint rim has to be able to grow: at 0 a square has no slope
+    least = 1e-4 * float(kernel.max()) if symmetric else 1e-8
+    root = kernel.clamp_min(least).sqrt().requires_grad_()
     target = magnitude.square()
     optimiser = torch.optim.LBFGS(
         [root], max_iter=300, history_size=20, tolerance_grad=1e-14, tolerance_change=1e-16,
