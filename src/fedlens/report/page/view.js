@@ -256,7 +256,9 @@ const View = (() => {
     if (!found || !found.headline) return [];
     const heads = ["Attack", "Protection", "Measure", "Attacker", "Learned nothing"];
     const rows = found.rows.map((r) => h("tr", {}, h("td", { text: r.attack }), h("td", { text: r.protection }), h("td", { text: r.measure }), h("td", { class: "n", text: number(r.score) }), h("td", { class: "n", text: number(r.baseline) })));
-    return [h("p", { text: found.headline }), h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map((text) => h("th", { text })))), h("tbody", {}, rows))), h("p", { class: "soft", text: `${found.caution} Pictures: audit.html in the run folder.` })];
+    const names = ["truth: never sent", "what the attacker has", "what one has who saw no message"];
+    const shown = found.picture.images.length === 3 ? h("figure", { class: "read" }, h("div", {}, found.picture.images.map((src, k) => h("div", {}, h("img", { src, alt: names[k] }), h("span", { text: names[k] })))), h("figcaption", { text: found.picture.label })) : "";
+    return [h("p", { text: found.headline }), shown, h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map((text) => h("th", { text })))), h("tbody", {}, rows))), h("p", { class: "soft", text: `${found.caution} Pictures: audit.html in the run folder.` })];
   }
 
   /* One run. update(view) redraws what changed and keeps what the reader has set. */
