@@ -19,8 +19,7 @@ from fedlens.cli.options import (
     read_config,
 )
 from fedlens.cli.partition import picture_file
-from fedlens.cli.trust import plain
-from fedlens.runs.text import ACCENT, console
+from fedlens.runs.text import ACCENT, console, plain
 
 if TYPE_CHECKING:
     from fedlens.config.recipe import Config

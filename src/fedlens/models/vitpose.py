@@ -21,6 +21,7 @@ for small patches.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -244,6 +245,25 @@ class ViTPose(_HeatmapModel):
         dim, depth, heads, channels = SIZES[model]
         self.backbone = Transformer(dim, depth, heads, patch, positions, size, drop_path)
         self.keypoint_head = HeatmapHead(dim, channels, joints, 2)
+
+
+def arguments_of(weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What makes the ViTPose that these weights belong to, under the names that `Pose` has for it;
+    nothing for other weights. Absolute positions are those of inputs of 4:3, as all official ones.
+    """
+    patches = weights.get("backbone.patch_embed.proj.weight")
+    if patches is None or patches.dim() != 4:
+        return {}
+    depth = len({n.split(".")[2] for n in weights if n.startswith("backbone.blocks.")})
+    names = [n for n, size in SIZES.items() if size[:2] == (patches.shape[0], depth)]
+    if not names:
+        return {}
+    patch, places = patches.shape[-1], weights.get("backbone.pos_embed")
+    if places is None:
+        return {"network": names[0], "patch": patch, "positions": "conv"}
+    unit = math.isqrt((places.shape[1] - 1) // 12)
+    size = (4 * unit * patch, 3 * unit * patch)
+    return {"network": names[0], "patch": patch, "positions": "absolute", "size": size}
 
 
 class SimpleBaseline(_HeatmapModel):

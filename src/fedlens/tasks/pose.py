@@ -34,7 +34,7 @@ from fedlens.data.pose.people import (
 from fedlens.metrics.pose import coco_ap, pck, pckh
 from fedlens.models.by_name import is_own, load_own, make_own
 from fedlens.models.norms import Norm, with_norm
-from fedlens.models.vitpose import SIZES, SimpleBaseline, ViTPose
+from fedlens.models.vitpose import SIZES, SimpleBaseline, ViTPose, arguments_of
 from fedlens.tasks.heatmaps import decode_heatmaps, draw_targets
 from fedlens.tasks.pose_drawing import as_image, draw_heat, draw_joints, enlarge_nearest
 
@@ -88,6 +88,19 @@ class Pose(LearningTask):
         self.multiple = self.patch if self.network in SIZES else 4 * 2 ** (self.stages - 1)
         for size in (*self.sizes, *([self.size] if self.network in SIZES else [])):
             self.check_size(size)
+
+    @classmethod
+    def told_by_weights(
+        cls, weights: Mapping[str, Tensor], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The skeleton by its number of joints, and what a ViTPose is made of."""
+        last = weights.get("keypoint_head.final_layer.weight")
+        count = 0 if last is None else len(last)
+        fits = [name for name, found in SKELETONS.items() if len(found.joints) == count]
+        told = {"joints": fits[0]} if fits else {}
+        shown = arguments_of(weights)
+        other = given.get("network", shown.get("network")) != shown.get("network")
+        return told if other else told | shown
 
     def check_size(self, size: ImageSize) -> None:
         if min(size) < self.multiple or any(side % self.multiple for side in size):

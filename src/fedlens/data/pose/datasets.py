@@ -11,7 +11,8 @@ from __future__ import annotations
 import csv
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -228,14 +229,18 @@ class Mpii(PoseSource):
 
     def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
         root = locate(self.folder, "folder of Mpii", "data.folder")
-        train = [self._person(root, entry, None) for entry in _json(root, self.train)]
-        entries = _json(root, self.val)
-        heads = self._heads(root, len(entries), notes)
-        test = [
-            self._person(root, entry, heads[k] if heads is not None else None)
-            for k, entry in enumerate(entries)
-        ]
-        return keep_usable(train, notes), keep_usable(test, notes)
+        train = self._people(root, self.train, None)
+        heads = self._heads(root, len(_json(root, self.val)), notes)
+        return keep_usable(train, notes), keep_usable(self._people(root, self.val, heads), notes)
+
+    def _people(
+        self, root: Path, name: str, heads: list[tuple[float, NDArray[Any]]] | None
+    ) -> list[Person]:
+        people = []
+        for k, entry in enumerate(_json(root, name)):
+            with naming(root, name, f"entry {k}"):
+                people.append(self._person(root, entry, heads[k] if heads is not None else None))
+        return people
 
     def _heads(
         self, root: Path, people: int, notes: list[str]
@@ -301,35 +306,74 @@ class CocoPose(PoseSource):
 
     def _people(self, root: Path, name: str, images: str, notes: list[str]) -> list[Person]:
         found = _json(root, name)
-        files = {image["id"]: image for image in found["images"]}
-        people, outside = [], 0
-        for entry in found["annotations"]:
-            if entry.get("iscrowd") or "keypoints" not in entry:
-                continue
-            image = files[entry["image_id"]]
-            joints, out = hide_outside(
-                np.asarray(entry["keypoints"], float).reshape(-1, 3),
-                image["width"],
-                image["height"],
-            )
+        with naming(root, name, "at the top"):
+            files = {image["id"]: image for image in found["images"]}
+            entries = list(found["annotations"])
+        people, outside, missing = [], 0, []
+        for k, entry in enumerate(entries):
+            with naming(root, name, f"annotation {_id(entry, k)}"):
+                if entry.get("iscrowd") or "keypoints" not in entry:
+                    continue
+                person, out = self._person(entry, files, root / images)
             outside += out
-            left, top, width, height = entry["bbox"]
-            centre = (left + (width - 1) / 2, top + (height - 1) / 2)
-            path = root / images / image["file_name"]
-            people.append(
-                Person(
-                    path,
-                    joints,
-                    centre,
-                    fit_box((width, height), self.shape),
-                    max(width, height),
-                    float(entry["area"]),
-                    int(image["id"]),
-                )
+            if Path(str(person.image)).is_file():
+                people.append(person)
+            else:
+                missing.append(person.image)
+        if missing:
+            notes.append(
+                f"{name}: {len(missing)} people whose image is not there were left out, the first"
+                f" of them for {missing[0]}"
             )
+        if entries and not people:
+            raise DataError(f"{root / name}: {notes[-1] if missing else 'no person has keypoints'}")
         if outside:
             notes.append(f"{name}: {outside} joints outside their image count as invisible")
         return keep_usable(people, notes)
+
+    def _person(
+        self, entry: dict[str, Any], files: dict[Any, Any], folder: Path
+    ) -> tuple[Person, int]:
+        """And how many of its joints lie outside the image."""
+        if entry["image_id"] not in files:
+            raise ValueError(f"there is no image with the id {entry['image_id']}")
+        image = files[entry["image_id"]]
+        numbers, count = np.asarray(entry["keypoints"], float), len(self.skeleton.joints)
+        if numbers.shape != (3 * count,):
+            raise ValueError(
+                f"keypoints must be {3 * count} numbers, (x, y, visible) of {count} joints, not"
+                f" {numbers.size}"
+            )
+        joints, out = hide_outside(
+            numbers.reshape(-1, 3), float(image["width"]), float(image["height"])
+        )
+        left, top, width, height = (float(v) for v in entry["bbox"])
+        if min(width, height) <= 0:
+            raise ValueError(f"its bbox is {width:g} wide and {height:g} high")
+        return Person(
+            folder / str(image["file_name"]),
+            joints,
+            (left + (width - 1) / 2, top + (height - 1) / 2),
+            fit_box((width, height), self.shape),
+            max(width, height),
+            float(entry.get("area", width * height)),
+            int(image["id"]),
+        ), out
+
+
+def _id(entry: Any, place: int) -> Any:
+    return entry["id"] if isinstance(entry, dict) and "id" in entry else f"number {place}"
+
+
+@contextmanager
+def naming(root: Path, name: str, entry: str) -> Iterator[None]:
+    """What is wrong with an entry of somebody's file is said with its name and place."""
+    try:
+        yield
+    except KeyError as e:
+        raise DataError(f"{_find(root, name)}, {entry}: {e} is missing") from e
+    except (TypeError, ValueError, AttributeError) as e:
+        raise DataError(f"{_find(root, name)}, {entry}: {e}") from e
 
 
 def _find(root: Path, name: str) -> Path | None:
