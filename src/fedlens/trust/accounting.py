@@ -37,8 +37,9 @@ Accountant = Literal["pld", "rdp"]
 FILE = "privacy.jsonl"  # in a run folder: who was asked in which round, written before they are
 # of Renyi divergences: whole ones have a formula, those between are sums that may not converge
 ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
-# of privacy losses, rounded up: ten times the library's own, ten times as quick, and hardly above
-DISCRETE = 1e-3
+# of privacy losses, rounded up: ten times the library's own, ten times as quick, and hardly above;
+# an epsilon below 1, of many small losses, is looked at again with the library's
+DISCRETE, FINE = 1e-3, 1e-4
 LEAST_NOISE, MOST_NOISE = 0.05, 1e4
 # a share: noise for a wanted epsilon is found this closely, on the safe side
 PRECISION = 1e-3
@@ -82,8 +83,9 @@ def _epsilon(sums: tuple[tuple[_Sum, int], ...], delta: float, accountant: Accou
     if any(sampling == "fixed" and rate < 1 for (_, rate, sampling), _ in sums):
         relation = NeighboringRelation.REPLACE_ONE
     if accountant == "pld":
-        losses = [_loss_of(*_merged(one, count)) for one, count in sums]
-        return float(reduce(lambda a, b: a.compose(b), losses).get_epsilon_for_delta(delta))
+        merged = [_merged(one, count) for one, count in sums]
+        rough = _composed(merged, delta, DISCRETE)
+        return rough if rough > 1 else _composed(merged, delta, FINE)
     from dp_accounting.rdp import RdpAccountant
 
     ledger = RdpAccountant(ORDERS, relation)
@@ -99,19 +101,21 @@ def _merged(one: _Sum, count: int) -> tuple[_Sum, int]:
     return ((noise / math.sqrt(count), 1.0, "none"), 1) if plain else (one, count)
 
 
-def _loss_of(one: _Sum, count: int) -> Any:
-    return _single_loss(one) if count == 1 else _single_loss(one).self_compose(count)
+def _composed(merged: list[tuple[_Sum, int]], delta: float, interval: float) -> float:
+    singles = [(_single_loss(one, interval), count) for one, count in merged]
+    losses = [loss if count == 1 else loss.self_compose(count) for loss, count in singles]
+    return float(reduce(lambda a, b: a.compose(b), losses).get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=64)
-def _single_loss(one: _Sum) -> Any:
+def _single_loss(one: _Sum, interval: float) -> Any:
     """The distribution of one sum's privacy loss: what takes longest, and is the same in every
     round. As `PLDAccountant` makes it."""
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
     noise, rate, _ = one
     return from_gaussian_mechanism(
-        standard_deviation=noise, value_discretization_interval=DISCRETE, sampling_prob=rate
+        standard_deviation=noise, value_discretization_interval=interval, sampling_prob=rate
     )
 
 
