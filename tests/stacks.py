@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from scenes import small_federation
-from toy import Blobs, Denoise, Toy, dense_federation, toy_federation
+from toy import Blobs, Denoise, GroupToy, Toy, dense_federation, toy_federation
 
 from fedlens import Algorithm, Federation, Layer, stack
 from fedlens.algorithms import FedAvg
 from fedlens.core.task import LearningTask
 from fedlens.deblur import CenDeblur, FedAvgDeblur, FedDeblur, FedGDDeblur, LocDeblur
 from fedlens.layers import (
+    DPSGD,
     Adapters,
     BackboneOnly,
     Balance,
@@ -51,6 +52,7 @@ from fedlens.layers import (
     MultiResolution,
     NormClip,
     PFedMe,
+    PrivateMean,
     Scaffold,
     TrimmedMean,
     UploadFailures,
@@ -146,6 +148,14 @@ STACKS: dict[str, Case] = {
         Balance(Blobs(), cache=""), BackboneOnly(), Scaffold()
     ),
     "norm clip on clients": over(NormClip(0.1, where="client")),
+    "noisy steps": over(DPSGD(), task=GroupToy),
+    "noisy steps, private heads": over(
+        DPSGD(noise=0.5, microbatch=3), FedPer(), task=GroupToy, optimizer="adam", lr=0.01
+    ),
+    "noisy mean": over(FedProx(0.1), PrivateMean(), task=GroupToy),
+    "noisy mean, adaptive, by clients": over(
+        PrivateMean(quantile=0.5, where="clients"), task=GroupToy
+    ),
 }
 
 # Bases that restore scenes instead of learning a model: for what holds of any algorithm.

@@ -21,6 +21,7 @@ CELLS = {
     "fedvsr": ("setup", "split", "row", "seed"),
     "fedvssl": ("setup", "row", "seed"),
     "leakage": ("method", "data", "attack", "seed"),
+    "privacy": ("level", "row", "seed"),
     "raf": ("data", "row", "seed"),
     "trust": ("method", "secure", "seed"),
 }
@@ -50,6 +51,7 @@ def load(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         "fedvsr/run.py",
         "fedvssl/run.py",
         "leakage/run.py",
+        "privacy/run.py",
         "trust/run.py",
     ],
 )

@@ -75,6 +75,24 @@ class Blobs(ImageGenerator):
         return x
 
 
+class GroupNet(nn.Module):
+    """The toy's network without BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(8, 16), nn.GroupNorm(2, 16), nn.ReLU())
+        self.head = nn.Linear(16, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        found: Tensor = self.backbone(x)
+        return found
+
+
+class GroupToy(Toy):
+    def model(self) -> nn.Module:
+        return GroupNet()
+
+
 class Frames(nn.Module):
     """Clips (B, T, 3, H, W) or pictures (N, 3, H, W) of any size to the same, frame by frame."""
 

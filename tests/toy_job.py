@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from toy import Toy, toy_federation
+from torch import nn
+from toy import GroupToy, Toy, toy_federation
 
 from fedlens import Client, Facts, Federation, Message
 from fedlens.algorithms import FedAvg
@@ -67,3 +68,10 @@ def write_recipe(folder: Path, text: str = RECIPE) -> Path:
     path = folder / "toy.toml"
     path.write_text(text)
     return path
+
+
+class Noisy(Slow):
+    """Without BatchNorm, for stacks with differential privacy."""
+
+    def model(self) -> nn.Module:
+        return GroupToy().model()

@@ -27,9 +27,18 @@ from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Positive
 from fedlens.core.message import Message
+from fedlens.core.noisy_steps import chosen, noisy_gradients
 from fedlens.core.replies import Replies, Scalar
 from fedlens.core.task import Adapt, LearningTask
-from fedlens.core.training import Learner, find_device, lr_factor, shuffled, survives, train
+from fedlens.core.training import (
+    Learner,
+    Objective,
+    find_device,
+    lr_factor,
+    shuffled,
+    survives,
+    train,
+)
 from fedlens.core.tree import Tree
 
 
@@ -143,9 +152,13 @@ class FedAvg(Learner):
             pulls = [pull(model) for pull in client.pulls]
             return loss, torch.stack(pulls).sum() if pulls else None
 
-        batches = shuffled(
-            client.data, self.batch, client.rng, epochs=self.epochs, steps=self.steps
-        )
+        if client.noisy is None:
+            batches = shuffled(
+                client.data, self.batch, client.rng, epochs=self.epochs, steps=self.steps
+            )
+        else:
+            steps = self.steps_of(len(client.data))
+            batches = chosen(client.data, self.batch, steps, client.noisy, client.rng)
         with self.thawed(model, message, client):
             groups = self._groups(model, adapters, message)
             parameters = [p for group in groups for p in group["params"]]
@@ -158,6 +171,7 @@ class FedAvg(Learner):
                 clip=self.clip,
                 amp=self._autocast(),
                 after_step=self._drift(model, message, client),
+                differentiate=self._with_noise(model, objective, client),
             )
         for name, module in client.adapters.items():
             client.memory[name] = tree.map_tree(
@@ -170,6 +184,20 @@ class FedAvg(Learner):
             loss=trained.loss, examples=examples, steps=float(trained.steps), lr_sum=trained.lr_sum
         )
         return reply.weigh("delta", examples if self.weights == "examples" else 1.0)
+
+    def _with_noise(
+        self, model: nn.Module, objective: Objective, client: Client
+    ) -> Callable[[Batch], Tensor] | None:
+        if client.noisy is None:
+            return None
+        if client.pulls or client.adapters or client.drifts:
+            raise ValueError("steps with noise have no room for pulls, adapters or drifts")
+        size = min(self.batch, max(1, len(client.data)))  # what is expected of a batch
+        return noisy_gradients(model, lambda batch: objective(batch)[0], client.noisy, size)
+
+    def steps_of(self, examples: int) -> int:
+        """Local steps of a client with so many examples, where batches are drawn by chance."""
+        return self.steps or self.epochs * max(1, -(-examples // self.batch))
 
     def server_step(self, state: Message, replies: Replies) -> Message:
         model, delta = state.trees["model"], replies.mean("delta")
@@ -307,7 +335,7 @@ class FedAvg(Learner):
         moved = {
             k: v if v.device == place else v.to(place, non_blocking=True) for k, v in batch.items()
         }
-        if self.channels_last and moved["x"].dim() == 4:
+        if self.channels_last and moved and moved["x"].dim() == 4:
             moved["x"] = moved["x"].contiguous(memory_format=torch.channels_last)
         return moved
 
@@ -354,6 +382,12 @@ class FedAvg(Learner):
         return next(
             (factor for pattern, factor in self.lr_factors if fnmatchcase(name, pattern)), 1.0
         )
+
+    def is_frozen(self, module: str) -> bool:
+        """Does no parameter of this module ever learn?"""
+        own = [n for n, _ in self.resident.named_parameters() if n.startswith(f"{module}.")]
+        always = bool(own) and self.freeze_rounds is None
+        return always and all(any(fnmatchcase(n, p) for p in self.freeze) for n in own)
 
     @contextmanager
     def thawed(self, model: nn.Module, message: Message, client: Client) -> Iterator[None]:

@@ -165,7 +165,10 @@ def describe_terms(terms: Terms) -> list[tuple[str, str]]:
             " be reconstructed from it (`fedlens audit` shows what can be seen)"
         )
     if terms.epsilon is not None:
-        shield += f"; differential privacy with epsilon {terms.epsilon:g}"
+        shield += (
+            f"; differential privacy with epsilon {terms.epsilon:g} at most, at delta"
+            f" {terms.delta:g}"
+        )
     runs = ["a generator of images"] if terms.generates else []
     runs += [f"code of {module}" for module in terms.modules]
     total = terms.rounds * terms.reply_bytes

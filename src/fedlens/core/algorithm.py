@@ -18,6 +18,7 @@ from fedlens.core.federation import Federation
 from fedlens.core.limits import Limited
 from fedlens.core.message import Header, Message
 from fedlens.core.picture import Picture
+from fedlens.core.privacy import Mechanism, Unit
 from fedlens.core.replies import NEEDS, Heard, Lost, Needs, Replies, Scalar
 from fedlens.core.tree import Tree
 
@@ -153,6 +154,18 @@ class Algorithm(metaclass=Limited):
         """
         return self
 
+    def deployed(self) -> Algorithm:
+        """This algorithm where a run is real, at a server or a site: what must be secret is drawn
+        from the operating system, not from the run's seed.
+        """
+        return self
+
+    def mechanism(self, examples: int, population: int, cohort: int) -> Mechanism | None:
+        """What a round costs in differential privacy, for a client with so many examples; None for
+        a part that promises none.
+        """
+        return None
+
     def expects(self, message: Message) -> Mapping[str, Tree]:
         """For every tree of a reply, a tree with the same names, shapes and types. Whatever does
         not fit is refused before the sum.
@@ -282,7 +295,10 @@ class Layer(Algorithm):
     of the loss. keeps_private: decides which part of the model each client keeps as its own, which
     only one layer can. personal: what it is after is a model for each client, so that a run
     evaluates those, whether `federation.personal` is set or not. tuned: its one own parameter, and
-    what `compare --tune` tries for it.
+    what `compare --tune` tries for it. protects: whose presence its noise hides, if it is there for
+    that. post_processes: its client half looks at the message and at the reply that it is handed,
+    never at data or losses, so that it takes nothing away from noise further in. by_example: what
+    it adds to the objective is a mean over the examples of a batch, each by itself.
     """
 
     stage: ClassVar[Stage] = "learn"
@@ -294,6 +310,9 @@ class Layer(Algorithm):
     keeps_private: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {}
+    protects: ClassVar[Unit | None] = None
+    post_processes: ClassVar[bool] = False
+    by_example: ClassVar[bool] = False
     inner: Algorithm
 
     def around(self, inner: Algorithm) -> Layer:
@@ -321,6 +340,7 @@ class Layer(Algorithm):
             what = "single replies" if inner.needs == "replies" else "the scalars of single replies"
             raise StackError(f"{name} hides {what}, but {type(who).__name__} needs them")
         self._check_merging(inner)
+        self._check_noise(inner)
         layer = copy.copy(self)
         layer.inner = inner
         self._check_reports(layer, inner)
@@ -358,6 +378,20 @@ class Layer(Algorithm):
                 raise StackError(
                     f"{name} works on the merged update, {other} on single ones: put {name} before"
                     f" {other} in the stack"
+                )
+
+    @property
+    def looks_at_data(self) -> bool:
+        return type(self).client_step is not Layer.client_step and not self.post_processes
+
+    def _check_noise(self, inner: Algorithm) -> None:
+        """What a layer sends beside noisy updates would not be noisy."""
+        for part in inner.parts():
+            if isinstance(part, Layer) and part.protects and self.looks_at_data:
+                name, noisy = type(self).__name__, type(part).__name__
+                raise StackError(
+                    f"{name} looks at a client's data or losses by itself, and {noisy} makes noisy"
+                    f" only what comes from further in: leave one of them out"
                 )
 
     def check(self, inner: Algorithm) -> None:
@@ -409,6 +443,11 @@ class Layer(Algorithm):
     def at_site(self, options: Mapping[str, str]) -> Algorithm:
         layer = copy.copy(self)
         layer.inner = self.inner.at_site(options)
+        return layer
+
+    def deployed(self) -> Algorithm:
+        layer = copy.copy(self)
+        layer.inner = self.inner.deployed()
         return layer
 
     def expects(self, message: Message) -> Mapping[str, Tree]:

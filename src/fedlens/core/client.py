@@ -40,6 +40,21 @@ class Data(Protocol):
 
 
 @dataclass(frozen=True)
+class NoisySteps:
+    """Differentially private steps of the local optimiser (Abadi et al., 2016).
+
+    clip: the largest norm of one example's gradient. noise: its deviation over clip. microbatch:
+    examples whose gradients are in memory together. rng: of batches and noise; None for the
+    operating system's.
+    """
+
+    clip: float
+    noise: float
+    microbatch: int = 32
+    rng: Generator | None = None
+
+
+@dataclass(frozen=True)
 class Client:
     """Layers do not change a client, they hand their inner algorithm a richer copy."""
 
@@ -53,6 +68,7 @@ class Client:
     adapters: Mapping[str, nn.Module] = field(default_factory=dict)
     holds: Sequence[Callable[[str], bool]] = ()
     drifts: Sequence[Tree] = ()
+    noisy: NoisySteps | None = None
 
     def plus(self, term: Term) -> Client:
         """Add (model, batch, output) -> loss to the objective; it counts in the reported loss."""
@@ -78,6 +94,10 @@ class Client:
     def hold(self, still: Callable[[str], bool]) -> Client:
         """Parameters whose name `still` is true of do not learn in this stretch of training."""
         return replace(self, holds=(*self.holds, still))
+
+    def with_noise(self, steps: NoisySteps) -> Client:
+        """Local steps clip the gradient of each example and add noise to their sum."""
+        return replace(self, noisy=steps)
 
     def holding(self, data: Any) -> Client:
         """The same client with other data: a layer that samples, fills or degrades."""

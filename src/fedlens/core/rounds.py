@@ -130,6 +130,7 @@ def run(
     test: Any | None = None,
     evaluate_every: int = 0,
     personal: bool = False,
+    before_round: Callable[[int, Sequence[int]], Mapping[str, float] | None] | None = None,
     after_round: Callable[[Progress, Round], bool | None] | None = None,
 ) -> Message:
     """Run to `rounds` rounds and return the final state.
@@ -143,6 +144,8 @@ def run(
         progress: continues an earlier run.
         test, personal: what the state is evaluated on, every `evaluate_every` rounds and at the
             end: a test set, and the clients' held-out parts.
+        before_round: hears who is about to be asked. What it gives is noted in the state; None ends
+            the run before anybody is.
         after_round: hears of every round: logging, checkpoints, pictures; if it says True, that was
             the last.
 
@@ -159,8 +162,11 @@ def run(
         ids = engine.ids()
         drawn_by = seed if cohort_seed is None else cohort_seed
         asked = sample(ids, cohort, drawn_by, number)
-        header = Header(number, rounds, seed, population=len(ids), max_weight=max_weight)
-        state = here.state.with_header(header)
+        noted = before_round(number, asked) if before_round else {}
+        if noted is None:
+            break
+        header = Header(number, rounds, seed, len(ids), len(asked), max_weight=max_weight)
+        state = here.state.with_header(header).note(**noted)
         # What every client may know about the run travels in the message, because nothing else
         # reaches it.
         upcoming = sample(ids, cohort, drawn_by, here.done + 1) if here.done + 1 < rounds else ()

@@ -91,12 +91,14 @@ class LearningTask(Task):
     same for weights that were trained for something else: true for what the network's authors
     publish, a path, or hub:OWNER/NAME; `heads` are patterns of the names that need not fit.
     multiple: the sides of an input must be multiples of this, because the model says so (a patch, a
-    stride)."""
+    stride). by_example: the loss of a batch is the mean of its examples' losses; one that compares
+    examples with each other is not."""
 
     init: str | None = None
     pretrained: bool | str = False
     heads: tuple[str, ...] = ("head.*", "keypoint_head.*")
     multiple: int = 1
+    by_example: bool = True
     # a user's network may have parts called `features` and `head` that are not all that it does
     own_network: bool = False
     _split: bool | None = None

@@ -21,6 +21,9 @@ from fedlens.core.algorithm import Algorithm
 from fedlens.core.client import Batch, Data
 from fedlens.core.task import LearningTask
 
+# The loss that is reported, and what else steers the weights
+Objective = Callable[[Batch], tuple[Tensor, Tensor | None]]
+
 
 class Learner(Algorithm):
     """A base that learns a network: one resident in each process, filled anew for every client."""
@@ -50,23 +53,28 @@ class Trained:
 def train(
     parameters: list[nn.Parameter],
     batches: Iterable[Batch],
-    objective: Callable[[Batch], tuple[Tensor, Tensor | None]],
+    objective: Objective,
     optimizer: torch.optim.Optimizer,
     *,
     clip: float | None = None,
     amp: AbstractContextManager[Any] | None = None,
     after_step: Callable[[float], None] | None = None,
+    differentiate: Callable[[Batch], Tensor] | None = None,
 ) -> Trained:
     """The loop. `objective` gives the loss that is reported and what else steers the weights (or
-    None). `after_step` is called with the learning rate of the step.
+    None). `after_step` is called with the learning rate of the step. `differentiate` fills in
+    gradients of its own making instead, and gives the loss: see `noisy_steps.py`.
     """
     losses: list[Tensor] = []
     lr_sum = 0.0
     for batch in batches:
         optimizer.zero_grad(set_to_none=True)
-        with amp or nullcontext():
-            loss, pull = objective(batch)
-        (loss if pull is None else loss + pull.to(loss.dtype)).backward()  # type: ignore[no-untyped-call]
+        if differentiate is not None:
+            loss = differentiate(batch)
+        else:
+            with amp or nullcontext():
+                loss, pull = objective(batch)
+            (loss if pull is None else loss + pull.to(loss.dtype)).backward()  # type: ignore[no-untyped-call]
         if clip:
             nn.utils.clip_grad_norm_(parameters, clip)
         optimizer.step()

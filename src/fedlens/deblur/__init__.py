@@ -13,6 +13,7 @@ _WHERE = {
     "FedDeblur": "feddeblur",
     "FedGDDeblur": "baselines",
     "LocDeblur": "baselines",
+    "NoisyViews": "noisy_views",
     "Scene": "scenes",
 }
 # A room with parts of several kinds says which is which, so that looking for one does not load the
@@ -20,7 +21,14 @@ _WHERE = {
 KINDS = {
     "task": ("Deblurring",),
     "data": ("Scene",),
-    "algorithm": ("CenDeblur", "FedAvgDeblur", "FedDeblur", "FedGDDeblur", "LocDeblur"),
+    "algorithm": (
+        "CenDeblur",
+        "FedAvgDeblur",
+        "FedDeblur",
+        "FedGDDeblur",
+        "LocDeblur",
+        "NoisyViews",
+    ),
 }
 __all__ = list(_WHERE)
 __getattr__, __dir__ = lazily(__name__, _WHERE)

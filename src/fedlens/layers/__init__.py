@@ -4,6 +4,7 @@ from fedlens.layers.adapters import Adapters
 from fedlens.layers.balance import Balance
 from fedlens.layers.distances import Distances
 from fedlens.layers.ditto import Ditto
+from fedlens.layers.dpsgd import DPSGD
 from fedlens.layers.fedcda import FedCDA
 from fedlens.layers.feddyn import FedDyn
 from fedlens.layers.fedgen import FedGen
@@ -22,6 +23,7 @@ from fedlens.layers.moving_mean import MovingMean
 from fedlens.layers.multi_resolution import MultiResolution
 from fedlens.layers.pfedme import PFedMe
 from fedlens.layers.private import BackboneOnly, FedBN, FedPer, LGFedAvg
+from fedlens.layers.private_mean import PrivateMean
 from fedlens.layers.robust.bulyan import Bulyan
 from fedlens.layers.robust.geometric_median import GeometricMedian
 from fedlens.layers.robust.krum import Krum, MultiKrum
@@ -33,6 +35,7 @@ from fedlens.layers.server_optimizer import FedAdagrad, FedAdam, FedAvgM, FedYog
 from fedlens.layers.upload_failures import UploadFailures
 
 __all__ = [
+    "DPSGD",
     "Adapters",
     "BackboneOnly",
     "Balance",
@@ -68,6 +71,7 @@ __all__ = [
     "MultiResolution",
     "NormClip",
     "PFedMe",
+    "PrivateMean",
     "Scaffold",
     "TrimmedMean",
     "UploadFailures",

@@ -29,6 +29,7 @@ class FedRep(Private):
 
     key: ClassVar[str] = "FedRep.own"
     personal: ClassVar[bool] = True
+    post_processes: ClassVar[bool] = False  # it trains several times
     own: tuple[str, ...] = ("head.*",)
     times: Count = 1
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -182,6 +182,7 @@ class HighFrequency(Layer):
 
     weight: NotNegative = 1.0
     eps: Positive = 1e-9
+    by_example: ClassVar[bool] = True
 
     def client_step(self, message: Message, client: Client) -> Message:
         return self.inner.client_step(message, client.plus(self.term))

@@ -28,6 +28,7 @@ class Private(TrainingLayer):
 
     stage: ClassVar[Stage] = "share"
     keeps_private: ClassVar[bool] = True
+    post_processes: ClassVar[bool] = True
     key: ClassVar[str] = ""  # names the part of the model that travels, where that can be set
     _start: Tree | None = None
 

@@ -22,7 +22,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-Norm = Literal["batch", "group"]
+from fedlens.models.norms import GROUPS, Norm, with_norm
+
 Stem = Literal["cifar", "imagenet"]
 
 
@@ -81,6 +82,7 @@ def classifier(
         raise ValueError(f"projection is a width, or 0 for none, not {projection}")
     if name.startswith("timm:"):
         made = _timm(name.removeprefix("timm:"), classes, channels, size, first)
+        with_norm(made, norm)
     elif name in NETWORKS:
         made = NETWORKS[name](first, classes, channels, size, stem, norm)
     else:
@@ -146,7 +148,7 @@ def _normalisation(norm: Norm) -> Callable[..., nn.Module]:
     """GroupNorm with two groups works for every width here and keeps no statistics of the
     clients.
     """
-    return nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, 2)
+    return nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, GROUPS)
 
 
 def _resnet8(

@@ -49,7 +49,11 @@ class VideoBackbone(nn.Module):
         # Channels last: oneDNN's 3-D convolutions, backward above all, are up to 1.8 x faster on a
         # CPU so (docs/LOG.md). The weights stay as they are, so that nothing that travels or is
         # saved looks any different.
-        x = self.stem(((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last_3d))
+        x = (x - self.mean) / self.std
+        # vmap, which gives gradients of single examples, knows no such layout
+        if not torch._C._functorch.is_functorch_wrapped_tensor(x):
+            x = x.contiguous(memory_format=torch.channels_last_3d)
+        x = self.stem(x)
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             x = stage(x)
         return x

@@ -57,6 +57,14 @@ def reference_lines(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def privacy_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What a run cost in differential privacy, in full, and why it ended early if it did."""
+    told = as_table(summary.get("privacy")).get("sentence")
+    lines = [f"Differential privacy: {printable(told)}"] if isinstance(told, str) else []
+    stopped = summary.get("stopped")
+    return [*lines, printable(stopped)] if isinstance(stopped, str) and stopped else lines
+
+
 def run_view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
     """What the page draws, as plain JSON. `source` turns an image file into what `<img src>` gets:
     a data URI or an address.
@@ -77,7 +85,7 @@ def run_view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
         "config": run.config_text,
         "settings": flat_settings(run.config),
         "summary": run.summary,
-        "references": reference_lines(run.summary),
+        "references": [*reference_lines(run.summary), *privacy_lines(run.summary)],
         "audit": _audit(run.path / "audit.json"),
     }
     cleaned: dict[str, Any] = json_safe(seen)

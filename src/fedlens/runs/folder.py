@@ -34,6 +34,7 @@ RUN_FILES = (
     "config.toml",
     "federation.json",
     "metrics.jsonl",
+    "privacy.jsonl",
     "summary.json",
     "model.safetensors",
     "restored.png",

@@ -46,6 +46,8 @@ from fedlens.runs.listener import Listener
 from fedlens.runs.records import Curves, Peak, describe, describe_federation, versions
 from fedlens.runs.setup import Setup, make_setup, try_one_example
 from fedlens.runs.stopping import interrupts_deferred, sigterm_interrupts
+from fedlens.trust import accounting
+from fedlens.trust.accounting import Account, BudgetSpent, Journal
 
 # pictures of a run under way may take this share of its time, and none in its first seconds
 PICTURE_SHARE = 0.05
@@ -184,6 +186,9 @@ class _Job:
     peak: Peak = field(default_factory=Peak)
     picture_seconds: float = 0.0  # spent on pictures so far
     start: Mapping[str, float] = field(default_factory=dict)  # metrics of a run without rounds
+    account: Account | None = None  # of a stack with differential privacy
+    sizes: Mapping[int, int] = field(default_factory=dict)  # examples by client, where known
+    stopped: str = ""  # why the run ended before its last round
 
     def run(self, found: tuple[Progress, dict[int, Path]] | None) -> Outcome:
         s = self.setup.settings
@@ -207,6 +212,7 @@ class _Job:
             self.safe = Progress(progress.state, progress.done, dict(progress.heard))
             self.records = trim_records(self.folder / "metrics.jsonl", progress.done)
             self.curves = Curves(self.folder / "tensorboard", progress.done)
+            self._open_account()
             self.listener.on_start(self.setup, self.folder, progress.done)
             try:
                 with self.peak, sigterm_interrupts():
@@ -248,8 +254,47 @@ class _Job:
             test=self.setup.federation.test,
             evaluate_every=s.evaluate_every,
             personal=self.setup.personal,
+            before_round=self._charge if self.account else None,
             after_round=self._after_round,
         )
+        if self.stopped:
+            self._save()
+            if s.evaluate_every and not self.records[-1]["metrics"]:
+                self.start = self._evaluate_start(progress)
+
+    def _open_account(self) -> None:
+        """What the run has spent before, whatever its checkpoint remembers of it."""
+        held = enumerate(self.setup.federation.holdings)
+        self.sizes = {i: len(data) for i, data in held if hasattr(data, "__len__")}
+        self.account = accounting.open_account(
+            self.setup.algorithm,
+            len(self.setup.federation),
+            self.setup.settings.cohort,
+            lambda client: self.sizes.get(client),
+        )
+        if self.account is not None:
+            part: Any = accounting.private_part(self.setup.algorithm)
+            seeded = part.mechanism(1, 1, 1).seeded
+            self.journal = Journal(self.folder / accounting.FILE, seeded)
+            self.journal.replay(self.account)
+
+    def _charge(self, number: int, asked: Sequence[int]) -> Mapping[str, float] | None:
+        """On the disk before anybody is asked: a kill gives nothing back."""
+        assert self.account is not None
+        if hasattr(self.engine, "sizes"):  # over real sites, as each of them says
+            self.sizes = self.engine.sizes()
+        if not self.journal.knows(number):
+            try:
+                self.account.charge(asked)
+            except BudgetSpent as e:
+                if not number:
+                    raise ConfigError(f"{e}: not even one round can be run") from e
+                self.stopped = f"stopped after round {number}: {e}"
+                self.listener.log(self.stopped)
+                return None
+            self.journal.write(number, asked)
+        spent = self.account.epsilon()
+        return {} if spent is None else {"epsilon": spent}
 
     def _evaluate_start(self, progress: Progress) -> Mapping[str, float]:
         """What a run without rounds can say: how good it is to begin with."""
@@ -350,12 +395,14 @@ class _Job:
         summary = {
             "recipe": setup.config.name,
             "algorithm": setup.stack,
-            "metrics": evaluated[-1] if evaluated else dict(self.start),
+            "metrics": dict(self.start) or (evaluated[-1] if evaluated else {}),
             "references": references or {},
             "loss_name": setup.algorithm.base.loss_name,
             "loss": next((r["loss"] for r in reversed(records) if r["loss"] is not None), None),
             "rounds": self.safe.done,
             "interrupted": interrupted,
+            "stopped": self.stopped,
+            "privacy": self._privacy(),
             "seconds": sum(r["seconds"] for r in records),
             "peak_memory": self.peak.look(),
             "bytes_down": sum(r["bytes_down"] for r in records),
@@ -374,6 +421,15 @@ class _Job:
         }
         write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1))
         return summary
+
+    def _privacy(self) -> dict[str, Any]:
+        """The whole statement, and what each site spent."""
+        found = self.account.statement() if self.account else None
+        if found is None or self.account is None:
+            return {}
+        spent = self.account.by_client() if found.unit == "example" else {}
+        by_site = {str(i): epsilon for i, epsilon in spent.items()}
+        return {**found.table(), "sentence": found.sentence(), "by_site": by_site}
 
     def _write_report(self) -> None:
         """A run is worth keeping even if its page cannot be drawn."""

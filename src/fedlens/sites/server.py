@@ -49,7 +49,7 @@ def run_server(grid: Any, run: Mapping[str, Any]) -> None:
         resume=bool(run["resume"]),
         fresh=bool(run["fresh"]),
         listener=lines,
-        setup=_prepare(config, lines.log),
+        setup=_deployed(_prepare(config, lines.log)),
     )
 
 
@@ -89,6 +89,10 @@ def _bindings(run: Mapping[str, Any]) -> dict[int, bytes] | None:
     """client -> public key; None where nobody bound them."""
     found = json.loads(str(run.get("bindings", "null")))
     return None if found is None else {int(i): str(key).encode() for i, key in found.items()}
+
+
+def _deployed(setup: Setup) -> Setup:
+    return replace(setup, algorithm=setup.algorithm.deployed())
 
 
 def _prepare(config: Config, log: Log) -> Setup:

@@ -40,7 +40,7 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
         config = with_data_at(config, own)
     settings = config.settings
     task = config.build_task()
-    algorithm = with_site_options(config.build_algorithm(task), node)
+    algorithm = with_site_options(config.build_algorithm(task), node).deployed()
     check_generators(site_policy(node.get("policy"), ()), algorithm)
     if isinstance(algorithm, SecureSum):
         algorithm = with_vault(algorithm, node, id, settings.clients)

@@ -24,6 +24,7 @@ from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, in_batches
 from fedlens.data.video.frames import Frames
 from fedlens.data.video.video_set import RetrievalTest, VideoSet
+from fedlens.models.norms import Norm, with_norm
 from fedlens.models.video import SplitNet, backbone, map_shape, published_backbone
 from fedlens.tasks.video_clips import admit, clip_batches, cut_clip, middle_frame
 from fedlens.tasks.video_ssl import load_init
@@ -56,7 +57,8 @@ class ActionRecognition(LearningTask):
     model (RUN/model.safetensors) whose backbone to start from. pretrained: weights of the same
     network from elsewhere (a path, hub:OWNER/NAME). probe: train the last layer only.
     frames, stride, size: of a clip. dropout: before the last layer. clips: per test video.
-    motion: the network sees differences of frames, as in the pretraining it starts from."""
+    motion: the network sees differences of frames, as in the pretraining it starts from. norm:
+    batch or group normalisation in the backbone."""
 
     classes: Several = 101
     backbone: str = "r3d18"
@@ -70,13 +72,14 @@ class ActionRecognition(LearningTask):
     clips: Count = 10
     evaluation_batch: Count = 32
     motion: bool = False
+    norm: Norm = "batch"
 
     @property
     def least(self) -> int:
         return (self.frames - 1) * self.stride + 1
 
     def model(self) -> nn.Module:
-        body = backbone(self.backbone)
+        body = with_norm(backbone(self.backbone), self.norm)
         last = nn.Linear(map_shape(body, self.frames, self.size)[0], self.classes)
         nn.init.normal_(last.weight, std=0.001)
         nn.init.zeros_(last.bias)

@@ -44,6 +44,8 @@ class ClipAgreement(VideoSSL):
     keep: NotNegative = 25.0
     colour: bool = True
 
+    by_example = False
+
     @property
     def least(self) -> int:
         return self.frames

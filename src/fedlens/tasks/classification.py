@@ -20,12 +20,12 @@ from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, check_options, in_batches
 from fedlens.models.by_name import is_own, make_own
 from fedlens.models.classification import (
-    Norm,
     Stem,
     classifier,
     published_pixels,
     published_weights,
 )
+from fedlens.models.norms import Norm
 
 SHEET_IMAGES = 24  # images on the sheet
 LISTED = 20  # up to this many classes, each one's accuracy is a metric of its own
@@ -35,7 +35,7 @@ class Classification(LearningTask):
     """model: cnn, niid, resnet8, resnet18, timm:NAME or module:Class, a network of your own that
     gets pixels in [0, 1] and, where it asks for them, classes, channels and size. classes,
     channels, size: of the images. stem: resnet18's first layers. norm: batch or group
-    normalisation in the resnets. mean, std: of
+    normalisation, where the network has any. mean, std: of
     the pixels in [0, 1], one number or one per channel. smoothing: of the labels. evaluation_batch:
     images at a time. names: of the classes, for `apply`, where the data does not name them.
     projection: width of a projection in front of the head (MOON's paper has 256); 0 is none. init:

@@ -33,6 +33,7 @@ from fedlens.data.pose.people import (
 )
 from fedlens.metrics.pose import coco_ap, pck, pckh
 from fedlens.models.by_name import is_own, load_own, make_own
+from fedlens.models.norms import Norm, with_norm
 from fedlens.models.vitpose import SIZES, SimpleBaseline, ViTPose, arguments_of
 from fedlens.tasks.heatmaps import decode_heatmaps, draw_targets
 from fedlens.tasks.pose_drawing import as_image, draw_heat, draw_joints, enlarge_nearest
@@ -44,7 +45,8 @@ class Pose(LearningTask):
     network: vit-nano, vit-tiny, vit-small, vitpose-s, vitpose-b, resnet-18 ... resnet-152 or
     module:Class, a network of your own that makes a heat map for each joint and is told joints and
     size where it asks. patch,
-    positions, size, drop_path: see ViTPose. stages: see SimpleBaseline. sizes: resolutions (height,
+    positions, size, drop_path: see ViTPose. norm: batch or group normalisation. stages: see
+    SimpleBaseline. sizes: resolutions (height,
     width) to evaluate at; the data's own if none. capture, how: test images have only this
     resolution and are interpolated to each of `sizes`, in each of these ways. embed: how many
     people to show in an embedding of the features. init: weights to start from, such as a public
@@ -57,6 +59,7 @@ class Pose(LearningTask):
     positions: Literal["conv", "absolute"] = "conv"
     size: tuple[int, int] = (64, 48)
     drop_path: Fraction = 0.0
+    norm: Norm = "batch"
     stages: Count = 4
     targets: Literal["udp", "msra"] = "udp"
     sigma: Positive = 2.0
@@ -115,10 +118,13 @@ class Pose(LearningTask):
         if self.own_network:
             return make_own(self.network, joints=count, size=self.size)
         if self.network in SIZES:
-            return ViTPose(
+            net: nn.Module = ViTPose(
                 self.network, count, self.patch, self.positions, self.size, self.drop_path
             )
-        return SimpleBaseline(int(self.network.removeprefix("resnet-")), count, self.stages)
+        else:
+            depth = int(self.network.removeprefix("resnet-"))
+            net = SimpleBaseline(depth, count, self.stages)
+        return with_norm(net, self.norm)
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         maps: Tensor = output.prediction

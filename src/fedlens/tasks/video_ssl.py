@@ -25,6 +25,7 @@ from fedlens.core.weights import result_file
 from fedlens.data.video.frames import Frames
 from fedlens.data.video.video_set import RetrievalTest
 from fedlens.metrics.retrieval import most_similar
+from fedlens.models.norms import Norm, with_norm
 from fedlens.models.video import (
     SplitNet,
     backbone,
@@ -65,7 +66,8 @@ class VideoSSL(LearningTask):
     frames, size: of a clip. clips: per video in retrieval. majority: also report the vote among the
     nearest. init: a saved model whose backbone to start from. pretrained: weights of the same
     backbone from elsewhere (true: torchvision's, a path, hub:OWNER/NAME). motion: the network sees
-    what changes from frame to frame instead of the frames."""
+    what changes from frame to frame instead of the frames. norm: batch or group normalisation in
+    the backbone."""
 
     backbone: str = "r3d18"
     frames: Count = 16
@@ -75,6 +77,7 @@ class VideoSSL(LearningTask):
     init: str | None = None
     pretrained: bool | str = False
     motion: bool = False
+    norm: Norm = "batch"
     evaluation_batch: Count = 64
 
     last_stride = 2
@@ -99,7 +102,7 @@ class VideoSSL(LearningTask):
     # -- the rest follows --------------------------------------------------------------------------
 
     def model(self) -> nn.Module:
-        body = backbone(self.backbone, self.last_stride)
+        body = with_norm(backbone(self.backbone, self.last_stride), self.norm)
         head = self.head(map_shape(body, self.frames, self.size))
         return SplitNet(body, head, self.motion)
 

@@ -57,6 +57,8 @@ class Departures:
     protection: set[str] = field(default_factory=set)
     countersigned: int = 0  # the last line that the server has countersigned
     clients: set[int] = field(default_factory=set)
+    # what replies cost in differential privacy, as JSON, and how often
+    charges: dict[str, int] = field(default_factory=dict)
     odd: int = 0  # lines that are not a ledger's; `trust.verify` says more
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -82,6 +84,9 @@ class Departures:
             self.overhead.seen(line, size, times=int(sent["requests"]))
         self.protection.update(map(str, line["protection"]))
         self.readable += bool(line["trees"]) and not line["protection"]
+        if line.get("privacy"):
+            charge = json.dumps(line["privacy"], sort_keys=True)
+            self.charges[charge] = self.charges.get(charge, 0) + 1
         if line.get("receipt"):
             self.countersigned = max(self.countersigned, int(line["receipt"]["line"]))
 

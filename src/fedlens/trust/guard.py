@@ -16,6 +16,7 @@ from cryptography.exceptions import InvalidSignature
 
 from fedlens.core.files import write_atomically
 from fedlens.core.message import Header, Message
+from fedlens.core.privacy import Mechanism
 from fedlens.trust.departures import Departures, read_departures
 from fedlens.trust.ledger import FILE, Head, Leaving, Ledger
 from fedlens.trust.policy import PolicyError, Terms, site_policy
@@ -68,6 +69,11 @@ class Guard:
 
     def check_request(self, asked: Header) -> None:
         if found := self.policy.refuses(asked):
+            raise found
+
+    def check_cost(self, cost: Mechanism | None) -> None:
+        """Before work, and again before its result leaves."""
+        if found := self.policy.overspends(cost, self.so_far, self.ledger is not None):
             raise found
 
     @contextmanager

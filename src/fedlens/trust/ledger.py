@@ -15,6 +15,7 @@ the ledger, and a line may be about bytes that a crash kept from leaving. A line
     texts      in full, long ones as their hash
     protection layers under which no single reply can be read
     bytes, sha256             of the payload, as it leaves
+    privacy    what this reply costs in differential privacy, where a layer accounts for it
     overhead   requests that were sent since the line before (heartbeats, questions for work, the
                fields around a payload), and the bytes of their headers and bodies
     receipt    the server's signature of an earlier head, if one has arrived
@@ -89,6 +90,7 @@ class Leaving:
     protection: Sequence[str] = ()
     receipt: Mapping[str, Any] | None = None
     overhead: Mapping[str, int] | None = None
+    privacy: Mapping[str, Any] | None = None
 
     def table(self) -> dict[str, Any]:
         digest, size = hashlib.sha256(), 0
@@ -114,7 +116,7 @@ class Leaving:
             "bytes": size,
             "sha256": digest.hexdigest(),
         }
-        beside = {"receipt": self.receipt, "overhead": self.overhead}
+        beside = {"receipt": self.receipt, "overhead": self.overhead, "privacy": self.privacy}
         return table | {name: dict(value) for name, value in beside.items() if value}
 
 

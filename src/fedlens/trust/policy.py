@@ -18,9 +18,11 @@ from fedlens.config.convert import ConfigError, convert, suggestion, toml_value
 from fedlens.config.recipe import Config
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.imports import named_modules
-from fedlens.core.limits import Count, Limited, Positive
+from fedlens.core.limits import Count, Limited, Positive, PositiveShare
 from fedlens.core.message import Header, Message
+from fedlens.core.privacy import Mechanism
 from fedlens.core.tree import count_bytes
+from fedlens.trust.accounting import private_part, site_epsilon
 from fedlens.trust.departures import Departures
 from fedlens.trust.ledger import protection
 
@@ -57,7 +59,8 @@ class Terms:
         evaluates: whether clients are asked for metrics on their own held-out data.
         generates: whether a generator of images would run here.
         modules: of somebody's own code.
-        epsilon: the smallest that a layer promises.
+        epsilon: that the recipe promises not to exceed (max_epsilon of its layer).
+        delta: at which that is meant.
     """
 
     name: str
@@ -75,11 +78,12 @@ class Terms:
     generates: bool = False
     modules: tuple[str, ...] = ()
     epsilon: float | None = None
+    delta: float = 0.0
 
 
 def terms_of(config: Config, algorithm: Algorithm) -> Terms:
     """What this recipe asks; `algorithm` is built of it and knows what is public about the data."""
-    s, parts = config.settings, list(algorithm.parts())
+    s, parts, noisy = config.settings, list(algorithm.parts()), private_part(algorithm)
     cohort = s.cohort or s.clients
     header = Header(0, s.rounds, s.seed, population=s.clients, cohort=cohort)
     message = algorithm.broadcast(algorithm.init().with_header(header)).with_header(header)
@@ -104,7 +108,8 @@ def terms_of(config: Config, algorithm: Algorithm) -> Terms:
         evaluates=s.personal,
         generates=any(part.generates for part in parts),
         modules=named_modules(config.tables()),
-        epsilon=min((part.epsilon for part in parts if hasattr(part, "epsilon")), default=None),
+        epsilon=getattr(noisy, "max_epsilon", None),
+        delta=getattr(noisy, "delta", 0.0),
     )
 
 
@@ -131,8 +136,9 @@ class Policy(metaclass=Limited):
         modules: of somebody's own code that a recipe may import.
         require: layers that the recipe's stack must have.
         min_cohort: clients that must be asked together.
-        max_epsilon: of the privacy that the recipe's layers promise; one that promises none is
-            refused.
+        max_epsilon: of differential privacy: a recipe that promises none is refused, and no reply
+            leaves that would cost more, with all that the site's ledger has seen leave.
+        max_delta: at which max_epsilon is meant.
         keep_days: how long ledgers, memories and checkpoints are kept; `fedlens forget` uses it.
     """
 
@@ -150,6 +156,7 @@ class Policy(metaclass=Limited):
     require: tuple[str, ...] = ()
     min_cohort: Count = 1
     max_epsilon: Positive | None = None
+    max_delta: PositiveShare = 1e-5
     keep_days: Count | None = None
 
     def objections(self, terms: Terms) -> list[PolicyError]:
@@ -192,6 +199,26 @@ class Policy(metaclass=Limited):
         return self._above(
             "max_bytes_round", round + size, f"bytes of round {message.round}"
         ) or self._above("max_bytes_job", whole + size, "bytes of this job")
+
+    def overspends(
+        self, cost: Mechanism | None, so_far: Departures, recorded: bool
+    ) -> PolicyError | None:
+        """Why a reply may not be made or leave, whatever the server says. recorded: is there a
+        ledger that remembers what was spent?"""
+        if self.max_epsilon is None:
+            return None
+        if cost is None or cost.seeded:
+            return PolicyError("max_epsilon", "what is asked for has no noise of this site's own")
+        if not recorded:
+            return PolicyError("max_epsilon", "without a ledger nobody knows what was spent")
+        spent = site_epsilon(cost, so_far.charges.items(), self.max_delta)
+        if spent <= self.max_epsilon:
+            return None
+        return PolicyError(
+            "max_epsilon",
+            f"with this reply, epsilon would be {spent:.4g} at delta {self.max_delta:g}, more than"
+            f" {self.max_epsilon:g}",
+        )
 
     # -- one entry each ----------------------------------------------------------------------------
 
@@ -240,6 +267,10 @@ class Policy(metaclass=Limited):
         if self.max_epsilon is None or (
             terms.epsilon is not None and terms.epsilon <= self.max_epsilon
         ):
+            if self.max_epsilon is not None and terms.delta > self.max_delta:
+                return PolicyError(
+                    "max_delta", f"delta {terms.delta:g} is more than {self.max_delta:g}"
+                )
             return None
         promised = "promises none" if terms.epsilon is None else f"promises {terms.epsilon:g}"
         return PolicyError("max_epsilon", f"epsilon {self.max_epsilon:g} is asked, it {promised}")
@@ -303,6 +334,7 @@ def strict_policy(terms: Terms) -> Policy:
         require=terms.protection,
         min_cohort=terms.cohort,
         max_epsilon=terms.epsilon,
+        max_delta=terms.delta or Policy.max_delta,
         keep_days=365,
     )
 
@@ -328,6 +360,7 @@ _COMMENTS = {
     "require": "Layers without which this site does not take part.",
     "min_cohort": "Clients that must be asked together: a sum of few tells much about each.",
     "max_epsilon": "The weakest differential privacy that is accepted (larger is weaker).",
+    "max_delta": "The chance that is left to it to fail.",
     "keep_days": "Days that ledgers, memories and checkpoints are kept (fedlens forget --expired).",
 }
 _EXAMPLES: Mapping[str, Any] = {

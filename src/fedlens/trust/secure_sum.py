@@ -98,6 +98,7 @@ class SecureSum(Layer):
     masks: bool = True
     stage: ClassVar[Stage] = "wire"
     hides_replies: ClassVar[bool] = True
+    post_processes: ClassVar[bool] = True
     weighs: ClassVar[Mapping[str, Sequence[str]]] = {MASKED: (RING,)}
     _vault: Vault | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -107,6 +108,12 @@ class SecureSum(Layer):
                 f"ring=16 is for updates of a network, whose rounding averages out: the replies of"
                 f" {type(inner.base).__name__} need ring=32"
             )
+
+    @property
+    def _is_noisy(self) -> bool:
+        """Does a sum hide clients in noise? Then nothing else is summed about them: tensors keep
+        their 64 bits and need no bounds."""
+        return any(isinstance(p, Layer) and p.protects == "client" for p in self.inner.parts())
 
     def check_cohort(self, asked: int) -> None:
         if asked < self.min_cohort:
@@ -236,7 +243,7 @@ class SecureSum(Layer):
             least = self.min_cohort if trips.evaluate else 0
             replies = to_replies(layout, totals, flats, trips.replies[at].heard, least)
             if not trips.evaluate:
-                memory = memory.bounded(layout, totals)
+                memory = memory if self._is_noisy else memory.bounded(layout, totals)
                 if too_coarse(layout, totals):
                     raise Tampered("weights are so small that they need a finer unit")
                 if totals[SATURATED] and totals[WRITERS]:
@@ -337,6 +344,8 @@ class SecureSum(Layer):
         reply = self.inner.client_step(message, client)
         layout = self._layout(message)
         values, flats = to_numbers(layout, self.inner.declared(), message, client, reply)
+        if self._is_noisy:
+            values |= {name: 0.0 for name in values if name.startswith("moment ")}
         masked = _masked(layout, values, flats, masks)
         return replace(masked, texts=tell(Message(), **self._invited(told, client, vault)).texts)
 

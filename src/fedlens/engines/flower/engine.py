@@ -135,12 +135,18 @@ class Flower:
     _polled: float = 0.0
     _started: bool = False
     _most: int = 0  # bytes of a reply to what was sent last
+    _sizes: dict[int, int] = field(default_factory=dict)  # examples, as each site said
 
     def __post_init__(self) -> None:
         self._meter = _Meter(self.grid)
 
     def ids(self) -> Sequence[int]:
         return range(self.clients)
+
+    def sizes(self) -> Mapping[int, int]:
+        """How many examples each site has, of those that are here."""
+        self._await_sites()
+        return self._sizes
 
     def exchange(
         self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
@@ -330,6 +336,7 @@ class Flower:
             self.nodes[fields["client"]] = node
             self._see_head(fields["client"], envelope)
             self.classes = self.classes or str(fields.get("classes", ""))
+            self._sizes[fields["client"]] = fields["examples"]
             self.log(f"client {fields['client']} has joined with {fields['examples']} examples")
 
     def _turn_away(self, node: int, why: str) -> None:

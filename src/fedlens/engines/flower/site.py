@@ -38,8 +38,10 @@ from fedlens.core.federation import Federation
 from fedlens.core.files import write_atomically
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import BadMessage, Message
+from fedlens.core.privacy import Mechanism
 from fedlens.data.source import DataError
 from fedlens.engines.worker import Log, threads
+from fedlens.trust.accounting import as_charge, reply_cost
 from fedlens.trust.guard import Guard
 from fedlens.trust.ledger import Leaving, kind_of, protection
 from fedlens.trust.policy import PolicyError, Terms
@@ -175,6 +177,9 @@ def answer_request(
         if message.header.trip and not site.algorithm.hides_singles:
             raise SiteError("message", private="a wire layer's trip, and there is no such layer")
         guard.check_request(message.header)
+        cost = reply_cost(site.algorithm, site.examples, message.header)
+        if kind_of(message.header) == "reply":
+            guard.check_cost(cost)
         with guard.time_limit():
             reply = answer_from_disk(
                 site,
@@ -183,7 +188,9 @@ def answer_request(
                 int(request["heard"]),
                 forgive=bool(request["forgive"]),
             )
-        return release(way_out, {"client": site.id}, reply, kind_of(message.header))
+        if kind_of(message.header) == "reply":
+            guard.check_cost(cost)
+        return release(way_out, {"client": site.id}, reply, kind_of(message.header), cost)
     except Exception as e:  # a client is somebody else's code and data: anything may come out of it
         error = e if isinstance(e, SiteError) else _reason(e)
         log(f"this site could not answer {header.get('asker', 'a request')}: {_own_words(e)}")
@@ -236,7 +243,11 @@ class WayOut:
 
 
 def release(
-    way: WayOut, fields: Fields, reply: Message | None = None, kind: str = ""
+    way: WayOut,
+    fields: Fields,
+    reply: Message | None = None,
+    kind: str = "",
+    cost: Mechanism | None = None,
 ) -> tuple[Fields, list[bytes]]:
     """The one way out: every byte of a site's that the server gets, as it leaves. What does not get
     into the site's ledger does not leave.
@@ -245,6 +256,7 @@ def release(
         fields: of a greeting, of a reply, or a reason for not answering.
         reply: what the algorithm or an evaluation made.
         kind: of the reply, see `trust.ledger.kind_of`.
+        cost: of the reply, in differential privacy: in the ledger before a byte leaves.
     """
     asked = way.header.get("request")
     request: Fields = asked if isinstance(asked, Mapping) else {}
@@ -262,6 +274,7 @@ def release(
         protection(way.site.algorithm) if way.site else (),
         way.guard.take_receipt(request, way.log),
         way.header.get("overhead"),
+        as_charge(cost) if cost else None,
     )
     if reply is None:
         head = way.guard.pass_words(leaving)

@@ -31,6 +31,7 @@ class NormClip(Layer):
     bound: float = 0.0
     where: Literal["server", "client"] = "server"
     stage: ClassVar[Stage] = "merge"
+    post_processes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.bound < 0 or (self.where == "client" and self.bound == 0):
