@@ -121,8 +121,10 @@ def invoke(argv: Sequence[str] | None = None) -> int:
             typer.echo(text)
             return 0
         return fail(text, e)
-    except (typer.Abort, KeyboardInterrupt, Stopped):
-        return fail("stopped before the first round; there was nothing to save.", code=INTERRUPTED)
+    except (typer.Abort, KeyboardInterrupt, Stopped) as e:
+        why = str(e) or str(e.__cause__ or "")
+        why = why or "stopped before the first round; there was nothing to save."
+        return fail(why, code=INTERRUPTED)
     except BrokenPipeError:  # `fedlens list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

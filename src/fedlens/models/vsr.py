@@ -63,6 +63,10 @@ class Upsampler(nn.Module):
 class LightVSR(nn.Module):
     """Recurrent in one direction, for CPUs. width, blocks: size of the trunk. scale: 2, 3 or 4."""
 
+    looks_ahead, frame_by_frame = 1, True
+    channels_last = True
+    bytes_per_pixel = 2000  # of a frame, while it is worked on
+
     def __init__(self, scale: int = 4, width: int = 32, blocks: int = 5) -> None:
         super().__init__()
         self.scale, self.width = scale, width
@@ -71,6 +75,8 @@ class LightVSR(nn.Module):
         self.upsample = Upsampler(width, scale)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return self._frame_by_frame(x)
         b, t, _, h, w = x.shape
         before = x[:, [0, *range(t - 1)]]
         after = x[:, [*range(1, t), t - 1]]
@@ -83,6 +89,18 @@ class LightVSR(nn.Module):
             states.append(state)
         residual: Tensor = self.upsample(torch.stack(states, 1).flatten(0, 1))
         return enlarge(x, self.scale) + residual.reshape(b, t, 3, h * self.scale, w * self.scale)
+
+    def _frame_by_frame(self, x: Tensor) -> Tensor:
+        """The same, where nothing has to be kept for a backward pass: memory of one frame."""
+        b, t, _, h, w = x.shape
+        out = x.new_empty(b, t, 3, h * self.scale, w * self.scale)
+        state = x.new_zeros(b, self.width, h, w)
+        for k in range(t):
+            seen = torch.cat([x[:, max(k - 1, 0)], x[:, k], x[:, min(k + 1, t - 1)]], 1)
+            shallow = F.leaky_relu(self.conv_first(seen), 0.1, inplace=True)
+            state = self.trunk(torch.cat([shallow, state], 1))
+            out[:, k] = enlarge(x[:, k], self.scale) + self.upsample(state)
+        return out
 
 
 class Flow(nn.Module):

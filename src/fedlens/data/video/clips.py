@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
-
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural
 from fedlens.data.paths import clips_below, locate
 from fedlens.data.source import DataError, Source
 from fedlens.data.video.cut import Cut
 from fedlens.data.video.frame_cache import Cache, open_all
-from fedlens.data.video.frames import Frames
+from fedlens.data.video.frames import Frames, Stretch
 from fedlens.data.video.windows import WholeClips
 
 REDS4 = ("000", "011", "015", "020")
@@ -127,28 +125,13 @@ class Clips(Source):
             paths = clips_below(locate(self.test, "folder of test clips", "data.test"))
         if not paths:
             return None
-        clips = [FirstFrames(c, self.test_frames) for c in open_all(paths, cache)]
+        clips = [Stretch(c, self.test_frames) for c in open_all(paths, cache)]
         if not self.test_low:
             return WholeClips(clips, self.scale)
         small = locate(self.test_low, "folder of low-resolution clips", "data.test_low")
-        low = [FirstFrames(c, self.test_frames) for c in open_all(clips_below(small), cache)]
+        low = [Stretch(c, self.test_frames) for c in open_all(clips_below(small), cache)]
         check_pairs(clips, low, self.scale)
         return WholeClips(clips, self.scale, low)
-
-
-class FirstFrames(Frames):
-    """The first frames of a clip."""
-
-    def __init__(self, frames: Frames, count: int | None) -> None:
-        self.frames, self.name, self.size, self.rate = frames, frames.name, frames.size, frames.rate
-        self.count = len(frames) if count is None else min(count, len(frames))
-
-    def __len__(self) -> int:
-        return self.count
-
-    def read(self, low: int, high: int) -> Tensor:
-        self._check(low, high)
-        return self.frames.read(low, high)
 
 
 def check_pairs(clips: Sequence[Frames], low: Sequence[Frames], scale: int) -> None:
