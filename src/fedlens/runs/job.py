@@ -184,6 +184,7 @@ class _Job:
     peak: Peak = field(default_factory=Peak)
     picture_seconds: float = 0.0  # spent on pictures so far
     start: Mapping[str, float] = field(default_factory=dict)  # metrics of a run without rounds
+    references: dict[str, dict[str, float]] | None = None  # as far as they are known
 
     def run(self, found: tuple[Progress, dict[int, Path]] | None) -> Outcome:
         s = self.setup.settings
@@ -278,6 +279,8 @@ class _Job:
             every = self.setup.settings.checkpoint_every
             if every and (here.done % every == 0 or here.done == self.setup.settings.rounds):
                 self._save()
+        if finished.metrics:
+            record = {**record, "references": self._references()}
         ended = self.listener.on_round(record) is True
         if ended:
             self._save()
@@ -335,12 +338,17 @@ class _Job:
         self.picture_seconds += time.perf_counter() - began
 
     def _references(self) -> dict[str, dict[str, float]]:
-        """See `Task.references`; of a run that has figures to hold against them."""
+        """See `Task.references`; of a run that has figures to hold against them. Computed once, at
+        the first evaluation, without touching the run's random numbers."""
         setup, test = self.setup, self.setup.federation.test
         if test is None or not any(r["metrics"] for r in self.records):
             return {}
-        start = setup.algorithm.result(setup.algorithm.init())
-        return {name: dict(m) for name, m in setup.task.references(start, test).items()}
+        if self.references is None:
+            with seeded(generator(setup.settings.seed, 0x9D)):
+                start = setup.algorithm.result(setup.algorithm.init())
+                found = setup.task.references(start, test)
+            self.references = {name: dict(m) for name, m in found.items()}
+        return self.references
 
     def _summarise(
         self, interrupted: bool, references: Mapping[str, Mapping[str, float]] | None = None

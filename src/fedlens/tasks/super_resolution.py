@@ -128,11 +128,15 @@ class SuperResolution(LearningTask):
         return {name: found} if found else {}
 
     def _scores(self, data: Any, make: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """Of a second set of clips, under its name."""
         rows = []
         for i in range(len(data)):
             batch = data.batch(torch.tensor([i]))
             rows.append(self.compare(make(batch["x"]), batch["y"][0]))
-        return {name: sum(r[name] for r in rows) / len(rows) for name in (rows or [{}])[0]}
+        scores = {name: sum(r[name] for r in rows) / len(rows) for name in (rows or [{}])[0]}
+        for name, more in getattr(data, "also", {}).items():
+            scores |= {f"{name}_{metric}": v for metric, v in self._scores(more, make).items()}
+        return scores
 
     def enlarge(self, model: nn.Module, clip: Tensor) -> Tensor:
         """A whole clip (1, T, 3, h, w), piece by piece where it is large; on the network's device,
