@@ -144,8 +144,16 @@ def configurations(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Configu
     from fedlens.models.rlfn import RLFN
     from fedlens.models.rvrt import RVRT
     from fedlens.models.vrt import VRT
+    from fedlens.models.vsr import BidirectionalVSR, LightVSR
 
-    for name, network in (("vrt", VRT), ("rvrt", RVRT), ("iart", IART), ("rlfn", RLFN)):
+    for name, network in (
+        ("vrt", VRT),
+        ("rvrt", RVRT),
+        ("iart", IART),
+        ("rlfn", RLFN),
+        ("light", LightVSR),
+        ("bidirectional", BidirectionalVSR),
+    ):
         if found := network.configuration(weights):
             yield name, found
 

@@ -11,11 +11,14 @@ convolution is `conv_first`, the layer FedSR looks at.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.data.video.degrade import enlarge
+from fedlens.models.clips import Configuration
 
 
 class ResidualBlock(nn.Module):
@@ -101,6 +104,10 @@ class LightVSR(nn.Module):
             state = self.trunk(torch.cat([shallow, state], 1))
             out[:, k] = enlarge(x[:, k], self.scale) + self.upsample(state)
         return out
+
+    @staticmethod
+    def configuration(weights: Mapping[str, Tensor]) -> Configuration | None:
+        return recurrent_size("LightVSR", weights, "trunk")
 
 
 class Flow(nn.Module):
@@ -191,6 +198,22 @@ class BidirectionalVSR(nn.Module):
             states.append(state)
         residual: Tensor = self.upsample(torch.stack(states, 1).flatten(0, 1))
         return enlarge(x, self.scale) + residual.reshape(b, t, 3, h * self.scale, w * self.scale)
+
+    @staticmethod
+    def configuration(weights: Mapping[str, Tensor]) -> Configuration | None:
+        return recurrent_size("BidirectionalVSR", weights, "backward_trunk")
+
+
+def recurrent_size(name: str, weights: Mapping[str, Tensor], trunk: str) -> Configuration | None:
+    """Of one of the two networks above, by its weights."""
+    needed = ("conv_first.weight", f"{trunk}.0.weight", "upsample.last.weight")
+    if not weights.keys() >= set(needed):
+        return None
+    width = weights["conv_first.weight"].shape[0]
+    blocks = len({n.split(".")[1] for n in weights if n.startswith(f"{trunk}.")}) - 1
+    scale = int((weights["upsample.last.weight"].shape[0] // 3) ** 0.5)
+    words = f"{name}, x{scale}, {blocks} blocks, width {width}"
+    return Configuration(words, scale, {"width": width, "blocks": blocks})
 
 
 class Bicubic(nn.Module):

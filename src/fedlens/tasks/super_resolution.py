@@ -83,11 +83,17 @@ class SuperResolution(LearningTask):
     def told_by_weights(
         cls, weights: Mapping[str, Tensor], given: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Which official network a public checkpoint belongs to, and for which scale."""
+        """Which network a public checkpoint belongs to, and for which scale."""
         for name, found in configurations(weights):
             if found.official is not None and given.get("model", name) == name:
                 return {"model": name, "scale": found.scale, "options": found.official}
-        return {}
+        if "model" in given:
+            return {}
+        raise ValueError(
+            "these weights are of no network that is known here (the first array is called"
+            f" {next(iter(weights), 'nothing')}): say which one they are for, with"
+            " model=module:Class"
+        )
 
     def model(self) -> nn.Module:
         return self.build()
