@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -212,10 +213,11 @@ class _FilmWriter(Writer):
         with atomic_path(place) as path, self.av.open(str(path), "w") as out:
             stream = self._stream(out)
             shape = self.av.video.reformatter.VideoReformatter()
-            for frame in (frame for part in self.waiting for frame in part):
+            for k, frame in enumerate(frame for part in self.waiting for frame in part):
                 picture = shape.reformat(
                     self._picture(frame), format=stream.pix_fmt, dst_colorspace="ITU709"
                 )
+                picture.pts, picture.time_base = k, 1 / self.rate
                 out.mux(stream.encode(picture))
             out.mux(stream.encode(None))
         self.done += length
@@ -258,6 +260,7 @@ class _FilmWriter(Writer):
         film = self.film
         timed = film if film and not film.counted and not self.avi else None
         base = timed.base if timed else 1 / self.rate
+        time = partial(_time, timed.times) if timed else int
         stream, sound, first = None, None, 0
         for file, length in self._segments():
             with self.av.open(str(file)) as segment:
@@ -269,11 +272,14 @@ class _FilmWriter(Writer):
                 for packet in segment.demux(given):
                     if packet.dts is None:
                         continue
-                    for name in ("pts", "dts"):
-                        ticks = getattr(packet, name)
-                        number = first + round(ticks * packet.time_base * self.rate)
-                        setattr(packet, name, _time(timed.times, number) if timed else number)
-                    packet.time_base, packet.duration, packet.stream = base, 0, stream
+                    step = packet.time_base * self.rate
+                    shown, stored = (
+                        first + round(ticks * step)
+                        for ticks in (packet.dts if packet.pts is None else packet.pts, packet.dts)
+                    )
+                    packet.pts, packet.dts = time(shown), time(stored)
+                    packet.duration = time(shown + 1) - time(shown)
+                    packet.time_base, packet.stream = base, stream
                     out.mux(packet)
                 first += length
             if sound and timed:
@@ -284,11 +290,12 @@ class _FilmWriter(Writer):
 
 
 def _time(times: Sequence[int], number: int) -> int:
-    """Of a frame; before the first one at the pace of the first two."""
-    if number >= 0:
+    """Of a frame; before the first one and after the last at the pace there."""
+    last = len(times) - 1
+    if 0 <= number <= last:
         return times[number]
-    gap = times[1] - times[0] if len(times) > 1 else 1
-    return times[0] + number * max(1, gap)
+    edge, other = (0, min(1, last)) if number < 0 else (last, max(0, last - 1))
+    return times[edge] + (number - edge) * max(1, abs(times[edge] - times[other]))
 
 
 def _try_sound(path: Path, kind: str) -> None:

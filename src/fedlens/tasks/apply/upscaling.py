@@ -52,7 +52,7 @@ def upscale_file(
         raise ValueError(f"quality is for video files, and {target.name} is none: leave it out")
     model = load_weights(task.model(), result_file(folder)).eval()
     if "noise" in options:
-        if not isinstance(getattr(model, "noise", None), float):
+        if getattr(model, "noise", None) is None:
             raise ValueError(f"{type(model).__name__} with these weights is not told any noise")
         model.noise = float(options["noise"])  # type: ignore[assignment]
     # they change no figure, only where and how fast it is made
