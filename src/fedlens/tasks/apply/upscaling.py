@@ -267,7 +267,8 @@ def compare_picture(
     from fedlens.tasks.super_resolution import busiest
 
     k = length // 2
-    low, high = max(0, k - tiles.overlap), min(length, k + tiles.overlap + 1)
+    before, after = tiles.context(model)
+    low, high = max(0, k - before), min(length, k + after + 1)
     clip = read(low, high)
     ours = torch.cat(
         list(
