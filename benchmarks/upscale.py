@@ -42,7 +42,7 @@ from fedlens.tasks.super_resolution import SuperResolution
 
 STEPS = ("loop", "before", "frames", "keep", "layout", "context")
 SCALE, SIZE, REPEATED = 4, (256, 340), 4  # of the film that is enlarged
-LENGTHS = {"light": 48, "rlfn_ntire": 16}
+LENGTHS = {"light": 32, "rlfn_ntire": 8}  # frames
 
 
 class AllAtOnce(nn.Module):

@@ -37,7 +37,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def federation(recipe: str, **keys: Any) -> Federation:
-    small = {"data.frames": 2, "data.crop": 16, "federation.clients": 2, **keys}
+    small = {
+        "data.frames": 2,
+        "data.crop": 16,
+        "federation.clients": 2,
+        "federation.cohort": 2,
+        **keys,
+    }
     made = config.read(recipe, [f"{k}={v}" for k, v in small.items()])
     return made.build_source().federation(made.settings.clients, made.settings.seed)
 
