@@ -14,9 +14,9 @@ from fedlens.data.source import DataError
 from fedlens.data.video.clips import Clips
 from fedlens.data.video.degradations import (
     BlurDecimate,
+    CameraSettings,
     Pass,
     Real,
-    Settings,
     blur_decimate,
     blurred,
     draw_settings,
@@ -145,7 +145,7 @@ def test_almost_nothing_is_almost_bicubic() -> None:
     clip = clip.mean(1, keepdim=True).expand(-1, 3, -1, -1)
     still = Pass((0.2, 0.2, 0.0), 1.0, "area", 1.0, True, 100)
     inner = (..., slice(4, -4), slice(4, -4))
-    small = worsen(clip, 4, Settings((still, still), 0), generator(0))[inner]
+    small = worsen(clip, 4, CameraSettings((still, still), 0), generator(0))[inner]
     bicubic = cut_pair(ArrayFrames((clip * 255).byte()), 0, 3, (0, 0, 96, 96), 4)[0][inner]
     assert psnr(small, bicubic) > 36
     worse = worsen(clip, 4, draw_settings(generator(3)), generator(0))[inner]

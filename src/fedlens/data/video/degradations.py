@@ -52,7 +52,7 @@ class Degradation(ABC):
     def __str__(self) -> str: ...
 
 
-class Bicubic(Degradation):
+class BicubicShrink(Degradation):
     def __call__(self, clip: Tensor, scale: int, rng: Generator | None) -> Tensor:
         return shrink(clip, scale)
 
@@ -105,7 +105,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Settings:
+class CameraSettings:
     """Two passes, and the rate factor of H.264 (0 best, 51 worst)."""
 
     passes: tuple[Pass, Pass]
@@ -117,7 +117,7 @@ class Settings:
         return f"{blurs}, {noises}, JPEG {self.passes[-1].jpeg}, H.264 {self.crf}"
 
 
-def draw_settings(rng: Generator) -> Settings:
+def draw_settings(rng: Generator) -> CameraSettings:
     """Ranges of Real-ESRGAN's second-order model, the second pass milder than the first."""
 
     def between(low: float, high: float) -> float:
@@ -136,14 +136,16 @@ def draw_settings(rng: Generator) -> Settings:
             int(between(30, 95)),
         )
 
-    return Settings((one(3.0, (0.15, 1.5), 30), one(1.5, (0.3, 1.2), 25)), int(between(18, 38)))
+    return CameraSettings(
+        (one(3.0, (0.15, 1.5), 30), one(1.5, (0.3, 1.2), 25)), int(between(18, 38))
+    )
 
 
 @dataclass
 class Real(Degradation):
     """settings: of a camera that is always the same; without, drawn for every clip."""
 
-    settings: Settings | None = None
+    settings: CameraSettings | None = None
     reach: int = field(default=8, init=False)
 
     def __call__(self, clip: Tensor, scale: int, rng: Generator | None) -> Tensor:
@@ -154,7 +156,7 @@ class Real(Degradation):
         return str(self.settings or "second order, anew for every example")
 
 
-def worsen(clip: Tensor, scale: int, settings: Settings, rng: Generator) -> Tensor:
+def worsen(clip: Tensor, scale: int, settings: CameraSettings, rng: Generator) -> Tensor:
     h, w = clip.shape[-2:]
     smallest = (max(2, h // scale // 2), max(2, w // scale // 2))
     x = clip
@@ -247,7 +249,7 @@ def h264(clip: Tensor, crf: int) -> Tensor:
 
 def degradation(kind: Kind, seed: int, client: int) -> Degradation:
     if kind == "bi":
-        return Bicubic()
+        return BicubicShrink()
     if kind == "bd":
         return BlurDecimate()
     if kind == "real":

@@ -72,9 +72,9 @@ def degrade(clip: Tensor, scale: int) -> Tensor:
     gives [0, 1].
     """
     x = clip.float() / 255 if clip.dtype == torch.uint8 else clip
-    return rounded(shrink(cut_to(x, scale), scale))
+    return in_8_bits(shrink(cut_to(x, scale), scale))
 
 
-def rounded(clip: Tensor) -> Tensor:
-    """To 8 bits, in [0, 1]."""
+def in_8_bits(clip: Tensor) -> Tensor:
+    """Rounded, in [0, 1]."""
     return (clip.clamp(0, 1) * 255).round() / 255

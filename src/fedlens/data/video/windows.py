@@ -15,11 +15,11 @@ from torch import Generator, Tensor
 
 from fedlens.core.client import Batch, generator
 from fedlens.data.source import DataError
-from fedlens.data.video.degradations import STREAM, Bicubic, Degradation
-from fedlens.data.video.degrade import cut_to, rounded
+from fedlens.data.video.degradations import STREAM, BicubicShrink, Degradation
+from fedlens.data.video.degrade import cut_to, in_8_bits
 from fedlens.data.video.frames import Box, Frames
 
-BICUBIC = Bicubic()
+BICUBIC = BicubicShrink()
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Windows:
     scale: int
     crop: int
     repeat: int = 1
-    degradation: Degradation = field(default_factory=Bicubic)
+    degradation: Degradation = field(default_factory=BicubicShrink)
 
     def __len__(self) -> int:
         return len(self.pieces) * self.repeat
@@ -96,7 +96,7 @@ def cut_pair(
         ).float()
         / 255
     )
-    small = rounded(how(wide, scale, rng))
+    small = in_8_bits(how(wide, scale, rng))
     rows, columns = (
         slice(up // scale, up // scale + height // scale),
         slice(before // scale, before // scale + width // scale),
@@ -127,7 +127,7 @@ class WholeClips:
     clips: Sequence[Frames]
     scale: int
     low: Sequence[Frames] | None = None
-    degradation: Degradation = field(default_factory=Bicubic)
+    degradation: Degradation = field(default_factory=BicubicShrink)
     also: Mapping[str, WholeClips] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -143,7 +143,7 @@ class WholeClips:
         y = cut_to(self.clips[i].read(0, len(self.clips[i])).float() / 255, self.scale)
         if self.low is not None:
             return self.low[i].read(0, len(self.clips[i])).float() / 255, y
-        return rounded(self.degradation(y, self.scale, generator(STREAM, i))), y
+        return in_8_bits(self.degradation(y, self.scale, generator(STREAM, i))), y
 
     def name(self, i: int) -> str:
         return self.clips[i].name
