@@ -9,7 +9,7 @@ pixel comes from the tile in which it lies farther from the edge.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -146,15 +146,16 @@ def configurations(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Configu
     from fedlens.models.vrt import VRT
     from fedlens.models.vsr import BidirectionalVSR, LightVSR
 
-    for name, network in (
-        ("vrt", VRT),
-        ("rvrt", RVRT),
-        ("iart", IART),
-        ("rlfn", RLFN),
-        ("light", LightVSR),
-        ("bidirectional", BidirectionalVSR),
-    ):
-        if found := network.configuration(weights):
+    readers: dict[str, Callable[[Mapping[str, Tensor]], Configuration | None]] = {
+        "vrt": VRT.configuration,
+        "rvrt": RVRT.configuration,
+        "iart": IART.configuration,
+        "rlfn": RLFN.configuration,
+        "light": LightVSR.configuration,
+        "bidirectional": BidirectionalVSR.configuration,
+    }
+    for name, reader in readers.items():
+        if found := reader(weights):
             yield name, found
 
 

@@ -52,9 +52,9 @@ def upscale_file(
         raise ValueError(f"quality is for video files, and {target.name} is none: leave it out")
     model = load_weights(task.model(), result_file(folder)).eval()
     if "noise" in options:
-        if getattr(model, "noise", None) is None:
+        if not isinstance(model, ClipModel) or model.noise is None:
             raise ValueError(f"{type(model).__name__} with these weights is not told any noise")
-        model.noise = float(options["noise"])  # type: ignore[assignment]
+        model.noise = float(options["noise"])
     # they change no figure, only where and how fast it is made
     plan = {k: v for k, v in options.items() if k not in ("device", "progress", "threads")}
     plan["weights"] = weights_digest(model)
