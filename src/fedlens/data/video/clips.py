@@ -66,8 +66,10 @@ class Clips(Source):
     test_degradation: Kind = "bi"
 
     def __post_init__(self) -> None:
-        self.test = None if self.test == "none" else self.test
-        self.test_also = None if self.test_also == "none" else self.test_also
+        # a variant of a recipe takes back so what its base names
+        for name in ("test", "test_also", "labels", "list_file"):
+            if getattr(self, name) == "none":
+                setattr(self, name, None)
         self.cut = Cut(
             self.split,
             self.frames,
