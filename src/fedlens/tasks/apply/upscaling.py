@@ -57,7 +57,7 @@ def upscale_file(
         model.noise = float(options["noise"])
     # they change no figure, only where and how fast it is made
     plan = {k: v for k, v in options.items() if k not in ("device", "progress", "threads")}
-    plan["weights"] = weights_digest(model)
+    plan["weights"] = network_digest(model)
     ready = made_ready(model, str(options.get("device", "cpu")))
     with torch_threads(options.get("threads")), reduced_precision(ready, options.get("half")):
         if several:
@@ -99,7 +99,7 @@ def seconds_of(text: Any) -> float | None:
 # -- the network -----------------------------------------------------------------------------------
 
 
-def weights_digest(model: nn.Module) -> str:
+def network_digest(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
