@@ -84,7 +84,8 @@ class RLFN(nn.Module):
         """(B, T, 3, h, w). Where nothing is learned, a frame at a time, which takes less memory."""
         frames = x.flatten(0, 1)
         parts = frames.split(1) if not torch.is_grad_enabled() else [frames]
-        return torch.cat([self.enlarge(part) for part in parts]).unflatten(0, x.shape[:2])
+        out: Tensor = torch.cat([self.enlarge(part) for part in parts]).unflatten(0, x.shape[:2])
+        return out
 
     def enlarge(self, frames: Tensor) -> Tensor:
         h, w = frames.shape[-2:]
