@@ -50,7 +50,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDLENS_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FLWR_HOME", raising=False)
     monkeypatch.setenv("FEDLENS_DEBUG", "")
-    monkeypatch.setattr(imports, "_listed", None)  # what a site sets stays in its test
 
 
 def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
@@ -361,7 +360,6 @@ def test_only_modules_that_the_operator_listed_are_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by the site's own recipe: it may have been copied from somewhere."""
-    monkeypatch.setattr(imports, "_listed", None)
     Path("mine_tasks.py").write_text(IMPORTED)
     Path("study.toml").write_text(STUDY.replace("Classification", "mine_tasks:Mine"))
     node = {"client": 0, "folder": str(tmp_path), "data": "scans", "recipe": "study.toml"}

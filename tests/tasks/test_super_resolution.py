@@ -323,7 +323,7 @@ def test_bad_input() -> None:
         SuperResolution("light", options={"depth": 3})
     with pytest.raises(ValueError, match=r"task\.scale must be one of 1, 2, 3, 4, not 5"):
         from_table("task", "SuperResolution", scale=5)
-    with pytest.raises(ValueError, match=r"task\.tile must be .* at least 8, not 4"):
+    with pytest.raises(ValueError, match=r"task\.tile must be .* at least 8 or none, not 4"):
         from_table("task", "SuperResolution", tile=4)
     with pytest.raises(ValueError, match=r"there is no module no\.such\.module"):
         SuperResolution("no.such.module:Net")

@@ -123,8 +123,10 @@ def invoke(argv: Sequence[str] | None = None) -> int:
             typer.echo(text)
             return 0
         return fail(text, e)
-    except (typer.Abort, KeyboardInterrupt, Stopped):
-        return fail("stopped before the first round; there was nothing to save.", code=INTERRUPTED)
+    except (typer.Abort, KeyboardInterrupt, Stopped) as e:
+        said = str(e) or str(e.__cause__ or "")
+        said = said or "stopped before the first round; there was nothing to save."
+        return fail(said, code=INTERRUPTED)
     except BrokenPipeError:  # `fedlens list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 
 from fedlens.cli.options import ModuleOption, OverridesArgument, UsageError, examples
+from fedlens.core import heap
 from fedlens.runs.text import ACCENT, console, rounded
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def report(
 @app.command(
     epilog=examples(
         "fedlens apply runs/vsr small.mp4 large.mp4",
+        "fedlens apply rlfn_ntire_x4.pth small.mp4 large.mp4 --task SuperResolution --preview 3s",
         "fedlens apply runs/demo photos/ labels.csv",
         "fedlens apply runs/fedper photos/ labels.csv --client 3",
     )
@@ -94,6 +96,14 @@ def apply(
         ),
     ] = None,
     client: ClientOption = None,
+    preview: Annotated[
+        str | None,
+        typer.Option(
+            "--preview",
+            help="Of a film only so much, from its middle, such as 3s, and a picture of the gain.",
+            show_default=False,
+        ),
+    ] = None,
     task_name: Annotated[
         str | None,
         typer.Option(
@@ -123,7 +133,8 @@ def apply(
         raise UsageError(f"there is no {source}")
     if target.resolve() == source.resolve():
         raise UsageError(f"the result would take the place of {source}: give it another name")
-    chosen = task_options(task, options or [])
+    heap.keep()
+    chosen = task_options(task, options or []) | ({"preview": preview} if preview else {})
     with model_of(folder, client) as whose:
         said = task.apply(whose, source, target, **chosen)
     console().print(said, markup=False, soft_wrap=True)
@@ -158,7 +169,11 @@ def task_of_weights(file: Path, name: str | None, options: Sequence[str]) -> tup
             part = part.with_value(key.removeprefix("task."), value)
         else:
             rest.append(text)
-    told = part.cls.told_by_weights(read_weights(file), part.given)  # type: ignore[attr-defined]
+    weights = read_weights(file)
+    try:
+        told = part.cls.told_by_weights(weights, part.given)  # type: ignore[attr-defined]
+    except ValueError as e:
+        raise UsageError(f"{file}: {e}") from None
     for key, value in told.items():
         part = part if key in part.given else part.with_value(key, value)
     task: Task = part.checked().build()
@@ -209,6 +224,7 @@ def print_evaluation(
     from fedlens.engines.worker import threads
     from fedlens.runs.personal import evaluate_run
 
+    heap.keep()
     with threads(1):
         config, common, clients = evaluate_run(folder, overrides or [])
     if not common and not clients:

@@ -22,6 +22,7 @@ from fedlens.cli.options import (
     loading,
     read_config,
 )
+from fedlens.core import heap
 from fedlens.runs.text import console, duration, short, size
 
 if TYPE_CHECKING:
@@ -181,6 +182,8 @@ def run_recipe(
             raise typer.Exit(code)
         if ray_address:
             os.environ["RAY_ADDRESS"] = ray_address
+        if config.settings.workers == 0:  # this process is the worker
+            heap.keep()
         listener = progress.live(spinner)
         run_job(
             config,

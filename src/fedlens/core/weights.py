@@ -39,7 +39,21 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             break
     if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
         raise ValueError(f"{file} holds no weights: named arrays are needed")
-    return {n.removeprefix("module."): t for n, t in found.items()}
+    return _generator({n.removeprefix("module."): t for n, t in found.items()})
+
+
+def _generator(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Of a file that holds a whole training, as those of BasicVSR and its kin do: the network that
+    makes pictures, smoothed where that is there too.
+    """
+    others = ("generator", "discriminator", "perceptual_loss", "pixel_loss", "step_counter")
+    if any(n.split(".")[0].removesuffix("_ema") not in others for n in weights):
+        return weights
+    for prefix in ("generator_ema.", "generator."):
+        inner = {n.removeprefix(prefix): t for n, t in weights.items() if n.startswith(prefix)}
+        if inner:
+            return inner
+    return weights
 
 
 def _load(file: Path) -> Any:

@@ -10,6 +10,7 @@ _WHERE = {
     "Denoiser": "diffusion",
     "IART": "iart",
     "LightVSR": "vsr",
+    "RLFN": "rlfn",
     "RVRT": "rvrt",
     "SimpleBaseline": "vitpose",
     "SpyNet": "spynet",
@@ -18,6 +19,8 @@ _WHERE = {
     "ViTPose": "vitpose",
     "iart_small": "iart",
     "r3d10": "video",
+    "rlfn_ntire": "rlfn",
+    "rlfn_s": "rlfn",
     "rvrt_small": "rvrt",
     "vrt_small": "vrt",
 }

@@ -9,14 +9,14 @@ pixel comes from the tile in which it lies farther from the edge.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-UPSCALES = (2, 3, 4)
+NOISE = 20.0  # what a denoiser is told until somebody says otherwise
 ClipSize = tuple[int, int, int]  # frames, height, width
 # how RVRT and IART go through a clip, by the names of their checkpoints
 PASSES = ("backward_1", "forward_1", "backward_2", "forward_2")
@@ -33,10 +33,13 @@ class Configuration(NamedTuple):
 
 class ClipModel(nn.Module):
     """Abstract: `restore` does the work. tile, overlap: frames, height and width in input pixels;
-    tile None takes every clip whole.
+    tile None takes every clip whole. noise: where a network is told how strong it is, the standard
+    deviation in levels of 255.
     """
 
     least_frames: ClassVar[int] = 2
+    scales: ClassVar[tuple[int, ...]] = (2, 3, 4)
+    noise: float | None = None
 
     def __init__(
         self,
@@ -46,8 +49,9 @@ class ClipModel(nn.Module):
         overlap: ClipSize = (2, 20, 20),
     ) -> None:
         super().__init__()
-        if scale not in UPSCALES:
-            raise ValueError(f"{type(self).__name__} enlarges by 2, 3 or 4, not by {scale}")
+        if scale not in self.scales:
+            known = f"{', '.join(map(str, self.scales[:-1]))} or {self.scales[-1]}"
+            raise ValueError(f"{type(self).__name__} enlarges by {known}, not by {scale}")
         if tile and any(o >= t for o, t in zip(overlap, tile)):
             raise ValueError(f"tiles of {tile} cannot overlap by {overlap}")
         self.scale, self.multiple, self.tile, self.overlap = scale, multiple, tile, overlap
@@ -135,13 +139,23 @@ def spans(n: int, tile: int, overlap: int) -> Iterator[tuple[int, int, int, int]
 
 
 def configurations(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Configuration]]:
-    """The clip networks that these weights can belong to, by name."""
+    """The networks that these weights can belong to, by name."""
     from fedlens.models.iart import IART
+    from fedlens.models.rlfn import RLFN
     from fedlens.models.rvrt import RVRT
     from fedlens.models.vrt import VRT
+    from fedlens.models.vsr import BidirectionalVSR, LightVSR
 
-    for name, network in (("vrt", VRT), ("rvrt", RVRT), ("iart", IART)):
-        if found := network.configuration(weights):
+    readers: dict[str, Callable[[Mapping[str, Tensor]], Configuration | None]] = {
+        "vrt": VRT.configuration,
+        "rvrt": RVRT.configuration,
+        "iart": IART.configuration,
+        "rlfn": RLFN.configuration,
+        "light": LightVSR.configuration,
+        "bidirectional": BidirectionalVSR.configuration,
+    }
+    for name, reader in readers.items():
+        if found := reader(weights):
             yield name, found
 
 
@@ -159,7 +173,16 @@ def pad_to_multiple(clip: Tensor, multiple: ClipSize) -> Tensor:
 
 def bilinear_base(frames: Tensor, scale: int) -> Tensor:
     """The picture that the network only has to correct."""
+    if scale == 1:
+        return frames
     return F.interpolate(frames, scale_factor=scale, mode="bilinear", align_corners=False)
+
+
+def with_noise(clip: Tensor, noise: float | None) -> Tensor:
+    """A fourth channel that says how strong the noise is, where a network wants one."""
+    if noise is None:
+        return clip
+    return torch.cat([clip, torch.full_like(clip[:, :, :1], noise / 255)], 2)
 
 
 class FrameConv(nn.Conv3d):
@@ -167,11 +190,14 @@ class FrameConv(nn.Conv3d):
     clip with a kernel of one frame.
     """
 
-    def __init__(self, inputs: int, outputs: int, kernel: int = 3, groups: int = 1) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int = 3, groups: int = 1, stride: int = 1
+    ) -> None:
         super().__init__(
             inputs,
             outputs,
             (1, kernel, kernel),
+            stride=(1, stride, stride),
             padding=(0, kernel // 2, kernel // 2),
             groups=groups,
         )
@@ -181,6 +207,7 @@ class FrameConv(nn.Conv3d):
             x,
             self.weight[:, :, 0],
             self.bias,
+            stride=self.stride[-1],
             padding=self.kernel_size[-1] // 2,
             groups=self.groups,
         )

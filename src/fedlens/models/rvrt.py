@@ -22,8 +22,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedlens.models.clips import (
+    NOISE,
     PASSES,
     ClipModel,
     ClipSize,
@@ -31,6 +33,7 @@ from fedlens.models.clips import (
     FrameConv,
     Upsample,
     bilinear_base,
+    with_noise,
 )
 from fedlens.models.spynet import SpyNet, both_ways, load_flow, pixel_grid, sample_at, warp
 from fedlens.models.swin import (
@@ -44,6 +47,14 @@ from fedlens.models.swin import (
 
 CLIP = 2  # frames that move together
 TAPS = 9
+SHRUNK = 4  # at scale 1 features are this much smaller than frames
+WIDTH, RESTORING_WIDTH = 144, 192
+# of the first convolution of the first layers, of the four passes, of the last layers
+INPUT_GROUPS = {
+    "enlarge": (1, 1, 1, 1, 1, 1),
+    "deblur": (1, 3, 3, 3, 3, 3),
+    "denoise": (1, 3, 4, 6, 8, 4),
+}
 
 
 def deformable_attention(q: Tensor, kv: Tensor, offset: Tensor, heads: int) -> Tensor:
@@ -170,14 +181,21 @@ class Refine(nn.Module):
     """
 
     def __init__(
-        self, inputs: int, dim: int, count: int, depth: int, heads: int, window: ClipSize
+        self,
+        inputs: int,
+        dim: int,
+        count: int,
+        depth: int,
+        heads: int,
+        window: ClipSize,
+        groups: int = 1,
     ) -> None:
         super().__init__()
         body = nn.Sequential(*(RVRTResidual(dim, depth, heads, window) for _ in range(count)))
         gap = nn.Identity
         self.main = nn.Sequential(
             gap(),
-            FrameConv(inputs, dim),
+            FrameConv(inputs, dim, groups=groups),
             gap(),
             nn.LayerNorm(dim),
             gap(),
@@ -194,10 +212,35 @@ class Refine(nn.Module):
         return self.main[2:](tokens).permute(0, 1, 4, 2, 3)  # type: ignore[no-any-return]
 
 
+class QuarterFeatures(nn.Sequential):
+    """The first layers at scale 1: a quarter of the size, then as when enlarging. Places are empty
+    so that the names fit the checkpoint."""
+
+    def __init__(self, inputs: int, dim: int, refine: Refine) -> None:
+        super().__init__(
+            nn.Identity(),
+            FrameConv(inputs, dim, stride=2),
+            nn.LeakyReLU(0.1),
+            FrameConv(dim, dim, stride=2),
+            nn.LeakyReLU(0.1),
+            nn.Identity(),
+            refine,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        frames = x.flatten(0, 1)
+        for layer in list(self)[:-1]:
+            frames = layer(frames)
+        return self[-1](torch.unflatten(frames, 0, x.shape[:2]))  # type: ignore[no-any-return]
+
+
 class RVRT(ClipModel):
     """counts, depth: residual parts, and blocks in each, of the first layers, of a pass and of the
     last ones. groups: of offsets; align_heads, hidden, limit: of the guided attention.
-    flow_weights: a SpyNet checkpoint to start from."""
+    flow_weights: a SpyNet checkpoint to start from. At scale 1 it restores, with another width and
+    grouped convolutions; noise: see ClipModel."""
+
+    scales = (1, 2, 3, 4)
 
     def __init__(
         self,
@@ -206,7 +249,7 @@ class RVRT(ClipModel):
         window: ClipSize = (2, 8, 8),
         counts: Sequence[int] = (1, 2, 1),
         depth: int = 2,
-        dim: int = 144,
+        dim: int | None = None,
         heads: int = 6,
         groups: int = 12,
         align_heads: int = 12,
@@ -215,26 +258,33 @@ class RVRT(ClipModel):
         limit: float = 10.0,
         recompute: bool = True,
         flow_weights: str | None = None,
+        noise: float | None = None,
         tile: ClipSize | None = (100, 128, 128),
         overlap: ClipSize = (2, 20, 20),
     ) -> None:
-        super().__init__(scale, (CLIP, 1, 1), tile, overlap)
-        self.recompute = recompute
+        step = 1 if scale > 1 else SHRUNK
+        super().__init__(scale, (CLIP, step, step), tile, overlap)
+        self.recompute, self.noise = recompute, noise
+        dim = dim or (WIDTH if scale > 1 else RESTORING_WIDTH)
+        mixed = INPUT_GROUPS["enlarge" if scale > 1 else "deblur" if noise is None else "denoise"]
         single = (1, window[1], window[2])
         self.spynet = SpyNet()
-        self.feat_extract = Refine(3, dim, counts[0], depth, heads, single)
+        first = Refine(3 if scale > 1 else dim, dim, counts[0], depth, heads, single, mixed[0])
+        self.feat_extract = (
+            first if scale > 1 else QuarterFeatures(3 + (noise is not None), dim, first)
+        )
         self.backbone = nn.ModuleDict(
             {
-                p: Refine((2 + i) * dim, dim, counts[1], depth, heads, window)
+                p: Refine((2 + i) * dim, dim, counts[1], depth, heads, window, mixed[i + 1])
                 for i, p in enumerate(PASSES)
             }
         )
         self.deform_align = nn.ModuleDict(
             {p: GuidedAttention(dim, groups, align_heads, hidden, limit) for p in PASSES}
         )
-        self.reconstruction = Refine(5 * dim, dim, counts[2], depth, heads, single)
+        self.reconstruction = Refine(5 * dim, dim, counts[2], depth, heads, single, mixed[5])
         self.conv_before_upsampler = nn.Sequential(FrameConv(dim, width, 1), nn.LeakyReLU(0.1))
-        self.upsampler = Upsample(scale, width)
+        self.upsampler = Upsample(scale if scale > 1 else SHRUNK, width)
         self.conv_last = FrameConv(width, 3)
         if flow_weights:
             load_flow(self.spynet, flow_weights)
@@ -243,11 +293,11 @@ class RVRT(ClipModel):
         shallow = torch.cat(
             [
                 recomputed(self.feat_extract, part, on=self.recompute)
-                for part in torch.split(clip, CLIP, 1)
+                for part in torch.split(with_noise(clip, self.noise), CLIP, 1)
             ],
             1,
         )
-        later, earlier = recomputed(both_ways, self.spynet, clip, on=self.recompute)
+        later, earlier = recomputed(both_ways, self.spynet, self._small(clip), on=self.recompute)
         seen, moved = [shallow], dict[str, list[Tensor]]()
         for name in PASSES:
             back = name.startswith("backward")
@@ -258,6 +308,13 @@ class RVRT(ClipModel):
             seen.append(x.flip(1) if back else x)
         parts = zip(torch.split(torch.cat(seen, 2), 1, 1), torch.split(clip, 1, 1))
         return torch.cat([recomputed(self._enlarge, *p, on=self.recompute) for p in parts], 1)
+
+    def _small(self, clip: Tensor) -> Tensor:
+        """As large as the features are."""
+        if self.scale > 1:
+            return clip
+        small = F.interpolate(clip.flatten(0, 1), scale_factor=1 / SHRUNK, mode="bicubic")
+        return torch.unflatten(small, 0, clip.shape[:2])
 
     def _pass(
         self, name: str, features: list[Tensor], flows: list[Tensor]
@@ -316,12 +373,18 @@ class RVRT(ClipModel):
         except (KeyError, IndexError):
             return None
         scale = {(4, 1): 2, (9, 1): 3, (4, 4, 1): 4}.get(shuffles, 1)
-        official = (dim, groups) == (144, 12)
+        restoring = weights.get("feat_extract.1.weight")
+        if restoring is not None:
+            scale = 1
+        told = restoring is not None and restoring.shape[1] == 4
+        official = (dim, groups) == (WIDTH if scale > 1 else RESTORING_WIDTH, 12)
+        purpose = " for denoising" if told else " for restoring" if scale == 1 else ""
         words = (
-            f"RVRT, {'official configuration, ' if official else ''}x{scale},"
+            f"RVRT, {f'official configuration{purpose}, ' if official else ''}x{scale},"
             f" width {dim}, {groups} offset groups"
         )
-        return Configuration(words, scale, {} if official else None)
+        arguments = {"noise": NOISE} if told else {}
+        return Configuration(words, scale, arguments if official else None)
 
 
 def _clip_flows(flows: Tensor) -> list[Tensor]:

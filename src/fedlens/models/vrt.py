@@ -13,7 +13,7 @@ Deviations from the public code, none of which changes a result where that code 
 a stage are warped at once; blocks, warping and the last layers are recomputed in the backward pass
 (`recompute`); heights and widths that are not multiples of 8 are padded; frames smaller than 64
 pixels work (see swin.py and spynet.py). Enlarging by 2 and 3 exists there too, but no checkpoint
-does.
+does. At scale 1 it restores: deblurring, or with `noise` denoising.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torchvision.ops import deform_conv2d
 
 from fedlens.models.clips import (
+    NOISE,
     ClipModel,
     ClipSize,
     Configuration,
     FrameConv,
     Upsample,
     bilinear_base,
+    with_noise,
 )
 from fedlens.models.spynet import SpyNet, both_ways, load_flow, pixel_grid, sample_at, warp
 from fedlens.models.swin import (
@@ -53,6 +55,10 @@ OFFICIAL: dict[int, tuple[ClipSize, int, int]] = {
     7: ((8, 8, 8), 2, 16),
     16: ((8, 8, 8), 3, 24),
 }
+RESTORING = ((6, 8, 8), 1, 16)  # at scale 1
+# blocks and channels of the stages, when enlarging and when restoring
+DEPTHS = {False: (8,) * 7 + (4,) * 6, True: (8,) * 7 + (4,) * 4}
+DIMS = {False: (120,) * 7 + (180,) * 6, True: (96,) * 7 + (120,) * 4}
 WARPED = 4  # frames warped at a time
 
 Flows = Sequence[Tensor]  # per reach 1, 2, ...: (B, T - reach, 2, h, w)
@@ -242,12 +248,15 @@ class VRTResidual(nn.Module):
 class VRT(ClipModel):
     """frames: 6, 7 or 16, the clip length an official configuration was made for; it sets window,
     reach (neighbours either side) and groups (of the deformable convolutions) unless they are
-    given. flow_weights: a SpyNet checkpoint to start from.
+    given. At scale 1 there is one configuration, for 6 frames. flow_weights: a SpyNet checkpoint to
+    start from. noise: see ClipModel.
 
     dims, depths, heads: of the seven stages and of the parts of the last one. alone: how many of
     those last parts see single frames. drop_path: the chance to skip the last block, rising from 0
     at the first.
     """
+
+    scales = (1, 2, 3, 4)
 
     def __init__(
         self,
@@ -255,8 +264,8 @@ class VRT(ClipModel):
         frames: int = 6,
         *,
         window: ClipSize | None = None,
-        depths: Sequence[int] = (8,) * 7 + (4,) * 6,
-        dims: Sequence[int] = (120,) * 7 + (180,) * 6,
+        depths: Sequence[int] | None = None,
+        dims: Sequence[int] | None = None,
         heads: int = 6,
         alone: int = 2,
         reach: int | None = None,
@@ -265,19 +274,22 @@ class VRT(ClipModel):
         drop_path: float = 0.2,
         recompute: bool = True,
         flow_weights: str | None = None,
+        noise: float | None = None,
         tile: ClipSize | None = (40, 128, 128),
         overlap: ClipSize = (2, 20, 20),
     ) -> None:
         super().__init__(scale, (1, 8, 8), tile, overlap)
+        self.noise = noise
+        depths, dims = depths or DEPTHS[scale == 1], dims or DIMS[scale == 1]
         if frames not in OFFICIAL:
             raise ValueError(
                 f"VRT's official configurations are for 6, 7 and 16 frames, not {frames}"
             )
-        usual = OFFICIAL[frames]
+        usual = OFFICIAL[frames] if scale > 1 else RESTORING
         window, reach, groups = window or usual[0], reach or usual[1], groups or usual[2]
         self.reach, self.recompute = reach, recompute
         drops = drop_rates(drop_path, depths)
-        self.conv_first = FrameConv(3 * 9, dims[0])
+        self.conv_first = FrameConv(3 * 9 + (noise is not None), dims[0])
         self.spynet = SpyNet((1, 2, 4, 8))
         moves: Sequence[Literal["none", "down", "up"]] = (
             "none",
@@ -302,9 +314,10 @@ class VRT(ClipModel):
             self.stage8.append(VRTResidual(dims[i], heads, seen, drops[i], recompute))
         self.norm = nn.LayerNorm(dims[-1])
         self.conv_after_body = nn.Linear(dims[-1], dims[0])
-        self.conv_before_upsample = nn.Sequential(FrameConv(dims[0], width), nn.LeakyReLU(0.01))
-        self.upsample = Upsample(scale, width)
-        self.conv_last = FrameConv(width, 3)
+        if scale > 1:
+            self.conv_before_upsample = nn.Sequential(FrameConv(dims[0], width), nn.LeakyReLU(0.01))
+            self.upsample = Upsample(scale, width)
+        self.conv_last = FrameConv(width if scale > 1 else dims[0], 3)
         if flow_weights:
             load_flow(self.spynet, flow_weights)
 
@@ -322,6 +335,7 @@ class VRT(ClipModel):
             ],
             2,
         )
+        x = with_noise(x, self.noise)
         x = torch.unflatten(self.conv_first(x.flatten(0, 1)), 0, clip.shape[:2])
         deep = self.conv_after_body(self.norm(self._body(x.permute(0, 1, 3, 4, 2), later, earlier)))
         x = (x + deep.permute(0, 1, 4, 2, 3)).flatten(0, 1)
@@ -333,7 +347,9 @@ class VRT(ClipModel):
         )
 
     def _enlarge(self, x: Tensor, frame: Tensor) -> Tensor:
-        detail: Tensor = self.conv_last(self.upsample(self.conv_before_upsample(x)))
+        if self.scale > 1:
+            x = self.upsample(self.conv_before_upsample(x))
+        detail: Tensor = self.conv_last(x)
         return detail + bilinear_base(frame, self.scale)
 
     def _flows(self, clip: Tensor) -> tuple[list[Flows], list[Flows]]:
@@ -387,13 +403,18 @@ class VRT(ClipModel):
             (reach, groups, window[0]): frames
             for frames, (window, reach, groups) in OFFICIAL.items()
         }
+        told = first.shape[1] == 28
         known = official_of.get((reach, groups, tokens // area)) if dim == 120 else None
         official = f"official configuration for {known} frames, " if known else ""
+        arguments: dict[str, Any] | None = {"frames": known} if known else None
+        if scale == 1 and (dim, reach, groups, tokens // area) == (96, 1, 16, 6):
+            official = f"official configuration for {'denoising' if told else 'restoring'}, "
+            arguments = {"noise": NOISE} if told else {}
         words = (
             f"VRT, {official}x{scale}, width {dim}, windows of {tokens // area} frames, reach"
             f" {reach}, {groups} deformable groups"
         )
-        return Configuration(words, scale, {"frames": known} if known else None)
+        return Configuration(words, scale, arguments)
 
 
 def _four(frames: Tensor, flow: Tensor, after: bool) -> Tensor:

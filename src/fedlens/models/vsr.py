@@ -11,11 +11,14 @@ convolution is `conv_first`, the layer FedSR looks at.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.data.video.degrade import enlarge
+from fedlens.models.clips import Configuration
 
 
 class ResidualBlock(nn.Module):
@@ -63,6 +66,10 @@ class Upsampler(nn.Module):
 class LightVSR(nn.Module):
     """Recurrent in one direction, for CPUs. width, blocks: size of the trunk. scale: 2, 3 or 4."""
 
+    looks_ahead, frame_by_frame = 1, True
+    channels_last = True
+    bytes_per_pixel = 2000  # of a frame, while it is worked on
+
     def __init__(self, scale: int = 4, width: int = 32, blocks: int = 5) -> None:
         super().__init__()
         self.scale, self.width = scale, width
@@ -71,6 +78,8 @@ class LightVSR(nn.Module):
         self.upsample = Upsampler(width, scale)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return self._frame_by_frame(x)
         b, t, _, h, w = x.shape
         before = x[:, [0, *range(t - 1)]]
         after = x[:, [*range(1, t), t - 1]]
@@ -83,6 +92,22 @@ class LightVSR(nn.Module):
             states.append(state)
         residual: Tensor = self.upsample(torch.stack(states, 1).flatten(0, 1))
         return enlarge(x, self.scale) + residual.reshape(b, t, 3, h * self.scale, w * self.scale)
+
+    def _frame_by_frame(self, x: Tensor) -> Tensor:
+        """The same, where nothing has to be kept for a backward pass: memory of one frame."""
+        b, t, _, h, w = x.shape
+        out = x.new_empty(b, t, 3, h * self.scale, w * self.scale)
+        state = x.new_zeros(b, self.width, h, w)
+        for k in range(t):
+            seen = torch.cat([x[:, max(k - 1, 0)], x[:, k], x[:, min(k + 1, t - 1)]], 1)
+            shallow = F.leaky_relu(self.conv_first(seen), 0.1, inplace=True)
+            state = self.trunk(torch.cat([shallow, state], 1))
+            out[:, k] = enlarge(x[:, k], self.scale) + self.upsample(state)
+        return out
+
+    @staticmethod
+    def configuration(weights: Mapping[str, Tensor]) -> Configuration | None:
+        return recurrent_size("LightVSR", weights, "trunk")
 
 
 class Flow(nn.Module):
@@ -173,6 +198,22 @@ class BidirectionalVSR(nn.Module):
             states.append(state)
         residual: Tensor = self.upsample(torch.stack(states, 1).flatten(0, 1))
         return enlarge(x, self.scale) + residual.reshape(b, t, 3, h * self.scale, w * self.scale)
+
+    @staticmethod
+    def configuration(weights: Mapping[str, Tensor]) -> Configuration | None:
+        return recurrent_size("BidirectionalVSR", weights, "backward_trunk")
+
+
+def recurrent_size(name: str, weights: Mapping[str, Tensor], trunk: str) -> Configuration | None:
+    """Of one of the two networks above, by its weights."""
+    needed = ("conv_first.weight", f"{trunk}.0.weight", "upsample.last.weight")
+    if not weights.keys() >= set(needed):
+        return None
+    width = weights["conv_first.weight"].shape[0]
+    blocks = len({n.split(".")[1] for n in weights if n.startswith(f"{trunk}.")}) - 1
+    scale = int((weights["upsample.last.weight"].shape[0] // 3) ** 0.5)
+    words = f"{name}, x{scale}, {blocks} blocks, width {width}"
+    return Configuration(words, scale, {"width": width, "blocks": blocks})
 
 
 class Bicubic(nn.Module):

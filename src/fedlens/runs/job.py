@@ -189,6 +189,7 @@ class _Job:
     account: Account | None = None  # of a stack with differential privacy
     sizes: Mapping[int, int] = field(default_factory=dict)  # examples by client, where known
     stopped: str = ""  # why the run ended before its last round
+    references: dict[str, dict[str, float]] | None = None  # as far as they are known
 
     def run(self, found: tuple[Progress, dict[int, Path]] | None) -> Outcome:
         s = self.setup.settings
@@ -323,6 +324,8 @@ class _Job:
             every = self.setup.settings.checkpoint_every
             if every and (here.done % every == 0 or here.done == self.setup.settings.rounds):
                 self._save()
+        if finished.metrics:
+            record = {**record, "references": self._references()}
         ended = self.listener.on_round(record) is True
         if ended:
             self._save()
@@ -380,12 +383,17 @@ class _Job:
         self.picture_seconds += time.perf_counter() - began
 
     def _references(self) -> dict[str, dict[str, float]]:
-        """See `Task.references`; of a run that has figures to hold against them."""
+        """See `Task.references`; of a run that has figures to hold against them. Computed once, at
+        the first evaluation, without touching the run's random numbers."""
         setup, test = self.setup, self.setup.federation.test
         if test is None or not any(r["metrics"] for r in self.records):
             return {}
-        start = setup.algorithm.result(setup.algorithm.init())
-        return {name: dict(m) for name, m in setup.task.references(start, test).items()}
+        if self.references is None:
+            with seeded(generator(setup.settings.seed, 0x9D)):
+                start = setup.algorithm.result(setup.algorithm.init())
+                found = setup.task.references(start, test)
+            self.references = {name: dict(m) for name, m in found.items()}
+        return self.references
 
     def _summarise(
         self, interrupted: bool, references: Mapping[str, Mapping[str, float]] | None = None

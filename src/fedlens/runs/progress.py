@@ -197,12 +197,17 @@ def opening_lines(setup: Setup, folder: Path, done: int) -> list[str]:
 def facts(record: Mapping[str, Any]) -> list[str]:
     """Training loss, the headline metric, who was heard."""
     out = [f"loss {record['loss']:.4f}"] if record["loss"] is not None else []
-    out += [
-        f"{name} {rounded(value)}"
-        for name, value in list(record["metrics"].items())[:1]
-        if value is not None
-    ]
+    for name, value in list(record["metrics"].items())[:1]:
+        if value is not None:
+            out.append(f"{name} {rounded(value)}{beside(record, name)}")
     return [*out, f"heard {record['heard']}/{record['asked']}"]
+
+
+def beside(record: Mapping[str, Any], metric: str) -> str:
+    """What is reached without having learned anything, in brackets."""
+    known = record.get("references", {}).items()
+    found = [f"{who} {rounded(values[metric])}" for who, values in known if metric in values]
+    return f" ({', '.join(found)})" if found else ""
 
 
 def losses(record: Mapping[str, Any]) -> list[str]:

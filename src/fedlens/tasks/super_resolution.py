@@ -26,7 +26,7 @@ from fedlens.data.video.degrade import enlarge, resized
 from fedlens.metrics.frames import Channel, frame_psnr, frame_ssim, temporal_gap
 from fedlens.models.by_name import network_builder
 from fedlens.models.clips import configurations
-from fedlens.tasks.tiles import Tiles, TileSide, run_network
+from fedlens.tasks.tiles import TILE, WINDOW, Tiles, TileSide, run_network
 
 Metric = Literal["psnr", "ssim", "psnr_y", "ssim_y", "temporal", "lpips", "vmaf"]
 # under names that say that less is better
@@ -44,7 +44,8 @@ class SuperResolution(LearningTask):
     psnr, ssim (RGB), psnr_y, ssim_y (luma), temporal, lpips, vmaf. border: pixels not looked at.
     eps: Charbonnier's. lpips_weights: folder with local weight files. tile, margin: low-resolution
     pixels of a piece and of its context; window, overlap: frames of a piece and of the context
-    before and after. init: weights to start from, such as an official checkpoint."""
+    before and after; what is not given is 256 and 16 for tests, and what memory allows for films.
+    init, or pretrained: weights to start from, such as an official checkpoint."""
 
     shared = ("scale",)
 
@@ -57,13 +58,17 @@ class SuperResolution(LearningTask):
         border: Natural = 0,
         eps: Positive = 1e-9,
         lpips_weights: str | None = None,
-        tile: TileSide = 256,
+        tile: TileSide | None = None,
         margin: Natural = 16,
-        window: Count = 16,
+        window: Count | None = None,
         overlap: Natural = 4,
         init: str | None = None,
+        pretrained: str | None = None,
     ) -> None:
-        self.init = init
+        if init and pretrained:
+            raise ValueError("task.init and task.pretrained are both given: one file will do")
+        self.init = init or pretrained
+        self.tile, self.window = tile, window
         self.scale, self.metrics, self.border, self.eps, self.lpips_weights = (
             scale,
             tuple(metrics),
@@ -71,18 +76,24 @@ class SuperResolution(LearningTask):
             eps,
             lpips_weights,
         )
-        self.tiles = Tiles(scale, tile, margin, window, overlap)
+        self.tiles = Tiles(scale, tile or TILE, margin, window or WINDOW, overlap)
         self.build = network_builder(model, scale, dict(options or {}))
 
     @classmethod
     def told_by_weights(
         cls, weights: Mapping[str, Tensor], given: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Which official network a public checkpoint belongs to, and for which scale."""
+        """Which network a public checkpoint belongs to, and for which scale."""
         for name, found in configurations(weights):
             if found.official is not None and given.get("model", name) == name:
                 return {"model": name, "scale": found.scale, "options": found.official}
-        return {}
+        if "model" in given:
+            return {}
+        raise ValueError(
+            "these weights are of no network that is known here (the first array is called"
+            f" {next(iter(weights), 'nothing')}): say which one they are for, with"
+            " model=module:Class"
+        )
 
     def model(self) -> nn.Module:
         return self.build()
@@ -123,21 +134,22 @@ class SuperResolution(LearningTask):
         return {name: found} if found else {}
 
     def _scores(self, data: Any, make: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """Of a second set of clips, under its name."""
         rows = []
         for i in range(len(data)):
             batch = data.batch(torch.tensor([i]))
             rows.append(self.compare(make(batch["x"]), batch["y"][0]))
-        return {name: sum(r[name] for r in rows) / len(rows) for name in (rows or [{}])[0]}
+        scores = {name: sum(r[name] for r in rows) / len(rows) for name in (rows or [{}])[0]}
+        for name, more in getattr(data, "also", {}).items():
+            scores |= {f"{name}_{metric}": v for metric, v in self._scores(more, make).items()}
+        return scores
 
     def enlarge(self, model: nn.Module, clip: Tensor) -> Tensor:
         """A whole clip (1, T, 3, h, w), piece by piece where it is large; on the network's device,
         result on the clip's.
         """
-        parts = [
-            p.float() / 255
-            for p in self.tiles.run(model, lambda a, b: clip[0, a:b], clip.shape[1], rounded=False)
-        ]
-        return torch.cat(parts)[None]
+        parts = self.tiles.run(model, lambda a, b: clip[0, a:b], clip.shape[1], levels=None)
+        return torch.cat(list(parts))[None]
 
     def compare(self, prediction: Tensor, target: Tensor) -> dict[str, float]:
         """The metrics of one clip (T, 3, H, W)."""
@@ -222,11 +234,13 @@ class SuperResolution(LearningTask):
     # -- to be used --------------------------------------------------------------------------------
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
-        """Enlarge a video file or a folder of frames. Sound is kept. Options: quality (of a video
-        file: 0-51, less is better, default 16), device."""
-        from fedlens.tasks.apply.upscaling import upscale_file
+        """Enlarge a video file, a picture, a folder of frames, or a folder of films. Sound is kept.
+        Options: quality (of a video file: 0-51, less is better, default 16), device, threads, half
+        (precision), tile, margin, window, overlap (as the task's), preview (seconds), noise (for a
+        denoiser: levels of 255)."""
+        from fedlens.tasks.apply.upscaling import OPTIONS, upscale_file
 
-        check_options(self, options, "quality", "device", "progress")
+        check_options(self, options, *OPTIONS)
         return upscale_file(self, folder, source, target, options)
 
 

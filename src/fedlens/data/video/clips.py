@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
-
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural
 from fedlens.data.paths import clips_below, locate
 from fedlens.data.source import DataError, Source
 from fedlens.data.video.cut import Cut
+from fedlens.data.video.degradations import TESTER, Degradation, Kind, degradation
 from fedlens.data.video.frame_cache import Cache, open_all
-from fedlens.data.video.frames import Frames
+from fedlens.data.video.frames import Frames, Stretch
 from fedlens.data.video.windows import WholeClips
 
 REDS4 = ("000", "011", "015", "020")
@@ -32,17 +31,21 @@ REDS4 = ("000", "011", "015", "020")
 class Clips(Source):
     """folder: where the training clips lie, as folders of pictures or video files. test: the same
     for the server's test clips, or "none"; test_low: their low-resolution versions, if they are
-    given. split, regions, native: see data/video/cut.py. labels: a JSON file {clip name or number:
-    group}. list_file: a text file that names the clips to use, one a line. clips: how many at most.
-    leave_out: clips kept out of training; "reds4" takes the four of REDS4, "auto" does so where the
-    folder is REDS; they are the test clips unless `test` says otherwise. frames, crop, scale:
-    window, high-resolution crop, factor. stride: between windows. repeat: crops per window and
-    epoch. held_out: share of each client's windows for its own evaluation. test_frames: how many
-    frames of a test clip. cache_mb, cache: memory for decoded frames, or a folder for them."""
+    given; test_also: a second set, whose figures bear its name, or "left_out". split, regions,
+    native: see data/video/cut.py. labels: a JSON file {clip name or number: group}. list_file: a
+    text file that names the clips to use, one a line. clips: how many at most. leave_out: clips
+    kept out of training; "reds4" takes the four of REDS4, "auto" does so where the folder is REDS;
+    they are the test clips unless `test` says otherwise. frames, crop, scale: window,
+    high-resolution crop, factor. stride: between windows. repeat: crops per window and epoch.
+    held_out: share of each client's windows for its own evaluation. test_frames: how many frames of
+    a test clip. cache_mb, cache: memory for decoded frames, or a folder for them. degradation: how
+    low resolution is made, client i's the i mod n-th; test_degradation: the test clips'
+    (data/video/degradations.py)."""
 
     folder: str
     test: str | None = None
     test_low: str | None = None
+    test_also: str | None = None
     split: Literal["pooled", "groups"] = "pooled"
     scale: Literal[1, 2, 3, 4] = 4
     frames: Count = 6
@@ -59,9 +62,14 @@ class Clips(Source):
     cache_mb: Natural = 1024
     cache: str | None = None
     native: tuple[Count, ...] = (1,)
+    degradation: tuple[Kind, ...] = ("bi",)
+    test_degradation: Kind = "bi"
 
     def __post_init__(self) -> None:
-        self.test = None if self.test == "none" else self.test
+        # a variant of a recipe takes back so what its base names
+        for name in ("test", "test_also", "labels", "list_file"):
+            if getattr(self, name) == "none":
+                setattr(self, name, None)
         self.cut = Cut(
             self.split,
             self.frames,
@@ -72,6 +80,7 @@ class Clips(Source):
             self.repeat,
             self.held_out,
             self.native,
+            self.degradation,
         )
 
     def federation(self, clients: int, seed: int) -> Federation:
@@ -84,7 +93,7 @@ class Clips(Source):
             raise DataError(f"nothing in {root} is left to train on")
         train = dict(list(kept.items())[: self.clips])
         clips = open_all(list(train.values()), cache)
-        test = self._test(cache, [p for k, p in enumerate(paths) if k not in kept])
+        test = self._test(cache, [p for k, p in enumerate(paths) if k not in kept], seed)
         return self.cut.federation(clips, self._groups(train, root), test, clients, seed)
 
     def _listed(self, root: Path) -> list[Path]:
@@ -121,34 +130,38 @@ class Clips(Source):
             else [p.name for p in paths]
         )
 
-    def _test(self, cache: Cache, own: Sequence[Path]) -> WholeClips | None:
+    def _test(self, cache: Cache, own: Sequence[Path], seed: int) -> WholeClips | None:
+        how = degradation(self.test_degradation, seed, TESTER)
         paths = list(own)
         if self.test:
             paths = clips_below(locate(self.test, "folder of test clips", "data.test"))
         if not paths:
             return None
-        clips = [FirstFrames(c, self.test_frames) for c in open_all(paths, cache)]
-        if not self.test_low:
-            return WholeClips(clips, self.scale)
-        small = locate(self.test_low, "folder of low-resolution clips", "data.test_low")
-        low = [FirstFrames(c, self.test_frames) for c in open_all(clips_below(small), cache)]
-        check_pairs(clips, low, self.scale)
-        return WholeClips(clips, self.scale, low)
+        clips = [Stretch(c, self.test_frames) for c in open_all(paths, cache)]
+        low = None
+        if self.test_low:
+            small = locate(self.test_low, "folder of low-resolution clips", "data.test_low")
+            low = [Stretch(c, self.test_frames) for c in open_all(clips_below(small), cache)]
+            check_pairs(clips, low, self.scale)
+        return WholeClips(clips, self.scale, low, how, self._also(cache, own, how))
 
-
-class FirstFrames(Frames):
-    """The first frames of a clip."""
-
-    def __init__(self, frames: Frames, count: int | None) -> None:
-        self.frames, self.name, self.size, self.rate = frames, frames.name, frames.size, frames.rate
-        self.count = len(frames) if count is None else min(count, len(frames))
-
-    def __len__(self) -> int:
-        return self.count
-
-    def read(self, low: int, high: int) -> Tensor:
-        self._check(low, high)
-        return self.frames.read(low, high)
+    def _also(self, cache: Cache, own: Sequence[Path], how: Degradation) -> dict[str, WholeClips]:
+        """A second set of test clips, under its name."""
+        if not self.test_also:
+            return {}
+        if self.test_also == "left_out":
+            if not own:
+                raise DataError(
+                    "data.test_also is left_out, but no clips are left out: data.leave_out names"
+                    " them"
+                )
+            paths = list(own)
+            name = "reds4" if {p.name for p in own} == set(REDS4) else "left_out"
+        else:
+            place = locate(self.test_also, "folder of more test clips", "data.test_also")
+            paths, name = clips_below(place), place.name.lower()
+        clips = [Stretch(c, self.test_frames) for c in open_all(paths, cache)]
+        return {name: WholeClips(clips, self.scale, degradation=how)}
 
 
 def check_pairs(clips: Sequence[Frames], low: Sequence[Frames], scale: int) -> None:

@@ -10,7 +10,8 @@ when there are fewer clips than clients; with "groups" the cells of a clip stay 
 
 `native` gives clients cameras of different resolution: client i films with 1 / native[i mod n] of
 the pixels along each side, and its crops shrink alike, so that all clients see as much of a scene.
-(The paper's stated future work; MultiResolution makes use of it.)
+(The paper's stated future work; MultiResolution makes use of it.) `degradation` gives them cameras
+that are bad in different ways, likewise: degradations.py.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from fedlens.core.client import Data, generator
 from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.data.source import DataError
+from fedlens.data.video.degradations import Kind, degradation
 from fedlens.data.video.frames import Box, Frames
 from fedlens.data.video.windows import CropArea, ShrunkFrames, Windows
 
@@ -43,6 +45,7 @@ class Cut:
     repeat: int
     held_out: float
     native: Sequence[int] = (1,)
+    degradation: Sequence[Kind] = ("bi",)
 
     def __post_init__(self) -> None:
         if self.crop % self.scale:
@@ -54,6 +57,8 @@ class Cut:
                 f"data.native is {bad[0]}: crops of {self.crop} must be divisible by it and by the"
                 f" scale {self.scale}"
             )
+        if not self.degradation:
+            raise DataError('data.degradation is empty: ["bi"] shrinks as the benchmarks do')
         if not self.native:
             raise DataError("data.native is empty: (1,) gives every client the full resolution")
 
@@ -77,7 +82,9 @@ class Cut:
             by: clips if by == 1 else [ShrunkFrames(c, by) for c in clips] for by in self.native
         }
         sides = [self.native[i % len(self.native)] for i in range(clients)]
-        for by, share in zip(sides, shares, strict=True):
+        kinds = self.degradation
+        cameras = [degradation(kinds[i % len(kinds)], seed, i) for i in range(clients)]
+        for by, share, camera in zip(sides, shares, cameras, strict=True):
             own, crop = smaller[by], self.crop // by
             share = [CropArea(p.clip, p.start, _within(p.box, by, self.scale)) for p in share]
             kept = round(len(share) * self.held_out)
@@ -85,23 +92,23 @@ class Cut:
                 torch.randperm(len(share), generator=rng).tolist() if kept else range(len(share))
             )
             mine = [share[k] for k in sorted(order[kept:])]
-            holdings.append(Windows(own, mine, self.frames, self.scale, crop, self.repeat))
-            held.append(
-                Windows(
-                    own, [share[k] for k in sorted(order[:kept])], self.frames, self.scale, crop
-                )
-            )
-        details = {
+            rest = [share[k] for k in sorted(order[:kept])]
+            size = (self.frames, self.scale, crop)
+            holdings.append(Windows(own, mine, *size, self.repeat, camera))
+            held.append(Windows(own, rest, *size, degradation=camera))
+        details: dict[str, list[Any]] = {
             "clips": [sorted({clips[p.clip].name for p in share}) for share in shares],
             "groups": [sorted({groups[p.clip] for p in share}) for share in shares],
             "windows": [len(share) for share in shares],
         }
+        if set(kinds) != {"bi"}:
+            details["cameras"] = [str(camera) for camera in cameras]
         facts = Facts(details=details)
         if uneven := [c.name for c in clips if any(n % self.scale for n in c.size)]:
-            rest = "the last rows and columns beyond a multiple of it are not used"
+            ending = "the last rows and columns beyond a multiple of it are not used"
             facts = facts.noting(
                 f"the sides of {len(uneven)} clips ({uneven[0]}, ...) cannot be divided by the"
-                f" scale {self.scale}: {rest}"
+                f" scale {self.scale}: {ending}"
             )
         if len(smaller) > 1:
             low = [self.crop // by // self.scale for by in sides]

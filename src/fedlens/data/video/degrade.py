@@ -72,4 +72,9 @@ def degrade(clip: Tensor, scale: int) -> Tensor:
     gives [0, 1].
     """
     x = clip.float() / 255 if clip.dtype == torch.uint8 else clip
-    return (shrink(cut_to(x, scale), scale).clamp(0, 1) * 255).round() / 255
+    return in_8_bits(shrink(cut_to(x, scale), scale))
+
+
+def in_8_bits(clip: Tensor) -> Tensor:
+    """Rounded, in [0, 1]."""
+    return (clip.clamp(0, 1) * 255).round() / 255

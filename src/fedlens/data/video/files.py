@@ -50,9 +50,11 @@ class FileFrames(Frames):
     sent elsewhere opens its own. Frames of a telephone held upright are turned as a player would.
     Damage inside a packet shows only when it is decoded: `read` then raises, or gives what the
     decoder guesses. side: frames are shrunk to this short side as they are decoded. threads: AUTO
-    lets the decoder have several, NONE keeps it in the caller's."""
+    lets the decoder have several, NONE keeps it in the caller's. bits: of a colour, in the file.
+    deep: set it, and `read` gives levels up to 65535 (uint16) instead of 255."""
 
     block = 16
+    deep = False
 
     def __init__(self, path: Path, side: int | None = None, threads: str = "AUTO") -> None:
         self.path, self.name, self.threads = path, path.stem, threads
@@ -66,6 +68,8 @@ class FileFrames(Frames):
                 stream = container.streams.video[0]
                 if stream.codec_context is None:  # damaged where the codec is named
                     raise DataError(f"{path} is in a codec that nobody here knows")
+                kind = stream.codec_context.format
+                self.bits = max((c.bits for c in kind.components), default=8) if kind else 8
                 promised, seconds = stream.frames, (container.duration or 0) / 1e6
                 self.turns = quarter_turns(av, path) if "mov" in container.format.name else 0
                 # as it comes from the decoder
@@ -120,7 +124,7 @@ class FileFrames(Frames):
 
     def read(self, low: int, high: int) -> Tensor:
         self._check(low, high)
-        out = np.empty((high - low, *self.size, 3), np.uint8)
+        out = np.empty((high - low, *self.size, 3), np.uint16 if self.deep else np.uint8)
         av, got = load_av(), 0
         # one for all: a frame's own would be set up anew for every frame
         shape = av.video.reformatter.VideoReformatter()
@@ -131,7 +135,7 @@ class FileFrames(Frames):
                     frame,
                     width,
                     height,
-                    "rgb24",
+                    "rgb48le" if self.deep else "rgb24",
                     src_colorspace=colours(frame),
                     interpolation="AREA",
                 )

@@ -70,6 +70,22 @@ class ArrayFrames(Frames):
         return self.array[low:high]
 
 
+class Stretch(Frames):
+    """Some frames of a clip, from `first` on; all that are left if no count is given."""
+
+    def __init__(self, frames: Frames, count: int | None, first: int = 0) -> None:
+        self.frames, self.name, self.size, self.rate = frames, frames.name, frames.size, frames.rate
+        left = len(frames) - first
+        self.first, self.count = first, left if count is None else min(count, left)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, low: int, high: int) -> Tensor:
+        self._check(low, high)
+        return self.frames.read(self.first + low, self.first + high)
+
+
 class FolderFrames(Frames):
     """One picture per frame, in natural order of their names. All must have one size, which their
     headers tell. size: as it was found when the folder was opened before; it is then not looked

@@ -14,6 +14,7 @@ from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural
 from fedlens.data.source import Source
 from fedlens.data.video.cut import Cut
+from fedlens.data.video.degradations import TESTER, Kind, degradation
 from fedlens.data.video.frames import ArrayFrames, Frames
 from fedlens.data.video.windows import WholeClips
 
@@ -39,6 +40,8 @@ class MovingTextures(Source):
     held_out: Fraction = 0.0
     test_clips: Natural = 2
     native: tuple[Count, ...] = (1,)
+    degradation: tuple[Kind, ...] = ("bi",)
+    test_degradation: Kind = "bi"
 
     def __post_init__(self) -> None:
         self.cut = Cut(
@@ -51,15 +54,16 @@ class MovingTextures(Source):
             self.repeat,
             self.held_out,
             self.native,
+            self.degradation,
         )
 
     def federation(self, clients: int, seed: int) -> Federation:
         families = [k % self.groups for k in range(self.clips)]
         clips = [self._scene(k, family, seed) for k, family in enumerate(families)]
         test = [self._scene(self.clips + k, self.groups + k, seed) for k in range(self.test_clips)]
-        return self.cut.federation(
-            clips, [f"family {f}" for f in families], WholeClips(test, self.scale), clients, seed
-        )
+        how = degradation(self.test_degradation, seed, TESTER)
+        tested = WholeClips(test, self.scale, degradation=how)
+        return self.cut.federation(clips, [f"family {f}" for f in families], tested, clients, seed)
 
     def _scene(self, number: int, family: int, seed: int) -> Frames:
         array = moving_texture(

@@ -2,21 +2,24 @@
 the server's test.
 
 The low resolution is made as in the benchmarks (`degrade`), exactly as if the whole frame had been
-shrunk: the crop is read with a margin.
+shrunk: the crop is read with a margin. Or as a camera of one's own makes it (`degradations`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Generator, Tensor
 
-from fedlens.core.client import Batch
+from fedlens.core.client import Batch, generator
 from fedlens.data.source import DataError
-from fedlens.data.video.degrade import REACH, cut_to, degrade, shrink
+from fedlens.data.video.degradations import STREAM, BicubicShrink, Degradation
+from fedlens.data.video.degrade import cut_to, in_8_bits
 from fedlens.data.video.frames import Box, Frames
+
+BICUBIC = BicubicShrink()
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Windows:
     scale: int
     crop: int
     repeat: int = 1
+    degradation: Degradation = field(default_factory=BicubicShrink)
 
     def __len__(self) -> int:
         return len(self.pieces) * self.repeat
@@ -59,19 +63,29 @@ class Windows:
             self.frames,
             (top + y0, left + x0, self.crop, self.crop),
             self.scale,
+            self.degradation,
+            rng,
         )
         if rng is not None:
             x, y = turn_pair(x, y, int(torch.randint(8, (), generator=rng)))
         return x, y
 
 
-def cut_pair(clip: Frames, start: int, count: int, box: Box, scale: int) -> tuple[Tensor, Tensor]:
-    """Low and high resolution of a box whose corners lie on the low-resolution grid; equal to
-    cropping the whole degraded frame.
+def cut_pair(
+    clip: Frames,
+    start: int,
+    count: int,
+    box: Box,
+    scale: int,
+    how: Degradation = BICUBIC,
+    rng: Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Low and high resolution of a box whose corners lie on the low-resolution grid; for what looks
+    no farther than its reach and is not random, equal to cropping the whole degraded frame.
     """
     top, left, height, width = box
     full = [n - n % scale for n in clip.size]
-    margin = REACH * scale
+    margin = how.reach * scale
     up, before = min(top, margin), min(left, margin)
     down, after = min(full[0] - top - height, margin), min(full[1] - left - width, margin)
     wide = (
@@ -82,7 +96,7 @@ def cut_pair(clip: Frames, start: int, count: int, box: Box, scale: int) -> tupl
         ).float()
         / 255
     )
-    small = (shrink(wide, scale).clamp(0, 1) * 255).round() / 255
+    small = in_8_bits(how(wide, scale, rng))
     rows, columns = (
         slice(up // scale, up // scale + height // scale),
         slice(before // scale, before // scale + width // scale),
@@ -107,12 +121,14 @@ def turn_pair(x: Tensor, y: Tensor, how: int) -> tuple[Tensor, Tensor]:
 @dataclass(frozen=True)
 class WholeClips:
     """What the server tests on: one clip at a time, whole. `low` are given low-resolution clips;
-    otherwise they are made.
+    otherwise they are made, the same each time. also: other sets, by name.
     """
 
     clips: Sequence[Frames]
     scale: int
     low: Sequence[Frames] | None = None
+    degradation: Degradation = field(default_factory=BicubicShrink)
+    also: Mapping[str, WholeClips] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.clips)
@@ -125,12 +141,9 @@ class WholeClips:
 
     def pair(self, i: int) -> tuple[Tensor, Tensor]:
         y = cut_to(self.clips[i].read(0, len(self.clips[i])).float() / 255, self.scale)
-        x = (
-            degrade(y, self.scale)
-            if self.low is None
-            else self.low[i].read(0, len(self.clips[i])).float() / 255
-        )
-        return x, y
+        if self.low is not None:
+            return self.low[i].read(0, len(self.clips[i])).float() / 255, y
+        return in_8_bits(self.degradation(y, self.scale, generator(STREAM, i))), y
 
     def name(self, i: int) -> str:
         return self.clips[i].name
@@ -140,6 +153,7 @@ class WholeClips:
             [self.clips[i] for i in index],
             self.scale,
             None if self.low is None else [self.low[i] for i in index],
+            self.degradation,
         )
 
 
