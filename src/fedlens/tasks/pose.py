@@ -143,7 +143,7 @@ class Pose(LearningTask):
 
     def locate(self, maps: Tensor, size: ImageSize) -> tuple[Tensor, Tensor]:
         """Joints (N, J, 2) in pixels of an input of `size`, and the peaks' heights (N, J)."""
-        points, peaks = decode_heatmaps(maps, self.decode)
+        points, peaks = decode_heatmaps(maps, self.decode, self.targets)
         h, w = maps.shape[-2:]
         if self.targets == "udp":
             step = torch.tensor([(size[1] - 1) / (w - 1), (size[0] - 1) / (h - 1)])
