@@ -99,9 +99,10 @@ def coco_ap(
     visible: NDArray[Any],
     area: NDArray[Any],
     image: NDArray[Any],
+    sigmas: Sequence[float],
 ) -> dict[str, float]:
     """AP, AP50, AP75 and AR of COCO's own program, one detection per annotated person. In
-    percent.
+    percent. sigmas: one a joint.
     """
     try:
         from pycocotools.coco import COCO
@@ -128,6 +129,7 @@ def coco_ap(
             ]
         )  # fmt: skip
         judge = COCOeval(known, found, "keypoints")
+        judge.params.kpt_oks_sigmas = np.asarray(sigmas, float)
         judge.evaluate()
         judge.accumulate()
         judge.summarize()

@@ -68,7 +68,7 @@ def draw_targets(
 
 def decode_heatmaps(maps: Tensor, how: Decoding, coding: Coding = "udp") -> tuple[Tensor, Tensor]:
     """Peaks: (N, J, 2) as x, y in pixels of the map, and their height (N, J)."""
-    h, w = maps.shape[-2:]
+    w = maps.shape[-1]
     peaks, where = maps.flatten(2).max(2)
     x, y = where % w, where // w
     points = torch.stack([x, y], -1).to(maps.dtype)

@@ -20,38 +20,38 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedlens.core.client import Batch, Output
+from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural, Positive
 from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, check_options, in_batches
-from fedlens.data.pose.people import (
-    SKELETONS,
-    ImageSize,
-    People,
-    Skeleton,
-    transform_joints,
-)
+from fedlens.data.pose.people import ImageSize, People, transform_joints
+from fedlens.data.pose.skeletons import SKELETONS, UNIFORM_SIGMA, PoseFacts, find_skeleton
 from fedlens.metrics.pose import coco_ap, pck, pckh
 from fedlens.models.by_name import is_own, load_own, make_own
-from fedlens.models.vitpose import SIZES, SimpleBaseline, ViTPose
+from fedlens.models.classification import published_weights
+from fedlens.models.light_pose import LightPose
+from fedlens.models.vitpose import SIZES, SimpleBaseline, ViTPose, patch_grid
 from fedlens.tasks.heatmaps import decode_heatmaps, draw_targets
 from fedlens.tasks.pose_drawing import as_image, draw_heat, draw_joints, enlarge_nearest
 
 
 @dataclass
 class Pose(LearningTask):
-    """joints: the skeleton, which also decides the metric (mpii: PCKh, lsp: PCK@0.2, coco: AP).
-    network: vit-nano, vit-tiny, vit-small, vitpose-s, vitpose-b, resnet-18 ... resnet-152 or
-    module:Class, a network of your own that makes a heat map for each joint and is told joints and
-    size where it asks. patch,
-    positions, size, drop_path: see ViTPose. stages: see SimpleBaseline. sizes: resolutions (height,
-    width) to evaluate at; the data's own if none. capture, how: test images have only this
+    """joints: the skeleton, which also decides the metric (mpii: PCKh, lsp: PCK@0.2 of the torso,
+    coco: AP; one's own: AP, and PCK@0.2 of the box): a name, or a table with joints (their names),
+    flips, bones and sigmas; where nobody gives one, the data's. network: vit-nano, vit-tiny,
+    vit-small, vitpose-s, vitpose-b, resnet-18 ... resnet-152, timm:NAME (a convolutional backbone
+    with a light head) or module:Class, a network of your own that makes a heat map for each joint
+    and is told joints and size where it asks. patch, positions, size, drop_path: see ViTPose.
+    stages: see SimpleBaseline and LightPose. sizes: resolutions (height, width) to evaluate at; the data's own if none. capture, how: test images have only this
     resolution and are interpolated to each of `sizes`, in each of these ways. embed: how many
     people to show in an embedding of the features. init: weights to start from, such as a public
     checkpoint. pretrained: the same for other joints or another purpose (a path, hub:OWNER/NAME):
-    the head's last layer may differ."""
+    the head's last layer may differ, and official ViTPose, MAE and DeiT files start a network with
+    positions="conv" too; package:NAME is a file that an installed package carries."""
 
-    joints: Literal["mpii", "lsp", "coco"] = "lsp"
+    joints: Literal["mpii", "lsp", "coco"] | dict[str, Any] = "lsp"
     network: str = "vit-tiny"
     patch: Count = 4
     positions: Literal["conv", "absolute"] = "conv"
@@ -72,12 +72,13 @@ class Pose(LearningTask):
     pretrained: bool | str = False
 
     def __post_init__(self) -> None:
+        self.skeleton = find_skeleton(self.joints)
         self.own_network = is_own(self.network)
-        ours = self.network in SIZES or self.network.startswith("resnet-")
+        ours = self.network in SIZES or self.network.startswith(("resnet-", "timm:"))
         if not ours and not self.own_network:
             raise ValueError(
                 f"no network {self.network!r}: there are {', '.join(SIZES)} and resnet-18, -34,"
-                " -50, -101, -152, or module:Class"
+                " -50, -101, -152, timm:NAME or module:Class"
             )
         if self.own_network:
             self.multiple = int(getattr(load_own(self.network), "multiple", 1))
@@ -93,9 +94,47 @@ class Pose(LearningTask):
                 f" multiples of {self.multiple}"
             )
 
-    @property
-    def skeleton(self) -> Skeleton:
-        return SKELETONS[self.joints]
+    @classmethod
+    def told_by(cls, facts: Facts) -> dict[str, Any]:
+        """The data's joints."""
+        if not isinstance(facts, PoseFacts) or not facts.skeleton:
+            return {}
+        name = facts.skeleton["name"]
+        known = name in SKELETONS and SKELETONS[name].table() == dict(facts.skeleton)
+        return {"joints": name if known else dict(facts.skeleton)}
+
+    @classmethod
+    def told_by_weights(cls, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The network and its joints, as far as a checkpoint shows them."""
+        last = weights.get("keypoint_head.final_layer.weight")
+        told: dict[str, Any] = {}
+        if last is not None:
+            count = last.shape[0]
+            known = {len(s.joints): name for name, s in SKELETONS.items()}
+            numbered = {"joints": [f"joint_{k + 1}" for k in range(count)]}
+            told["joints"] = known.get(count, numbered)
+        patches = weights.get("backbone.patch_embed.proj.weight")
+        if patches is not None:
+            depth = len({n.split(".")[2] for n in weights if n.startswith("backbone.blocks.")})
+            shape = (patches.shape[0], depth)
+            names = [n for n, (dim, blocks, *_) in SIZES.items() if (dim, blocks) == shape]
+            side = patches.shape[-1]
+            places = weights.get("backbone.pos_embed")
+            grid = (16, 12) if places is None else patch_grid(places.shape[1] - 1)
+            told |= {"network": names[0]} if names else {}
+            told |= {"patch": side, "positions": "conv" if places is None else "absolute"}
+            told["size"] = (grid[0] * side, grid[1] * side)
+        return told
+
+    def fits(self, facts: Facts) -> None:
+        if not isinstance(facts, PoseFacts) or not facts.skeleton:
+            return
+        held, ours = len(facts.skeleton["joints"]), len(self.skeleton.joints)
+        if held != ours:
+            raise ValueError(
+                f"the data has {held} joints ({facts.skeleton['name']}), the skeleton"
+                f" {self.skeleton.name!r} has {ours}: leave task.joints out, or set it"
+            )
 
     def model(self) -> nn.Module:
         count = len(self.skeleton.joints)
@@ -105,7 +144,14 @@ class Pose(LearningTask):
             return ViTPose(
                 self.network, count, self.patch, self.positions, self.size, self.drop_path
             )
+        if self.network.startswith("timm:"):
+            return LightPose(self.network.removeprefix("timm:"), count, self.stages)
         return SimpleBaseline(int(self.network.removeprefix("resnet-")), count, self.stages)
+
+    def published(self) -> dict[str, Tensor]:
+        if not self.network.startswith("timm:"):
+            return super().published()
+        return published_weights(self.network, 3, max(self.size))
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         maps: Tensor = output.prediction
@@ -124,8 +170,8 @@ class Pose(LearningTask):
     def _check(self, batch: Batch) -> None:
         if batch["y"].shape[1] != len(self.skeleton.joints):
             raise ValueError(
-                f"the data has {batch['y'].shape[1]} joints, the skeleton {self.joints!r} has"
-                f" {len(self.skeleton.joints)}: set task.joints"
+                f"the data has {batch['y'].shape[1]} joints, the skeleton {self.skeleton.name!r}"
+                f" has {len(self.skeleton.joints)}: set task.joints"
             )
 
     # -- prediction --------------------------------------------------------------------------------
@@ -184,16 +230,19 @@ class Pose(LearningTask):
         truth, visible = found["truth"][..., :2], found["truth"][..., 2]
         if self.joints == "mpii":
             return pckh(found["predicted"], truth, visible, found["reference"])
-        if self.joints == "coco":
-            return coco_ap(
-                found["predicted"],
-                found["peaks"].mean(1),
-                truth,
-                visible,
-                found["area"],
-                found["image"],
-            )
-        return {"pck": pck(found["predicted"], truth, visible, found["reference"], 0.2)}
+        near = {"pck": pck(found["predicted"], truth, visible, found["reference"], 0.2)}
+        if self.joints == "lsp":
+            return near
+        like = coco_ap(
+            found["predicted"],
+            found["peaks"].mean(1),
+            truth,
+            visible,
+            found["area"],
+            found["image"],
+            self.skeleton.sigmas or (UNIFORM_SIGMA,) * len(self.skeleton.joints),
+        )
+        return like if self.joints == "coco" else like | near
 
     # -- to look at --------------------------------------------------------------------------------
 

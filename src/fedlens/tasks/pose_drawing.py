@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedlens.data.images.reading import IMAGENET_MEAN, IMAGENET_STD
-from fedlens.data.pose.people import ImageSize, Skeleton
+from fedlens.data.pose.people import ImageSize
+from fedlens.data.pose.skeletons import Skeleton
 
 
 def as_image(x: Tensor) -> Tensor:

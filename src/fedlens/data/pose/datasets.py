@@ -1,5 +1,5 @@
-"""Poses as they are published: LSP and LSPET, MPII, COCO. Each becomes a list of `Person`, shared
-among cameras of different resolution.
+"""Poses as they are published: LSP and LSPET, MPII (COCO: `coco.py`). Each becomes a list of
+`Person`, shared among cameras of different resolution.
 
 Boxes: MPII's is a square of 200 * scale pixels, stretched to the input's shape, as its public code
 does (scale * 1.25, centre 15 * scale lower, one-based); COCO's and LSP's is the annotated box or
@@ -21,20 +21,18 @@ import torch
 from numpy.typing import NDArray
 
 from fedlens.core.client import generator
-from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Share
 from fedlens.data.paths import locate
 from fedlens.data.pose.people import (
-    SKELETONS,
     ImageSize,
     People,
     Person,
     PoseAugmentation,
-    Skeleton,
     fit_box,
     joints_box,
 )
+from fedlens.data.pose.skeletons import SKELETONS, PoseFacts, Skeleton
 from fedlens.data.source import DataError, Source
 
 
@@ -89,7 +87,12 @@ class PoseSource(Source):
         kept = round(self.hold_out * share)
         held_out = [p.subset(range(kept)) for p in parts] if kept else ()
         people = {"people": [share - kept] * clients}
-        facts = Facts(resolutions=tuple(own), notes=tuple(notes), details=people)
+        facts = PoseFacts(
+            resolutions=tuple(own),
+            notes=tuple(notes),
+            details=people,
+            skeleton=self.skeleton.table(),
+        )
         whole = People(test, self.skeleton, max(own), augment) if test else None
         return Federation([p.subset(range(kept, share)) for p in parts], held_out, whole, facts)
 
@@ -228,8 +231,8 @@ class Mpii(PoseSource):
 
     def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
         root = locate(self.folder, "folder of Mpii", "data.folder")
-        train = [self._person(root, entry, None) for entry in _json(root, self.train)]
-        entries = _json(root, self.val)
+        train = [self._person(root, entry, None) for entry in find_annotations(root, self.train)]
+        entries = find_annotations(root, self.val)
         heads = self._heads(root, len(entries), notes)
         test = [
             self._person(root, entry, heads[k] if heads is not None else None)
@@ -279,68 +282,16 @@ class Mpii(PoseSource):
         return Person(path, joints, (x - 1, y + 15 * scale - 1), (side, side), max(reference, 1e-6))
 
 
-@dataclass
-class CocoPose(PoseSource):
-    """COCO keypoints: annotation files in the folder or its annotations/, images in train_images
-    and val_images. Evaluated by OKS-AP on the annotated boxes."""
-
-    folder: str = "coco"
-    train: str = "person_keypoints_train2017.json"
-    val: str = "person_keypoints_val2017.json"
-    train_images: str = "train2017"
-    val_images: str = "val2017"
-    sizes: tuple[tuple[int, int], ...] = ((256, 192), (192, 144), (128, 96))
-
-    skeleton_name = "coco"
-
-    def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
-        root = locate(self.folder, "folder of CocoPose", "data.folder")
-        return self._people(root, self.train, self.train_images, notes), self._people(
-            root, self.val, self.val_images, notes
-        )
-
-    def _people(self, root: Path, name: str, images: str, notes: list[str]) -> list[Person]:
-        found = _json(root, name)
-        files = {image["id"]: image for image in found["images"]}
-        people, outside = [], 0
-        for entry in found["annotations"]:
-            if entry.get("iscrowd") or "keypoints" not in entry:
-                continue
-            image = files[entry["image_id"]]
-            joints, out = hide_outside(
-                np.asarray(entry["keypoints"], float).reshape(-1, 3),
-                image["width"],
-                image["height"],
-            )
-            outside += out
-            left, top, width, height = entry["bbox"]
-            centre = (left + (width - 1) / 2, top + (height - 1) / 2)
-            path = root / images / image["file_name"]
-            people.append(
-                Person(
-                    path,
-                    joints,
-                    centre,
-                    fit_box((width, height), self.shape),
-                    max(width, height),
-                    float(entry["area"]),
-                    int(image["id"]),
-                )
-            )
-        if outside:
-            notes.append(f"{name}: {outside} joints outside their image count as invisible")
-        return keep_usable(people, notes)
-
-
 def _find(root: Path, name: str) -> Path | None:
     return next((p for p in (root / name, root / "annotations" / name) if p.is_file()), None)
 
 
-def _json(root: Path, name: str) -> Any:
+def find_annotations(root: Path, name: str) -> Any:
+    """A JSON file of the folder, or of its annotations/."""
     path = _find(root, name)
     if path is None:
         raise DataError(f"no {name} in {root} or {root / 'annotations'}")
     try:
         return json.loads(path.read_text())
-    except ValueError as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise DataError(f"{path} is not JSON: {e}") from e

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from fedlens.core.weights import load_weights, result_file
 from fedlens.data.paths import images_at
-from fedlens.data.pose.people import How, ImageSize, People, Person, Skeleton, fit_box, open_image
+from fedlens.data.pose.people import How, ImageSize, People, Person, fit_box, open_image
+from fedlens.data.pose.skeletons import Skeleton
 from fedlens.data.source import DataError
 from fedlens.tasks.pose_drawing import draw_joints, save_png
 
