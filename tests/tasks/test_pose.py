@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from fedlens.data.pose.coco import CocoPose
 from fedlens.data.pose.stick_figures import StickFigures
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import MultiResolution
+from fedlens.tasks.apply.tracking import Tracker, overlap
 from fedlens.tasks.heatmaps import decode_heatmaps, draw_targets
 from fedlens.tasks.pose import Pose
 
@@ -293,6 +296,7 @@ def test_a_federation_learns_and_its_model_is_of_use(tmp_path: Path) -> None:
     )
 
     task.save(state, tmp_path)
+    warnings.filterwarnings("ignore", "no boxes and no detector")
     (tmp_path / "in").mkdir()
     Image.new("RGB", (200, 50), (90, 80, 70)).save(tmp_path / "in" / "wide.png")
     Image.fromarray(source.draw(3).image).save(tmp_path / "in" / "figure.jpg")  # type: ignore[arg-type]
@@ -339,15 +343,13 @@ def applied(tmp_path: Path) -> Callable[..., str]:
     task = Pose("lsp", "vit-nano", size=(32, 24))
     save_file(task.model().state_dict(), tmp_path / "model.safetensors")
 
-    def run(boxes: object = None) -> str:
+    def run(boxes: object = None, **options: Any) -> str:
         if boxes is not None:
             (tmp_path / "boxes.json").write_text(json.dumps(boxes))
-        return task.apply(
-            tmp_path,
-            tmp_path / "photos",
-            tmp_path / "out",
-            **({} if boxes is None else {"boxes": tmp_path / "boxes.json"}),
-        )
+            options["boxes"] = tmp_path / "boxes.json"
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "no boxes and no detector")
+            return task.apply(tmp_path, tmp_path / "photos", tmp_path / "out", **options)
 
     return run
 
@@ -450,8 +452,128 @@ def test_photos_that_cannot_be_read_are_skipped_and_counted(
     assert applied().startswith("1 people in 1 images, 1 could not be read (a.jpg): ")
     assert [i["file_name"] for i in written(tmp_path)["images"]] == ["b.jpg"]
     (tmp_path / "photos" / "b.jpg").write_text("no picture")
-    with pytest.raises(ValueError, match=r"none of the 2 images at .* can be read \(a.jpg\)"):
+    with pytest.raises(ValueError, match=r"none of the 2 images at .* read \(a.jpg, b.jpg\)"):
         applied()
+
+
+def test_what_is_no_picture_is_counted_and_tiff_and_gif_are_pictures(
+    applied: Callable[..., str], tmp_path: Path
+) -> None:
+    photos(tmp_path, "a.jpg", "b.tif", "c.gif")
+    (tmp_path / "photos" / "notes.txt").write_text("hello")
+    said = applied()
+    assert said.startswith("3 people in 3 images, 1 other files were passed over (notes.txt): ")
+
+
+def test_without_boxes_a_warning_says_what_counts_as_a_person(tmp_path: Path) -> None:
+    task = Pose("lsp", "vit-nano", size=(32, 24))
+    save_file(task.model().state_dict(), tmp_path / "model.safetensors")
+    photos(tmp_path, "a.jpg")
+    with pytest.warns(UserWarning, match="each whole picture counts as one person"):
+        task.apply(tmp_path, tmp_path / "photos", tmp_path / "out")
+
+
+def test_detections_as_coco_has_them(applied: Callable[..., str], tmp_path: Path) -> None:
+    """Images by number, a score, 80 categories."""
+    photos(tmp_path, "000000000785.jpg", "000000000012.jpg")
+    found = {"image_id": 785, "category_id": 1, "bbox": [5, 6, 20, 30]}
+    applied(
+        [
+            {**found, "score": 0.9},
+            {**found, "score": 0.1},
+            {**found, "score": 0.9, "category_id": 62},
+            {**found, "score": 0.9, "image_id": 4},
+        ]
+    )
+    table = written(tmp_path)
+    names = {i["id"]: i["file_name"] for i in table["images"]}
+    assert [names[a["image_id"]] for a in table["annotations"]] == ["000000000785.jpg"]
+
+
+class Corner(nn.Module):
+    """Stands for a detector: bright pixels are a person."""
+
+    def find(self, image: Tensor) -> Tensor:
+        there = (image.float().mean(0) > 128).nonzero()
+        if not len(there):
+            return torch.zeros(0, 5)
+        (top, left), (bottom, right) = there.amin(0).tolist(), there.amax(0).tolist()
+        return torch.tensor([[left, top, right + 1, bottom + 1, 0.8]], dtype=torch.float32)
+
+
+@pytest.fixture
+def corner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedlens.tasks.apply.detection._fast", lambda path, least: Corner().find)
+
+
+def bright(left: int, size: tuple[int, int] = (64, 48)) -> NDArray[Any]:
+    """A white figure of 12x20 on black."""
+    image = np.zeros((*size, 3), np.uint8)
+    image[10:30, left : left + 12] = 255
+    return image
+
+
+def test_a_detector_finds_the_people(
+    applied: Callable[..., str], tmp_path: Path, corner: None
+) -> None:
+    (tmp_path / "photos").mkdir()
+    Image.fromarray(bright(7)).save(tmp_path / "photos" / "a.png")
+    Image.new("RGB", (30, 30)).save(tmp_path / "photos" / "empty.png")
+    assert applied(detector="some.pth").startswith("1 people in 2 images: ")
+    (person,) = written(tmp_path)["annotations"]
+    assert person["bbox"] == [7, 10, 12, 20] and person["box_score"] == 0.8
+    with pytest.raises(ValueError, match="give one of them"):
+        applied([{"file_name": "a.png", "bbox": [5, 6, 20, 30]}], detector="some.pth")
+    with pytest.raises(ValueError, match="lowest that counts"):
+        applied(detector="some.pth", score=2)
+
+
+def test_a_film_becomes_a_film_with_numbers(tmp_path: Path, corner: None) -> None:
+    """The figure walks two pixels a frame, is gone for two frames, and then another stands far
+    away: two numbers."""
+    av = pytest.importorskip("av")
+    task = Pose("lsp", "vit-nano", size=(32, 24))
+    save_file(task.model().state_dict(), tmp_path / "model.safetensors")
+    frames = [bright(2 * k) for k in range(6)]
+    frames += [np.zeros_like(frames[0])] * 2 + [bright(36)] * 2
+    with av.open(str(tmp_path / "walk.mp4"), "w") as out:
+        stream = out.add_stream("libx264", rate=10)
+        stream.height, stream.width, stream.pix_fmt = 64, 48, "yuv420p"
+        for frame in frames:
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        out.mux(stream.encode(None))
+    said = task.apply(tmp_path, tmp_path / "walk.mp4", tmp_path / "out", detector="some.pth")
+    assert said.startswith("2 people in 8 places in 10 frames: ")
+    table = written(tmp_path)
+    assert [i["frame"] for i in table["images"]] == list(range(10))
+    assert [(a["image_id"], a["track_id"]) for a in table["annotations"]] == [
+        *((k, 1) for k in range(6)),
+        (8, 2),
+        (9, 2),
+    ]
+    for k, person in enumerate(table["annotations"][:6]):
+        assert person["bbox"] == pytest.approx([2 * k, 10, 12, 20], abs=2)
+    with av.open(str(tmp_path / "out" / "walk-pose.mp4")) as film:
+        shown = [f.to_ndarray(format="rgb24") for f in film.decode(video=0)]
+    assert len(shown) == 10 and shown[0].shape == (64, 48, 3)
+    assert np.abs(shown[6].astype(int)).max() < 30  # nobody there, nothing drawn
+    drawn = shown[3].astype(int)[:, :, 1] - shown[3].astype(int)[:, :, 0]
+    assert (drawn > 40).any()  # the green frame
+
+
+def test_tracks_by_hand() -> None:
+    """Two cross over in small steps and keep their numbers; one who was away for longer than the
+    patience is somebody new."""
+    tracker = Tracker(patience=2)
+    assert tracker.follow([(0, 0, 10, 10), (40, 0, 10, 10)]) == [1, 2]
+    assert tracker.follow([(38, 0, 10, 10), (2, 0, 10, 10)]) == [2, 1]
+    assert tracker.follow([(36, 0, 10, 10)]) == [2]
+    assert tracker.follow([(35, 0, 10, 10), (3, 0, 10, 10)]) == [2, 1]
+    for _ in range(3):
+        assert tracker.follow([(35, 0, 10, 10)]) == [2]
+    assert tracker.follow([(3, 0, 10, 10)]) == [3]
+    """Half of each is shared: 50 of 150."""
+    assert overlap((0, 0, 10, 10), (5, 0, 10, 10)) == pytest.approx(1 / 3)
 
 
 def test_a_portrait_of_a_telephone_is_looked_at_upright(

@@ -274,11 +274,9 @@ class ViTPose(_HeatmapModel):
                 found[ours] = value
             else:
                 dropped.append(name)
-        heads = self.backbone.blocks[0].attn.heads
-        if "head.weight" in weights and value_width(weights) // heads != 64:
-            changed.append(
-                f"read with {heads} heads, a classifier of this width usually has others"
-            )
+        width = found["backbone.blocks.0.attn.qkv.weight"].shape[1]
+        if "head.weight" in weights and width // self.heads != 64:  # DeiT's and timm's heads are 64
+            changed.append(f"read with {self.heads} heads where a DeiT has {width // 64}")
         fresh = ["backbone.gpe.*", "backbone.blocks.*.attn.lpe.*"]
         return Translated(found, dropped, changed, fresh)
 

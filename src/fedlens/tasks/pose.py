@@ -44,11 +44,12 @@ class Pose(LearningTask):
     vit-small, vitpose-s, vitpose-b, resnet-18 ... resnet-152, timm:NAME (a convolutional backbone
     with a light head) or module:Class, a network of your own that makes a heat map for each joint
     and is told joints and size where it asks. patch, positions, size, drop_path: see ViTPose.
-    stages: see SimpleBaseline and LightPose. sizes: resolutions (height, width) to evaluate at; the data's own if none. capture, how: test images have only this
-    resolution and are interpolated to each of `sizes`, in each of these ways. embed: how many
-    people to show in an embedding of the features. init: weights to start from, such as a public
-    checkpoint. pretrained: the same for other joints or another purpose (a path, hub:OWNER/NAME):
-    the head's last layer may differ, and official ViTPose, MAE and DeiT files start a network with
+    stages: see SimpleBaseline and LightPose. sizes: resolutions (height, width) to evaluate at;
+    the data's own if none. capture, how: test images have only this resolution and are
+    interpolated to each of `sizes`, in each of these ways. embed: how many people to show in an
+    embedding of the features. init: weights to start from, such as a public checkpoint.
+    pretrained: the same for other joints or another purpose (a path, hub:OWNER/NAME): the head's
+    last layer may differ, and official ViTPose, MAE and DeiT files start a network with
     positions="conv" too; package:NAME is a file that an installed package carries."""
 
     joints: Literal["mpii", "lsp", "coco"] | dict[str, Any] = "lsp"
@@ -299,12 +300,14 @@ class Pose(LearningTask):
     # -- to use ------------------------------------------------------------------------------------
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
-        """Joints of every image of a file or folder: keypoints.json (as COCO) and drawn overlays.
-        Options: size (HxW; default the highest evaluated), boxes (a COCO-style JSON list or
-        annotation file; without it a person is taken to fill its image), capture (HxW: pretend the
+        """Joints of every image of a file or folder: keypoints.json (as COCO) and drawn overlays;
+        of a film likewise, with a number for each person. Options: size (HxW; default the highest
+        evaluated), boxes (a COCO-style JSON list or annotation file, or detections) or detector (a
+        file of FastestDet's weights, or torchvision:NAME:PATH); without both a person is taken to
+        fill its image; score (the lowest of a detection that counts), capture (HxW: pretend the
         camera has only this) and how (bilinear, area, bicubic). Photos are turned as their EXIF
         says, and joints and boxes count the pixels of the upright photo."""
         from fedlens.tasks.apply.keypoints import find_keypoints
 
-        check_options(self, options, "size", "boxes", "capture", "how")
+        check_options(self, options, "size", "boxes", "capture", "how", "detector", "score")
         return find_keypoints(self, folder, source, target, options)

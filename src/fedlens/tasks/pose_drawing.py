@@ -58,6 +58,18 @@ def draw_joints(image: Tensor, joints: Tensor, skeleton: Skeleton) -> Tensor:
     return torch.from_numpy(np.asarray(canvas).copy()).permute(2, 0, 1).float() / 255
 
 
+def draw_box(image: Tensor, box: tuple[float, float, float, float], label: str) -> Tensor:
+    """A frame (left, top, width, height) with a few letters in its corner."""
+    from PIL import Image, ImageDraw
+
+    canvas = Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy())
+    pen = ImageDraw.Draw(canvas)
+    left, top, width, height = box
+    pen.rectangle([left, top, left + width - 1, top + height - 1], outline=(120, 220, 120))
+    pen.text((left + 2, top + 1), label, fill=(120, 220, 120))
+    return torch.from_numpy(np.asarray(canvas).copy()).permute(2, 0, 1).float() / 255
+
+
 def draw_heat(image: Tensor, maps: Tensor) -> Tensor:
     """The maximum over the joints, from black through red to yellow, over a darkened picture."""
     heat = F.interpolate(
