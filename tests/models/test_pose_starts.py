@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedlens.core.weights import Misfit
@@ -19,7 +19,7 @@ from fedlens.tasks.pose import Pose
 def official(joints: int = 17) -> dict[str, Tensor]:
     """As an official ViTPose file has it: absolute positions at 64x48, patch 4."""
     torch.manual_seed(0)
-    found = ViTPose("vit-nano", joints, 4, "absolute", (64, 48)).state_dict()
+    found = ViTPose("vit-tiny", joints, 4, "absolute", (64, 48)).state_dict()
     return {n: torch.randn_like(t) if t.is_floating_point() else t for n, t in found.items()}
 
 
@@ -29,16 +29,16 @@ def plain(side: int = 14, head: bool = True) -> dict[str, Tensor]:
         n.removeprefix("backbone."): t for n, t in official().items() if n.startswith("backbone.")
     }
     found = {n.replace("last_norm", "norm"): t for n, t in body.items()}
-    found["pos_embed"] = torch.randn(1, 1 + side * side, 32)
-    found["cls_token"] = torch.randn(1, 1, 32)
-    extra = {"head.weight": torch.randn(1000, 32)} if head else {"decoder_pred.bias": torch.ones(3)}
+    found["pos_embed"] = torch.randn(1, 1 + side * side, 64)
+    found["cls_token"] = torch.randn(1, 1, 64)
+    extra = {"head.weight": torch.randn(1000, 64)} if head else {"decoder_pred.bias": torch.ones(3)}
     return found | extra
 
 
 def started(tmp_path: Path, weights: dict[str, Tensor], **given: object) -> tuple[nn.Module, str]:
     file = tmp_path / "start.pth"
     torch.save({"model": weights}, file)
-    task = Pose("lsp", "vit-nano", size=(64, 48), pretrained=str(file), **given)  # type: ignore[arg-type]
+    task = Pose("lsp", "vit-tiny", size=(64, 48), pretrained=str(file), **given)  # type: ignore[arg-type]
     model = task.model()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -58,9 +58,9 @@ def test_an_official_file_starts_the_network_with_conv_positions(tmp_path: Path)
     assert same(model, weights, *2 * ("keypoint_head.deconv_layers.0.weight",))
     assert not model.state_dict()["backbone.blocks.0.attn.lpe.weight"].any()
     assert "dropped: backbone.pos_embed" in said and "|" not in said
-    assert "backbone.gpe.weight" in said and "backbone.blocks.*.attn.lpe.weight (2)" in said
+    assert "backbone.gpe.weight" in said and "backbone.blocks.*.attn.lpe.weight (3)" in said
     assert "keypoint_head.final_layer.weight" in said.split("initialised")[1]
-    taken = len(model.state_dict()) - 2 - 2 * 2 - 2  # gpe, lpe of two blocks, the final layer
+    taken = len(model.state_dict()) - 2 - 3 * 2 - 2  # gpe, lpe of three blocks, the final layer
     assert f"{taken} arrays taken" in said
 
 
@@ -71,7 +71,7 @@ def test_mae_and_deit_files_start_either_kind(tmp_path: Path, head: bool) -> Non
     assert same(model, weights, "backbone.blocks.0.attn.qkv.weight", "blocks.0.attn.qkv.weight")
     assert same(model, weights, "backbone.last_norm.weight", "norm.weight")
     assert "pos_embed" in said.split("dropped")[1] and "cls_token" in said
-    assert ("read with 1 heads where a DeiT has 0" in said) == head
+    assert ("read with 2 heads where a DeiT has 1" in said) == head
     model, said = started(tmp_path, weights, positions="absolute")
     assert "pos_embed fitted to 16x12" in said
     found = model.state_dict()["backbone.pos_embed"]
@@ -98,12 +98,12 @@ def test_positions_of_another_grid() -> None:
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Misfit, match=r"patch_embed.proj.weight is \(32, 3, 4, 4\), expected"):
+    with pytest.raises(Misfit, match=r"patch_embed.proj.weight is \(64, 3, 4, 4\), expected"):
         started(tmp_path, official(), patch=8)
     file = tmp_path / "official.pth"
     torch.save({"state_dict": official(14)}, file)
-    strict = Pose("lsp", "vit-nano", size=(64, 48), init=str(file))
-    with pytest.raises(Misfit, match="task.pretrained takes what fits"):
+    strict = Pose("lsp", "vit-tiny", size=(64, 48), init=str(file))
+    with pytest.raises(Misfit, match=r"task\.pretrained takes what fits"):
         strict.load_init(strict.model())
 
 
@@ -136,16 +136,14 @@ def test_a_timm_backbone_with_a_light_head(tmp_path: Path) -> None:
     import timm
 
     whole = timm.create_model("resnet18", pretrained=False).state_dict()
-    save_file({n: torch.randn(t.shape) if t.dim() > 1 else t for n, t in whole.items()},
-              tmp_path / "resnet18.safetensors")  # fmt: skip
-    started = Pose("lsp", "timm:resnet18", stages=3, pretrained=str(tmp_path / "resnet18.safetensors"))  # fmt: skip
+    file = tmp_path / "resnet18.safetensors"
+    save_file({n: torch.randn(t.shape) if t.dim() > 1 else t for n, t in whole.items()}, file)
+    started = Pose("lsp", "timm:resnet18", stages=3, pretrained=str(file))
     fresh = started.model()
     started.load_init(fresh)
-    from safetensors.torch import load_file
-
-    kept = load_file(tmp_path / "resnet18.safetensors")
-    assert torch.equal(fresh.state_dict()["backbone.layer1.0.conv1.weight"],
-                       kept["layer1.0.conv1.weight"])  # fmt: skip
+    ours, theirs = fresh.state_dict(), load_file(file)
+    name = "layer1.0.conv1.weight"
+    assert torch.equal(ours[f"backbone.{name}"], theirs[name])
     for name, why in (
         ("nothing", "timm has no network"),
         ("vit_tiny_patch16_224", "gives no maps"),
