@@ -266,6 +266,48 @@ def test_coco_is_judged_by_ap(data_pack: Path) -> None:
     assert task.judge(task.find(perfect, people))["ap"] > 95
 
 
+def test_coco_on_detected_boxes(data_pack: Path) -> None:
+    """Boxes as COCO's detection file has them. Whoever answers with the joints of the person whose
+    box a detection shares most is almost perfect; without the least certain half of the boxes too.
+    Suppression leaves few more poses than there are people."""
+    pytest.importorskip("pycocotools")
+    source = CocoPose(
+        folder=str(data_pack / "pose_samples" / "coco"),
+        train="test_coco.json",
+        val="test_coco.json",
+        train_images="",
+        val_images="",
+        boxes="test_coco_det_AP_H_56.json",
+        least_score=0.1,
+    )
+    people = source.federation(1, 0).test
+    assert people is not None and people.annotated
+    assert len(people) > len(people.annotated)
+    task = Pose("coco", patch=16, size=(256, 192), flip_test=False)
+    joints = []
+    for person in people.people:
+        there = [a for a in people.annotated if a.image_id == person.image_id]
+        gaps = [np.hypot(*np.subtract(a.centre, person.centre)) / max(a.box) for a in there]
+        gaps = [g + abs(math.log(a.box[1] / person.box[1])) for g, a in zip(gaps, there)]
+        joints.append(there[int(np.argmin(gaps))].joints)
+    found = {
+        "predicted": np.stack(joints)[..., :2],
+        "peaks": np.ones((len(people), 17)),
+        "area": np.array([p.area for p in people.people]),
+        "image": np.array([p.image_id for p in people.people]),
+        "score": np.array([p.score for p in people.people]),
+    }
+    assert task.judge(found, people.annotated)["ap"] > 90
+    shifted = {**found, "predicted": found["predicted"] + 300}
+    assert task.judge(shifted, people.annotated)["ap"] < 5
+    """The whole way, with a network that answers nothing."""
+    small = people.subset(range(3))
+    perfect = Perfect(task)
+    perfect.y = torch.zeros(3, 17, 3)
+    judged = task.evaluate(perfect, small)
+    assert judged["ap"] < 5 and set(judged) >= {"ap", "ap_256x192", "ar_256x192"}
+
+
 def test_a_federation_learns_and_its_model_is_of_use(tmp_path: Path) -> None:
     """Two rounds of RAF: the loss falls; then the run's files serve `apply`, on images of another
     shape and at a resolution of one's own."""

@@ -25,9 +25,9 @@ from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural, Positive
 from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, check_options, in_batches
-from fedlens.data.pose.people import ImageSize, People, transform_joints
+from fedlens.data.pose.people import ImageSize, People, Person, transform_joints
 from fedlens.data.pose.skeletons import SKELETONS, UNIFORM_SIGMA, PoseFacts, find_skeleton
-from fedlens.metrics.pose import coco_ap, pck, pckh
+from fedlens.metrics.pose import coco_ap, distinct, pck, pckh
 from fedlens.models.by_name import is_own, load_own, make_own
 from fedlens.models.classification import published_weights
 from fedlens.models.light_pose import LightPose
@@ -209,7 +209,7 @@ class Pose(LearningTask):
             found = {"predicted": transform_joints(batch["warp"], points), "peaks": peaks}
             for name, value in (
                 *found.items(),
-                *((k, batch[k]) for k in ("truth", "reference", "area", "image")),
+                *((k, batch[k]) for k in ("truth", "reference", "area", "image", "score")),
             ):
                 columns.setdefault(name, []).append(value.cpu())
         return {name: torch.cat(values).numpy() for name, values in columns.items()}
@@ -220,14 +220,20 @@ class Pose(LearningTask):
         for size in sizes:
             for how in self.how:
                 name = f"{size[0]}x{size[1]}" + (f"_{how}" if len(self.how) > 1 else "")
-                found[name] = self.judge(self.find(result, data.at(size, self.capture, how)))
+                view = data.at(size, self.capture, how)
+                found[name] = self.judge(self.find(result, view), view.annotated)
         headline = next(iter(next(iter(found.values()))))
         out = {headline: float(np.mean([f[headline] for f in found.values()]))}
         for name, metrics in found.items():
             out |= {f"{metric}_{name}": value for metric, value in metrics.items()}
         return out
 
-    def judge(self, found: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+    def judge(
+        self, found: Mapping[str, NDArray[Any]], annotated: Sequence[Person] = ()
+    ) -> dict[str, float]:
+        """annotated: whom answers are held against where the boxes are a detector's."""
+        if annotated:
+            return self._judge_detected(found, annotated)
         truth, visible = found["truth"][..., :2], found["truth"][..., 2]
         if self.joints == "mpii":
             return pckh(found["predicted"], truth, visible, found["reference"])
@@ -244,6 +250,29 @@ class Pose(LearningTask):
             self.skeleton.sigmas or (UNIFORM_SIGMA,) * len(self.skeleton.joints),
         )
         return like if self.joints == "coco" else like | near
+
+    def _judge_detected(
+        self, found: Mapping[str, NDArray[Any]], annotated: Sequence[Person]
+    ) -> dict[str, float]:
+        """AP as COCO's protocol has it: a pose's score is its box's times the mean of its joints
+        above .2, and of poses that are almost the same the best counts.
+        """
+        sigmas = self.skeleton.sigmas or (UNIFORM_SIGMA,) * len(self.skeleton.joints)
+        sure = found["peaks"] > 0.2
+        joints = (found["peaks"] * sure).sum(1) / np.maximum(1, sure.sum(1))
+        scores = joints * found["score"]
+        kept = distinct(found["predicted"], scores, found["area"], found["image"], sigmas)
+        truth = np.stack([p.joints for p in annotated])
+        return coco_ap(
+            found["predicted"][kept],
+            scores[kept],
+            truth[..., :2],
+            truth[..., 2],
+            np.array([p.area for p in annotated]),
+            np.array([p.image_id for p in annotated]),
+            sigmas,
+            found["image"][kept],
+        )
 
     # -- to look at --------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.core.limits import Share
 from fedlens.data.images.reading import opened
 from fedlens.data.paths import locate
 from fedlens.data.pose.datasets import PoseSource, find_annotations, hide_outside, keep_usable
@@ -41,7 +42,9 @@ class CocoPose(PoseSource):
     train_images and val_images, or where the file says. A bare list of annotations that name their
     image will do as well; val="" tests on nothing. Judged by OKS-AP on the annotated boxes.
     category: its name or id, where the file has keypoints of several. flips: pairs of names that
-    change places in a mirror, unless left and right in the names say it. sigmas: one a joint, for
+    change places in a mirror, unless left and right in the names say it. boxes: a file of
+    detections (test_coco_det_*.json), to test on them in place of the annotated boxes; those whose
+    score is below least_score are left out. sigmas: one a joint, for
     the similarity; without any those of the file, of COCO's seventeen, or .05 for all."""
 
     folder: str = "coco"
@@ -53,6 +56,8 @@ class CocoPose(PoseSource):
     category: str = ""
     flips: tuple[tuple[str, str], ...] = ()
     sigmas: tuple[float, ...] = ()
+    boxes: str = ""
+    least_score: Share = 0.0
     found: Skeleton | None = field(default=None, init=False, repr=False)
 
     @property
@@ -61,6 +66,8 @@ class CocoPose(PoseSource):
 
     def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
         root = locate(self.folder, "folder of CocoPose", "data.folder")
+        if self.boxes and self.test_people is not None:
+            raise DataError("data.boxes are tested on as a whole: leave data.test_people out")
         parts, known = [], None
         for name, images in ((self.train, self.train_images), (self.val, self.val_images)):
             if not name:
@@ -75,8 +82,23 @@ class CocoPose(PoseSource):
                     f" {len(known.joints)}"
                 )
             parts.append(keep_usable(file.people(self.shape, known), notes))
+            if self.boxes and name == self.val and len(parts) == 2:
+                self.annotated = parts[1]  # type: ignore[misc]
+                parts[1] = self._detected(root, file)
             notes += file.tally.notes()
         return parts[0], parts[1]
+
+    def _detected(self, root: Path, file: CocoFile) -> list[Person]:
+        """People as a detector saw them, without joints."""
+        entries = find_annotations(root, self.boxes)
+        if not isinstance(entries, list):
+            raise DataError(
+                f"{self.boxes} is no list of detections (image_id, bbox, score, category_id)"
+            )
+        found = file.detected(entries, self.boxes, self.shape, self.least_score)
+        if not found:
+            raise DataError(f"{self.boxes} has no box of anybody in the images of {file.name}")
+        return found
 
     def _skeleton(self, file: CocoFile, notes: list[str]) -> Skeleton:
         """As the file has it, with what the recipe says in its place; and what was assumed."""
@@ -262,6 +284,32 @@ class CocoFile:
             raise DataError(
                 f"none of the {len(self.entries)} annotations of {self.name} can be used: {why}"
             )
+        return found
+
+    def detected(
+        self, entries: Sequence[Any], name: str, shape: tuple[int, int], least: float
+    ) -> list[Person]:
+        """Detections in our images; `name` is their file's."""
+        numbers, found = self._image_numbers(), []
+        nothing = np.zeros((len(self.skeleton.joints), 3))
+        for k, entry in enumerate(entries):
+            where = f"{name}[{k}]"
+            table = entry if isinstance(entry, dict) else {}
+            wanted, score = table.get("image_id"), table.get("score")
+            image = self.images.get(wanted) if isinstance(wanted, int | str) else None
+            box = _box(table.get("bbox"))
+            sure = _number(score)
+            if image is None or box is None or sure is None:
+                self.tally.add("detections without an image, a box or a score were left out", where)
+                continue
+            path = self._place(_file_name(image))
+            if sure < least or not self._is_of_category(table) or not path.is_file():
+                continue
+            left, top, width, height = box
+            centre = (left + (width - 1) / 2, top + (height - 1) / 2)
+            crop, reference = fit_box((width, height), shape), max(width, height)
+            area, number = width * height, numbers[wanted]
+            found.append(Person(path, nothing, centre, crop, reference, area, number, score=sure))
         return found
 
     def _is_of_category(self, entry: Mapping[str, Any]) -> bool:

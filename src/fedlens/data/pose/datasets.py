@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -52,6 +52,8 @@ class PoseSource(Source):
     rotation: NotNegative = 40.0
 
     skeleton_name = "lsp"
+    # of the test images, where a detector's boxes are tested on
+    annotated: ClassVar[Sequence[Person]] = ()
 
     @abstractmethod
     def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
@@ -93,7 +95,10 @@ class PoseSource(Source):
             details=people,
             skeleton=self.skeleton.table(),
         )
-        whole = People(test, self.skeleton, max(own), augment) if test else None
+        whole = None
+        if test:
+            known = self.annotated
+            whole = People(test, self.skeleton, max(own), augment, annotated=known)
         return Federation([p.subset(range(kept, share)) for p in parts], held_out, whole, facts)
 
     def _check(self) -> None:

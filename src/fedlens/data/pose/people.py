@@ -43,7 +43,7 @@ class Person:
     """image: a file, or pixels (H, W, 3) uint8. joints: (J, 3) as x, y, visible. centre and box
     (width, height): what is cropped. All in image pixels. upright: turn the file as its EXIF says.
     Not for published sets: COCO's, MPII's and LSP's annotations count pixels as they are stored, so
-    a turned picture would no longer fit its joints."""
+    a turned picture would no longer fit its joints. score: of a detected box."""
 
     image: Path | NDArray[Any]
     joints: NDArray[Any]
@@ -53,6 +53,7 @@ class Person:
     area: float = 0.0
     image_id: int = 0
     upright: bool = False
+    score: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class PoseAugmentation:
 @dataclass(frozen=True)
 class People:
     """size: (height, width) of x. capture: the resolution the camera has, if images are
-    interpolated from it to `size` by `how` before use."""
+    interpolated from it to `size` by `how` before use. annotated: where the boxes of `people` are a
+    detector's, those whom answers are held against."""
 
     people: Sequence[Person]
     skeleton: Skeleton
@@ -76,6 +78,7 @@ class People:
     how: How = "bilinear"
     # bytes of recorded pixels kept in memory; beyond that images are read again
     budget: int = 1 << 30
+    annotated: Sequence[Person] = ()
     _kept: dict[int, tuple[NDArray[Any], NDArray[Any]]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -134,6 +137,7 @@ class People:
             "reference": torch.tensor([self.people[k].reference for k in chosen]),
             "area": torch.tensor([self.people[k].area for k in chosen]),
             "image": torch.tensor([self.people[k].image_id for k in chosen]),
+            "score": torch.tensor([self.people[k].score for k in chosen]),
             "person": torch.tensor(chosen),
         }
 
