@@ -54,7 +54,8 @@ def write(folder: Path, table: Any) -> CocoPose:
     text = table if isinstance(table, str) else json.dumps(table)
     (folder / "dogs.json").write_text(text)
     sizes = ((32, 24),)
-    return CocoPose(str(folder), sizes=sizes, train="dogs.json", val="", train_images="pictures")
+    given = {"train": "dogs.json", "val": "", "train_images": "pictures"}
+    return CocoPose(folder=str(folder), sizes=sizes, **given)
 
 
 def source(**given: Any) -> Callable[..., CocoPose]:
