@@ -39,7 +39,7 @@ class LightHead(nn.Module):
 
     def fuse(self, maps: list[Tensor]) -> Tensor:
         sides = [lateral(m) for lateral, m in zip(self.lateral, maps, strict=True)]
-        total = sides[-1]
+        total: Tensor = sides[-1]
         for finer in reversed(sides[:-1]):
             total = finer + F.interpolate(total, size=finer.shape[-2:], mode="nearest")
         return total

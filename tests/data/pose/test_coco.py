@@ -53,9 +53,9 @@ def write(folder: Path, table: Any) -> CocoPose:
         Image.new("RGB", (60, 50), (40 * k, 80, 90)).save(folder / "pictures" / f"{k}.png")
     text = table if isinstance(table, str) else json.dumps(table)
     (folder / "dogs.json").write_text(text)
-    sizes = ((32, 24),)
-    given = {"train": "dogs.json", "val": "", "train_images": "pictures"}
-    return CocoPose(folder=str(folder), sizes=sizes, **given)
+    return CocoPose(
+        folder=str(folder), sizes=((32, 24),), train="dogs.json", val="", train_images="pictures"
+    )
 
 
 def source(**given: Any) -> Callable[..., CocoPose]:

@@ -68,7 +68,8 @@ class CocoPose(PoseSource):
         root = locate(self.folder, "folder of CocoPose", "data.folder")
         if self.boxes and self.test_people is not None:
             raise DataError("data.boxes are tested on as a whole: leave data.test_people out")
-        parts, known = [], None
+        parts: list[list[Person]] = []
+        known: Skeleton | None = None
         for name, images in ((self.train, self.train_images), (self.val, self.val_images)):
             if not name:
                 parts.append([])
@@ -230,7 +231,10 @@ class CocoFile:
         same = tuple(names) == SKELETONS["coco"].joints
         if same and not category.get("sigmas"):
             return SKELETONS["coco"]
-        table = {"name": str(category.get("name", "own")), "joints": [str(n) for n in names]}
+        table: dict[str, Any] = {
+            "name": str(category.get("name", "own")),
+            "joints": [str(n) for n in names],
+        }
         table["bones"] = self._from_one(category.get("skeleton") or [], where)
         if category.get("flip_pairs"):
             table["flips"] = self._from_one(category["flip_pairs"], where)

@@ -44,7 +44,9 @@ def follow_people(
     else:
         film, table = target / f"{source.stem}-pose.mp4", target / "keypoints.json"
     table.parent.mkdir(parents=True, exist_ok=True)
-    tracker, images, annotations = Tracker(), [], []
+    tracker = Tracker()
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
     with writer(film, frames, frames.size) as write:
         for low in range(0, len(frames), BLOCK):
             pixels = frames.read(low, min(low + BLOCK, len(frames)))
