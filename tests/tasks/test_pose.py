@@ -601,6 +601,9 @@ def test_a_film_becomes_a_film_with_numbers(tmp_path: Path, corner: None) -> Non
     assert np.abs(shown[6].astype(int)).max() < 30  # nobody there, nothing drawn
     drawn = shown[3].astype(int)[:, :, 1] - shown[3].astype(int)[:, :, 0]
     assert (drawn > 15).any()  # the green frame
+    (tmp_path / "boxes.json").write_text("[]")
+    with pytest.raises(ValueError, match="boxes are for photos"):
+        task.apply(tmp_path, tmp_path / "walk.mp4", tmp_path / "out", boxes=tmp_path / "boxes.json")
 
 
 def test_tracks_by_hand() -> None:

@@ -54,6 +54,8 @@ def find_keypoints(
     if source.is_file() and is_video(source):
         from fedlens.tasks.apply.pose_film import follow_people
 
+        if plan.boxes is not None:
+            raise ValueError("boxes are for photos: the people of a film are found by detector=")
         return follow_people(task, model, source, target, plan)
     photos, unread = read_photos(source)
     found = find_people(photos, plan)
