@@ -22,7 +22,8 @@ def official(data_pack: Path) -> FastestDet:
 
 
 def test_it_has_the_published_size() -> None:
-    assert sum(p.numel() for p in FastestDet().parameters()) == 244_053
+    """The official file fits it strictly (below), so the size is that file's."""
+    assert sum(p.numel() for p in FastestDet().parameters()) == 244_490
 
 
 def test_the_network_answers_as_the_public_one(official: FastestDet) -> None:

@@ -138,10 +138,13 @@ def _newton(gx: Tensor, gy: Tensor, xx: Tensor, yy: Tensor, xy: Tensor) -> Tenso
 
 def smooth(maps: Tensor, border: Literal["reflect", "constant"]) -> Tensor:
     """DARK's modulation. The kernel is that of public code, 11 pixels at a map height of 64 (their
-    256x192), 17 at 96 (384x288), in proportion elsewhere; its sigma is the one OpenCV gives it.
+    256x192), 17 at 96 (384x288), in proportion elsewhere; its sigma is the one OpenCV gives it. On
+    smaller maps, for which nothing is published, that would be wider than the targets (errors of
+    four pixels at 24x18): there sigma shrinks in proportion too.
     """
-    reach = max(1, min(round(5 * maps.shape[-2] / 64), min(maps.shape[-2:]) - 1))
-    sigma = 0.3 * (reach - 1) + 0.8
+    height = maps.shape[-2]
+    reach = max(1, min(round(5 * height / 64), min(maps.shape[-2:]) - 1))
+    sigma = 0.3 * (reach - 1) + 0.8 if reach >= 5 else 2 * height / 64
     kernel = torch.exp(
         -torch.arange(-reach, reach + 1, device=maps.device).to(maps.dtype).square()
         / (2 * sigma**2)
