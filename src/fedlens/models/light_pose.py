@@ -2,8 +2,8 @@
 
 The backbone's maps at strides 4, 8, ... become equally wide by 1x1 convolutions and are added up
 from the coarsest to the finest; a depthwise and a 1x1 convolution make one heat map a joint, at a
-quarter of the input. With `tf_efficientnet_lite0`, 64 channels and 17 joints: 3,516,049 parameters
-in four stages, 139,233 of them the head's.
+quarter of the input. With `tf_efficientnet_lite0`, 64 channels and 17 joints: 2,997,905 parameters
+in four stages, 39,057 of them the head's.
 
 Names are `backbone` (as timm has them) and `keypoint_head`, so a file for the whole classifier
 fills the backbone and leaves the head.
