@@ -23,7 +23,7 @@ from fedlens.data.pose.coco import CocoPose
 from fedlens.data.pose.stick_figures import StickFigures
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import MultiResolution
-from fedlens.tasks.apply.tracking import Tracker, overlap
+from fedlens.tasks.apply.tracking import Tracker, box_overlap
 from fedlens.tasks.heatmaps import decode_heatmaps, draw_targets
 from fedlens.tasks.pose import Pose
 
@@ -618,7 +618,7 @@ def test_tracks_by_hand() -> None:
         assert tracker.follow([(35, 0, 10, 10)]) == [2]
     assert tracker.follow([(3, 0, 10, 10)]) == [3]
     """Half of each is shared: 50 of 150."""
-    assert overlap((0, 0, 10, 10), (5, 0, 10, 10)) == pytest.approx(1 / 3)
+    assert box_overlap((0, 0, 10, 10), (5, 0, 10, 10)) == pytest.approx(1 / 3)
 
 
 def test_a_portrait_of_a_telephone_is_looked_at_upright(

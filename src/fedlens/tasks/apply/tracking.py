@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fedlens.tasks.apply.detection import PersonBox
 
 
-def overlap(a: PersonBox, b: PersonBox) -> float:
+def box_overlap(a: PersonBox, b: PersonBox) -> float:
     """Intersection over union."""
     width = min(a[0] + a[2], b[0] + b[2]) - max(a[0], b[0])
     height = min(a[1] + a[3], b[1] + b[3]) - max(a[1], b[1])
@@ -31,7 +31,7 @@ class Tracker:
         """A number for each box of the next frame, from 1. The best pairs are matched first."""
         pairs = sorted(
             (
-                (overlap(box, before), k, number)
+                (box_overlap(box, before), k, number)
                 for k, box in enumerate(boxes)
                 for number, (before, _) in self.seen.items()
             ),
