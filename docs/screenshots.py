@@ -1,5 +1,5 @@
-"""Pages as they look, to be looked at: every report below a folder of runs, and the board over it,
-on a desk and on a telephone, in light and in dark.
+"""Pages as they look, to be looked at: every report and audit below a folder of runs, and the board
+over it, on a desk and on a telephone, in light and in dark.
 
     python docs/screenshots.py runs --out /tmp/look        all of them, to review
     python docs/screenshots.py runs --keep                 and those that the docs show, kept there
@@ -56,11 +56,15 @@ def served(runs: Path) -> Iterator[str]:
 
 
 def pages(runs: Path, board: str) -> dict[str, str]:
-    """Address by name: the board, a page for each report, `comparison` for one of several runs."""
+    """Address by name: the board, a page for each report, `comparison` for one of several runs, and
+    `NAME-audit`.
+    """
     found = {"board": board}
     for report in sorted(runs.rglob("report.html")):
         name = "-".join(report.parent.relative_to(runs).parts) or "comparison"
         found[name] = report.resolve().as_uri()
+        if (audit := report.with_name("audit.html")).is_file():
+            found[f"{name}-audit"] = audit.resolve().as_uri()
     return found
 
 

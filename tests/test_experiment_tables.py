@@ -20,6 +20,7 @@ CELLS = {
     "feddeblur": ("name",),
     "fedvsr": ("setup", "split", "row", "seed"),
     "fedvssl": ("setup", "row", "seed"),
+    "leakage": ("method", "data", "attack", "seed"),
     "raf": ("data", "row", "seed"),
     "trust": ("method", "secure", "seed"),
 }
@@ -48,6 +49,7 @@ def load(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         "fbl/run.py",
         "fedvsr/run.py",
         "fedvssl/run.py",
+        "leakage/run.py",
         "trust/run.py",
     ],
 )
@@ -56,6 +58,13 @@ def test_no_result_in_the_readme_is_typed_by_hand(
 ) -> None:
     blocks = load(path, monkeypatch).BLOCKS
     text = ((EXPERIMENTS / path).parent / "README.md").read_text()
+    assert load("blocks.py", monkeypatch).render(text, blocks) == text
+    assert all(f"<!-- {name} -->" in text for name in blocks)
+
+
+def test_no_figure_in_the_docs_on_privacy_is_typed_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = load("leakage/run.py", monkeypatch).DOCS
+    text = (EXPERIMENTS.parent / "docs" / "privacy.md").read_text()
     assert load("blocks.py", monkeypatch).render(text, blocks) == text
     assert all(f"<!-- {name} -->" in text for name in blocks)
 

@@ -17,8 +17,8 @@ from fedlens import run
 from fedlens.audit.attack import Evidence, summed
 from fedlens.audit.complete_views import fit_line
 from fedlens.audit.duals import follow
-from fedlens.audit.evidence import ClipAndNoise
 from fedlens.audit.feddeblur import CuriousDeblurring
+from fedlens.audit.noise import ClipAndNoise
 from fedlens.audit.partial_views import find_view, overlap
 from fedlens.audit.phase_retrieval import retrieve_kernel
 from fedlens.core.algorithm import stack
@@ -157,6 +157,23 @@ def test_a_partial_view_gives_its_place_its_kernel_and_its_photo() -> None:
     assert loot.kernel.shape == seen.kernel.shape
     found = CuriousDeblurring().run(as_evidence(algorithm, federation, exchanges, [1]))
     assert found.score > 40 > found.baseline + 5
+
+
+def test_partial_views_tell_a_kernel_from_its_mirror_image() -> None:
+    """Camera shake is lopsided. With the wrong one something is left outside the view."""
+    scene = Scene(image="camera", size=160, observe="partial", blur="synthesis", kernel_size=7)
+    federation = replace(scene, patch=(80, 80)).federation(9, 0)
+    algorithm = FedDeblur(Deblurring()).given(federation.facts)
+    exchanges = listened(algorithm, federation, 12).exchanges
+    seen = federation.holdings[4]["camera"]
+    (loot,) = CuriousDeblurring().attack(
+        as_evidence(algorithm, federation, exchanges, [4]), 4, "camera"
+    ) or [None]
+    assert loot is not None and loot.kernel is not None
+    tight = seen.kernel[seen.kernel.sum(1) > 1e-3][:, seen.kernel.sum(0) > 1e-3]
+    found = loot.kernel[loot.kernel.sum(1) > 1e-3][:, loot.kernel.sum(0) > 1e-3]
+    assert found.shape == tight.shape
+    assert float((found - tight).abs().max()) < 0.01 < float((found.flip(0, 1) - tight).abs().max())
 
 
 def test_overlap_by_hand() -> None:

@@ -12,14 +12,17 @@ import torch
 from scipy.stats import mannwhitneyu
 from torch.nn import functional as F
 
-from fedlens.audit.attack import Evidence, nearest, summed
-from fedlens.audit.evidence import replay
+from fedlens.audit.attack import Evidence, Probe, nearest, summed
+from fedlens.audit.audit import costs, run_attack
+from fedlens.audit.evidence import Messages, replay
 from fedlens.audit.gradient import GradientInversion
 from fedlens.audit.labels import LabelCounts, shares_of
 from fedlens.audit.linear import LinearInversion, invert_linear
 from fedlens.audit.membership import Membership, auc, found_at, ratio, roc
-from fedlens.audit.probe import PROBES, WORST, Few, catch
+from fedlens.audit.noise import clip_and_blur
+from fedlens.audit.probe import Few, catch
 from fedlens.audit.properties import ClassCounts, Resolution, movement, ridge
+from fedlens.audit.protections import TRAINING
 from fedlens.config import recipe as recipes
 from fedlens.core.message import Message
 from fedlens.engines.recorder import Exchange
@@ -35,6 +38,9 @@ SMALL = {
     "images": 120,
     "test_images": 120,
 }
+
+
+WORST = Probe(1, 1)  # one image, one local step
 
 
 @pytest.fixture(scope="module")
@@ -96,20 +102,20 @@ def test_labels_of_noise_and_of_another_client_say_nothing(demo: Any) -> None:
 def test_the_image_behind_a_fully_connected_layer(demo: Any) -> None:
     setup, exchanges = demo
     evidence = Evidence(setup, exchanges, [0])
-    found = LinearInversion().run(evidence, WORST)
+    found = LinearInversion().run(replace(evidence, probe=WORST))
     assert float(found.numbers["relative error of the features"]) < 1e-3
     assert found.leaks and found.score > found.baseline + 3
-    many = LinearInversion().run(evidence, PROBES[1])  # four images: a mixture
+    many = LinearInversion().run(replace(evidence, probe=Probe(4, 1)))  # a mixture
     assert many.score < found.score - 3
-    hidden = LinearInversion().run(evidence, PROBES[-1])
+    hidden = LinearInversion().run(replace(evidence, probe=Probe(1, 1, together=True)))
     assert hidden.score < found.score - 3
 
 
 def test_an_image_by_matching_its_gradient(demo: Any) -> None:
     setup, exchanges = demo
-    evidence = Evidence(setup, exchanges, [0], minutes=1.0)
+    evidence = Evidence(setup, exchanges, [0], minutes=1.0, probe=WORST)
     attack = GradientInversion(iterations=250)
-    found = attack.run(evidence, WORST)
+    found = attack.run(evidence)
     assert found.leaks and found.score > found.baseline + 3
     assert float(found.numbers["cosine reached"]) > 0.95
 
@@ -117,13 +123,13 @@ def test_an_image_by_matching_its_gradient(demo: Any) -> None:
 def test_gradients_of_noise_or_of_somebody_else_give_no_image(demo: Any) -> None:
     setup, exchanges = demo
     attack = GradientInversion(iterations=120)
-    caught = catch(Evidence(setup, exchanges, [0]), 0, WORST)
+    caught = catch(Evidence(setup, exchanges, [0], probe=WORST), 0)
     rng = torch.Generator().manual_seed(0)
     noise = {
         n: t.std() * torch.randn(t.shape, generator=rng) if t.numel() > 1 else t
         for n, t in caught.delta.items()
     }
-    other = catch(Evidence(setup, exchanges, [1]), 1, WORST)
+    other = catch(Evidence(setup, exchanges, [1], probe=WORST), 1)
     for delta in (noise, other.delta):
         made, _ = attack.reconstruct(setup, replace(caught, delta=delta), 30)
         row = attack._compare(setup, 0, caught, made)
@@ -131,20 +137,51 @@ def test_gradients_of_noise_or_of_somebody_else_give_no_image(demo: Any) -> None
 
 
 def test_five_local_steps_are_followed(demo: Any) -> None:
-    """The simulated local work equals the real one, to rounding: five steps of SGD with momentum 0
-    on the very images."""
+    """The simulated local work equals the real one, to rounding: five steps of SGD with momentum
+    and weight decay on the very images."""
     from fedlens.audit.gradient import local_work
     from fedlens.audit.probe import fedavg_of, working
 
     setup, exchanges = demo
-    plain = replace(setup, algorithm=working(setup.algorithm, momentum=0.0))
-    probe = replace(WORST, examples=2, steps=5)
-    caught = catch(Evidence(plain, exchanges, [2]), 2, probe)
+    plain = replace(setup, algorithm=working(setup.algorithm, momentum=0.8, weight_decay=0.01))
+    caught = catch(Evidence(plain, exchanges, [2], probe=Probe(2, 5)), 2)
     base = fedavg_of(plain)
     assert base is not None
     moved = local_work(base, caught)(caught.truth)
     for name, t in moved.items():
         assert torch.allclose(t, caught.delta[name], atol=1e-5)
+
+
+def test_clipping_and_noise_by_hand() -> None:
+    """(3, 4) has norm 5; clipped to 1 it is (0.6, 0.8). Noise of 50 % of the root mean square,
+    1 / sqrt(2), over many draws; statistics pass."""
+    rng = torch.Generator().manual_seed(0)
+    sent = {"w": torch.tensor([3.0, 4.0]), "mean": torch.tensor([9.0])}
+    clipped = clip_and_blur(sent, 1.0, 0.0, rng, {"w"})
+    assert torch.allclose(clipped["w"], torch.tensor([0.6, 0.8])) and clipped["mean"] == 9
+    drawn = torch.stack([clip_and_blur(sent, 1.0, 0.5, rng, {"w"})["w"] for _ in range(4000)])
+    assert torch.allclose(drawn.mean(0), clipped["w"], atol=0.03)
+    assert float((drawn - clipped["w"]).std()) == pytest.approx(0.5 / 2**0.5, rel=0.05)
+
+
+def test_a_row_for_each_protection_and_what_it_costs(demo: Any) -> None:
+    """Labels from replies with larger batches, more steps, noise and from the sum: the setup under
+    attack is the changed one, and the whole run is made again under it."""
+    setup, exchanges = demo
+    few = replace(setup, settings=replace(setup.settings, rounds=2))
+    source = Messages(exchanges, False)
+    rows = run_attack(LabelCounts(), Evidence(few, exchanges, [0, 1]), source, True, lambda _: None)
+    plain, batches, steps, low, high, together = [r.finding for r in rows]
+    assert [r.protection for r in rows] == ["plain", *(p.name for p in TRAINING)]
+    assert plain.leaks and len(plain.histograms) == 2
+    assert plain.score < high.score and plain.score < together.score
+    assert len({f.score for f in (plain, batches, steps, low)}) == 4
+    spent = costs(few, source, [r.protection for r in rows], 1.0)
+    assert spent["plain"] == spent["SecureSum"] and "accuracy" in spent["plain"]
+    assert spent["clipping, noise 100 %"] != spent["plain"]
+    assert set(costs(few, source, ["plain"], 1e-9).values()) == {
+        "not run again: it takes longer than the budget"
+    }
 
 
 def test_the_area_against_scipy() -> None:

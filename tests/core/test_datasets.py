@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 from toy import Toy, flat, make_data
 
 from fedlens import Federation, run, stack
@@ -125,3 +133,13 @@ def test_labels_are_taken_where_they_lie_ready() -> None:
     assert ready_labels(TensorDataset(x, y.float())) is None and ready_labels(Items([1])) is None
     assert ready_labels(ConcatDataset([TensorDataset(x, y)])) is None
     assert ready_labels(make_data(3, torch.Generator().manual_seed(0))) is not None
+
+
+def test_of_a_loader_its_data_set_is_taken() -> None:
+    data = TensorDataset(torch.arange(6.0)[:, None], torch.arange(6))
+    held = as_data(DataLoader(data, batch_size=2, shuffle=True))
+    assert len(held) == 6 and held.batch(torch.tensor([4, 1]))["y"].tolist() == [4, 1]
+    with pytest.raises(ValueError, match="collate_fn of its own"):
+        as_data(DataLoader(data, collate_fn=lambda items: items))
+    with pytest.raises(ValueError, match="sampler of its own"):
+        as_data(DataLoader(data, sampler=WeightedRandomSampler([1.0] * 6, 6)))

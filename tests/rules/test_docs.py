@@ -7,7 +7,8 @@ Read from the text and the source alone, nothing is imported. A word is looked a
 - a dotted name in code that begins with `fedlens`, a room, a module or a class of ours, such as
   `fedlens.core.tree`, `runs.folder.check_rounds`, `Replies.average`.
 
-Variables of a fenced program may be called like a module, so there only `fedlens.` counts.
+A fenced block that begins with `# NAME` is that file, so the document may name it. Variables of a
+fenced program may be called like a module, so there only `fedlens.` counts.
 
 It does not see: single names without a dot, comments, other kinds of files (recipes, run folders),
 keys of recipes (`data.alpha`), names behind the attribute of a class, and whether a method named
@@ -161,6 +162,7 @@ def wrong_files(text: str, beside: Path) -> list[str]:
 def wrong_in_document(markdown: str, beside: Path) -> list[str]:
     inline, fenced = code(markdown)
     found = {*wrong_files(inline, beside), *wrong_files(fenced, beside), *wrong_names(inline)}
+    found -= set(re.findall(r"^```\w+\n# ([\w.]+)$", markdown, flags=re.MULTILINE))
     found |= {name for name in wrong_names(fenced) if name.startswith("fedlens.")}
     return sorted(found | {link for link in links(markdown) if not file_exists(link, beside)})
 

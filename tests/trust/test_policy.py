@@ -289,12 +289,12 @@ HOSTILE = {
 
 @pytest.mark.parametrize("entry", HOSTILE)
 def test_a_site_that_trusts_its_server_still_keeps_to_its_policy(
-    tmp_path: Path, entry: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, entry: str
 ) -> None:
     """A server sends a recipe of its own to a site that does whatever it is told, within its
     policy: one that asks for more does not even get a greeting, and hears the entry and no more.
     With the recipe as it was, or without the policy, it gets one."""
-    monkeypatch.setattr(imports, "_listed", None)
+    imports.set_rules(imports.Rules())
     change, text = HOSTILE[entry]
     base = RECIPE.replace("clients = 3", "clients = 3\nsecure = false")
     hostile = tmp_path / "hostile.toml"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,22 @@ from fedlens.engines.recorder import Exchange
 from fedlens.metrics.image import psnr, ssim
 from fedlens.runs.setup import Setup
 
+if TYPE_CHECKING:
+    from fedlens.audit.protections import Protection
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A client of whom a picture is sought: how many of its examples, in one batch, and how many
+    local steps on them. noise: on every number, relative to the message. together: the server sees
+    the sum over the clients only.
+    """
+
+    examples: int
+    steps: int
+    noise: float = 0.0
+    together: bool = False
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -24,16 +40,17 @@ class Evidence:
     The clients' data is in `setup.federation` too, where it is known: attacks use it for scores
     only.
 
-    clients: whose messages are attacked. minutes: how long an attack may search.
+    clients: whose messages are attacked. minutes: how long an attack may search. probe: instead of
+    what clients sent, what they would send who have little and do little. over_rounds: also how
+    leakage goes over the rounds.
     """
 
     setup: Setup
     exchanges: Sequence[Exchange]
     clients: Sequence[int]
     minutes: float = 2.0
-
-    def with_exchanges(self, exchanges: Sequence[Exchange]) -> Evidence:
-        return replace(self, exchanges=exchanges)
+    probe: Probe | None = None
+    over_rounds: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,6 +68,15 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Histogram:
+    """Shares of classes of one client: the truth, and what the attacker says."""
+
+    label: str
+    truth: Sequence[float]
+    guess: Sequence[float]
+
+
+@dataclass(frozen=True)
 class Finding:
     """What one attack found.
 
@@ -58,7 +84,8 @@ class Finding:
     attack's one number and what it is for somebody who learned nothing; more is worse for the
     client unless `smaller_leaks`. margin: by how much chance alone could exceed the baseline.
     numbers: everything else worth a line. curve: (round, score) pairs: leakage over the rounds.
-    budget: what was spent. unrelated: what the third column of the pictures is.
+    histograms: where classes are counted. budget: what was spent. unrelated: what the third column
+    of the pictures is.
     """
 
     attack: str
@@ -70,6 +97,7 @@ class Finding:
     margin: float = 0.0
     numbers: Mapping[str, str] = field(default_factory=dict)
     comparisons: Sequence[Comparison] = ()
+    histograms: Sequence[Histogram] = ()
     curve: Sequence[tuple[int, float]] = ()
     budget: str = ""
     unrelated: str = "nearest unrelated image"
@@ -83,11 +111,16 @@ class Finding:
 
 
 class Attack(Protocol):
-    """name: on the command line. title: on the page. paper: whose idea it is."""
+    """name: on the command line. title: on the page. paper: whose idea it is. protections: under
+    which it is tried again.
+    """
 
     name: str
     title: str
     paper: str
+
+    @property
+    def protections(self) -> Sequence[Protection]: ...
 
     def applies(self, setup: Setup) -> str:
         """Empty where this attack can be tried on this stack, otherwise why not."""

@@ -12,26 +12,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedlens.audit.attack import Attack, Evidence, Finding
-from fedlens.audit.evidence import (
-    SECURE_SUM,
-    Messages,
-    Protection,
-    collect,
-    hides_singles,
-    noisy,
-    open_run,
-    replay,
-)
+from fedlens.audit.attack import Attack, Comparison, Evidence, Finding
+from fedlens.audit.evidence import Messages, collect, finish, hides_singles, open_run, replay
 from fedlens.audit.feddeblur import CuriousDeblurring
 from fedlens.audit.gradient import GradientInversion
 from fedlens.audit.labels import LabelCounts
 from fedlens.audit.linear import LinearInversion
 from fedlens.audit.membership import Membership
-from fedlens.audit.probe import Probe
 from fedlens.audit.properties import ClassCounts, Resolution
+from fedlens.audit.protections import DEBLURRING, SECURE_SUM, TRAINING, WORST_CASE, Protection
 from fedlens.config.convert import suggestion
 from fedlens.core.files import write_atomically
+from fedlens.engines.recorder import Exchange
 from fedlens.engines.worker import threads
 from fedlens.runs.setup import Setup
 
@@ -45,7 +37,7 @@ ATTACKS: tuple[Attack, ...] = (
     Resolution(),
 )
 ROUNDS = 12  # that are replayed of a run that trains nothing
-MOST = 4  # clients that are attacked where an attack has to search and nobody said whom
+FEW = 3  # clients that are attacked under a protection
 FAILED = "An attack that fails proves nothing: another one, or more time, may succeed."
 
 Log = Callable[[str], None]
@@ -83,10 +75,24 @@ class AuditResult:
         if self.hidden and behind:
             return f"Behind SecureSum, which this run had: {behind[0].sentence}"
         plain = [r.finding for r in self.rows if r.protection == PLAIN.name]
-        leaking = [f for f in plain if f.leaks]
         if not plain:
             return "No attack applies to this run, which proves nothing about it."
-        return (leaking or plain)[0].sentence
+        leaking = [f for f in plain if f.leaks]
+        if leaking:
+            return leaking[0].sentence
+        many = f"None of the {len(plain)} attacks that apply got"
+        which = many if len(plain) > 1 else "The one attack that applies did not get"
+        return f"{which} beyond what somebody has who saw no message."
+
+    @property
+    def picture(self) -> tuple[str, Comparison] | None:
+        """What to show first: a picture that leaked, from the run itself if there is one."""
+        ordered = sorted(self.rows, key=lambda r: (not r.finding.leaks, r.protection != PLAIN.name))
+        for row in ordered:
+            if row.finding.comparisons:
+                shown = row.finding.comparisons[0]
+                return f"{row.finding.attack}, {row.protection}, {shown.label}", shown
+        return None
 
 
 PLAIN = Protection("plain", "as the run was")
@@ -123,18 +129,21 @@ def audit(
     setup = open_run(folder)
     chosen, refused = choose_attacks(setup, attacks)
     source = collect(folder, setup, rounds)
-    everyone = sorted({i for e in source.exchanges for i in e.replies})
+    everyone = heard_first(source.exchanges)
     for client in clients:
         if client not in everyone:
             raise ValueError(
                 f"client {client} sent nothing in these rounds: there are"
-                f" {', '.join(map(str, everyone[:20]))}"
+                f" {', '.join(map(str, sorted(everyone)[:20]))}"
             )
     whom = list(clients) or everyone
     evidence = Evidence(setup, source.exchanges, whom, minutes)
     rows: list[Row] = []
     for attack in chosen:
         rows += run_attack(attack, evidence, source, protections, log)
+    if protections:
+        spent = costs(setup, source, list(dict.fromkeys(r.protection for r in rows)), minutes)
+        rows = [replace(r, cost=spent.get(r.protection, "")) for r in rows]
     return AuditResult(
         folder.resolve().name, setup.stack, source.recorded, len(source.exchanges), rows, refused,
         seconds=time.perf_counter() - began, hidden=hides_singles(setup),
@@ -144,46 +153,79 @@ def audit(
 def run_attack(
     attack: Attack, evidence: Evidence, source: Messages, protections: bool, log: Log
 ) -> list[Row]:
-    """Plain, then under each protection that makes sense for it."""
-    plain = timed(attack, evidence)
-    log(f"{attack.name}: {plain.sentence} ({plain.seconds:.1f} s)")
-    rows = [Row(PLAIN.name, PLAIN.about, plain, _metrics(source.metrics))]
-    few = replace(evidence, clients=list(evidence.clients)[:3])
-    for probe in getattr(attack, "probes", ()) if protections else ():
-        found = timed(attack, few, probe)
-        log(f"{attack.name}, {probe.name}: {found.sentence} ({found.seconds:.1f} s)")
-        rows.append(Row(probe.name, probe.about, found))
-    for protection in protections_of(attack) if protections else ():
-        setup, metrics, exchanges = evidence.setup, source.metrics, source.exchanges
-        if protection.change:
-            setup = protection.change(evidence.setup)
-            again = replay(setup, len(source.exchanges))
-            exchanges, metrics = again.exchanges, again.metrics
-        found = timed(attack, replace(few, setup=setup, exchanges=protection.seen(exchanges)))
-        log(f"{attack.name}, {protection.name}: {found.sentence} ({found.seconds:.1f} s)")
-        rows.append(Row(protection.name, protection.about, found, _metrics(metrics)))
+    """Plain, then under each protection; the minutes are for all of them together."""
+    rows: list[Row] = []
+    wanted = [PLAIN, *(attack.protections if protections else ())]
+    share = replace(evidence, minutes=evidence.minutes / len(wanted))
+    for protection in wanted:
+        given = under(protection, share, source)
+        found = timed(attack, given)
+        name = "" if protection is PLAIN else f", {protection.name}"
+        log(f"{attack.name}{name}: {found.sentence} ({found.seconds:.1f} s)")
+        rows.append(Row(protection.name, protection.about, found))
     return rows
 
 
-def protections_of(attack: Attack) -> Sequence[Protection]:
-    own: Sequence[Protection] | None = getattr(attack, "protections", None)
-    if own is not None or hasattr(attack, "probes"):
-        return own or ()
-    return (
-        Protection("noise 1 %", "Gaussian noise of 1 % on every number of w - x", noisy(0.01)),
-        Protection("noise 10 %", "Gaussian noise of 10 % on every number of w - x", noisy(0.1)),
-        SECURE_SUM,
-    )
+def under(protection: Protection, evidence: Evidence, source: Messages) -> Evidence:
+    """What the server holds of the same run under a protection. Fewer clients: it is a row in a
+    table.
+    """
+    if protection is PLAIN:
+        return replace(evidence, over_rounds=True)
+    few = replace(evidence, clients=list(evidence.clients)[:FEW])
+    if protection.probe is not None:
+        over = protection is WORST_CASE
+        return replace(few, probe=protection.probe, over_rounds=over)
+    exchanges = source.exchanges
+    if protection.change:
+        setup = protection.change(evidence.setup, exchanges)
+        again = replay(setup, rounds_for(few))
+        few, exchanges = replace(few, setup=setup), again.exchanges
+    return replace(few, exchanges=protection.seen(exchanges))
 
 
-def timed(attack: Any, evidence: Evidence, *probe: Probe) -> Finding:
+def heard_first(exchanges: Sequence[Exchange]) -> list[int]:
+    """All clients that were heard, the first ones first."""
+    return list(dict.fromkeys(i for e in exchanges for i in sorted(e.replies)))
+
+
+def rounds_for(evidence: Evidence) -> int:
+    """How many rounds show what there is to see: all where nothing is trained, else until the first
+    of these clients is heard.
+    """
+    if not evidence.setup.algorithm.trains:
+        return len(evidence.exchanges)
+    heard = [any(c in e.replies for c in evidence.clients) for e in evidence.exchanges]
+    return heard.index(True) + 1
+
+
+def costs(setup: Setup, source: Messages, names: Sequence[str], minutes: float) -> dict[str, str]:
+    """What the whole run ends with, plain and under each of these protections, as far as there is
+    time.
+    """
+    known = {p.name: p for p in (PLAIN, *DEBLURRING, *TRAINING)}
+    ends = time.perf_counter() + 60 * minutes
+    found: dict[str, str] = {}
+    for name in names:
+        change = known[name].change if name in known else None
+        if name == PLAIN.name or change:
+            changed = change(setup, source.exchanges) if change else setup
+            found[name] = _metrics(finish(changed, ends - time.perf_counter()))
+        elif name == SECURE_SUM.name:  # its fixed point changes the last digits at most
+            found[name] = found.get(PLAIN.name, "")
+    return found
+
+
+def timed(attack: Attack, evidence: Evidence) -> Finding:
     began = time.perf_counter()
     with threads(evidence.setup.settings.threads):  # small arrays: more of them only wait
-        found: Finding = attack.run(evidence, *probe)
+        found = attack.run(evidence)
     return replace(found, seconds=time.perf_counter() - began)
 
 
-def _metrics(metrics: dict[str, float]) -> str:
+def _metrics(metrics: dict[str, float] | None) -> str:
+    if metrics is None:
+        return "not run again: it takes longer than the budget"
     return ", ".join(f"{k} {v:.3f}" for k, v in list(metrics.items())[:2])
 
 
@@ -202,8 +244,12 @@ def write_audit(report: AuditResult, folder: Path) -> Path:
 
 def audit_table(report: AuditResult) -> dict[str, Any]:
     """Numbers only: for tables and for the report."""
+    from fedlens.audit.page import thumbnails
+
+    shown = report.picture
     return {
         "headline": report.headline,
+        "picture": shown and {"label": shown[0], "images": thumbnails(shown[1])},
         "run": report.run,
         "stack": report.stack,
         "recorded": report.recorded,

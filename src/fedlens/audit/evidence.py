@@ -1,29 +1,25 @@
 """Where the messages of an audit come from: recorded while a run was under way (`fedlens run
 --record-messages`), or replayed afterwards. Rounds are pure functions of recipe and seed, so that a
 replay sends, bit for bit, what the run has sent.
-
-Also what an audit holds beside them: the same rounds under a protection.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from fedlens.audit.attack import summed
 from fedlens.config import recipe as recipes
 from fedlens.core.algorithm import Algorithm, Layer
-from fedlens.core.client import Client, generator
-from fedlens.core.limits import NotNegative, Positive
 from fedlens.core.message import Message
 from fedlens.core.rounds import Progress, Round, run
 from fedlens.engines.loopback import Loopback
 from fedlens.engines.recorder import Exchange, Recorder, read_exchanges
+from fedlens.engines.simulator import Simulator
 from fedlens.runs.checkpoint import Checkpoint
 from fedlens.runs.setup import Setup, make_setup
 
@@ -36,13 +32,10 @@ class _Enough(Exception):
 
 @dataclass(frozen=True)
 class Messages:
-    """The messages of an audit. recorded: are they from the run itself? metrics: of the state after
-    the last of these rounds, where there is a test set.
-    """
+    """The messages of an audit. recorded: are they from the run itself?"""
 
     exchanges: Sequence[Exchange]
     recorded: bool
-    metrics: dict[str, float]
 
 
 def open_run(folder: Path) -> Setup:
@@ -80,7 +73,7 @@ def collect(folder: Path, setup: Setup, rounds: int) -> Messages:
         found = read_exchanges(folder / MESSAGES)
         if not found:
             raise ValueError(f"{folder / MESSAGES} holds no rounds")
-        return Messages(found, True, {})
+        return Messages(found, True)
     if not any(h is not None for h in setup.federation.holdings):
         raise ValueError(
             f"the data of {folder} is not here, so nothing can be replayed: run it with"
@@ -95,7 +88,7 @@ def collect(folder: Path, setup: Setup, rounds: int) -> Messages:
     again = replay(
         setup, 1, Progress(last[0].state, last[0].done - 1, dict(last[0].heard)), last[1]
     )
-    return Messages([*first.exchanges, *again.exchanges], False, first.metrics)
+    return Messages([*first.exchanges, *again.exchanges], False)
 
 
 def replay(
@@ -105,84 +98,48 @@ def replay(
     memories: dict[int, Path] | None = None,
 ) -> Messages:
     """So many rounds with the real stack, every message through its byte form."""
-    settings, algorithm = setup.settings, setup.algorithm
-    engine = Recorder(Loopback(algorithm, setup.federation, threads=settings.threads))
+    engine = Recorder(Loopback(setup.algorithm, setup.federation, threads=setup.settings.threads))
     if memories:
         engine.restore(memories)
-    here = progress or Progress(algorithm.init())
-    until = min(here.done + rounds, settings.rounds)
+    here = progress or Progress(setup.algorithm.init())
+    until = here.done + rounds
+    _go_on(setup, engine, here, lambda: here.done >= until)
+    return Messages(engine.exchanges, False)
+
+
+def last_state(setup: Setup, rounds: int, seconds: float) -> Message | None:
+    """The server's state after so many rounds, or after the run has stopped by itself; None where
+    that takes longer.
+    """
+    here = Progress(setup.algorithm.init())
+    ends = time.perf_counter() + seconds
+    threads = setup.settings.threads
+    with Simulator(setup.algorithm, setup.federation, workers=0, threads=threads) as engine:
+        _go_on(setup, engine, here, lambda: here.done >= rounds or time.perf_counter() > ends)
+    return here.state if here.done >= rounds or here.state.header.stop else None
+
+
+def finish(setup: Setup, seconds: float) -> dict[str, float] | None:
+    """What the whole run ends with on the server's test data; None where it takes longer, {} where
+    there is no such data.
+    """
+    state = last_state(setup, setup.settings.rounds, seconds)
+    if state is None:
+        return None
+    test = setup.federation.test
+    message = setup.algorithm.broadcast(state).with_header(state.header, evaluate=True)
+    return setup.algorithm.evaluate(message, test, {}) if test is not None else {}
+
+
+def _go_on(setup: Setup, engine: Any, here: Progress, enough: Callable[[], bool]) -> None:
+    """Rounds from here, until the run is over or that is enough."""
 
     def stop(now: Progress, finished: Round) -> None:
-        if now.done >= until:
+        if enough():
             raise _Enough
 
     with contextlib.suppress(_Enough):
         run(
-            algorithm, engine, settings.rounds, cohort=settings.cohort, seed=settings.seed,
-            progress=here, after_round=stop,
+            setup.algorithm, engine, setup.settings.rounds, cohort=setup.settings.cohort,
+            seed=setup.settings.seed, progress=here, after_round=stop,
         )  # fmt: skip
-    test = setup.federation.test
-    message = algorithm.broadcast(here.state).with_header(here.state.header, evaluate=True)
-    metrics = algorithm.evaluate(message, test, {}) if test is not None else {}
-    return Messages(engine.exchanges, False, metrics)
-
-
-# -- protections -----------------------------------------------------------------------------------
-
-
-class ClipAndNoise(Layer):
-    """What differential privacy does to a reply, without its accounting: every tree is clipped to a
-    norm and gets Gaussian noise. Seeded: for audits and experiments only, since whoever has the
-    seed can subtract it.
-
-    clip: the largest norm, as a multiple of the reply's own. noise: standard deviation of a number,
-    as a share of the root mean square of what was sent.
-    """
-
-    stage = "wire"
-
-    def __init__(self, clip: Positive = 1.0, noise: NotNegative = 0.1) -> None:
-        self.clip, self.noise = clip, noise
-
-    def client_step(self, message: Message, client: Client) -> Message:
-        reply = self.inner.client_step(message, client)
-        rng = generator(message.header.seed, message.round, client.id, 0xD9)
-        trees = {}
-        for name, tree in reply.trees.items():
-            # FedDeblur sends w, of which all but w - x is known
-            known = message.trees.get("x", {}) if name == "w" else {}
-            trees[name] = {
-                k: known[k] + self._blurred(t - known[k], rng) if k in known
-                else self._blurred(t, rng)
-                for k, t in tree.items()
-            }  # fmt: skip
-        return replace(reply, trees=trees, _derived={})
-
-    def _blurred(self, t: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        if not t.is_floating_point():
-            return t
-        level = float(t.double().square().mean().sqrt())
-        noise = torch.randn(t.shape, generator=rng, dtype=torch.float64).to(t.dtype)
-        return t * min(1.0, self.clip) + self.noise * level * noise
-
-
-@dataclass(frozen=True)
-class Protection:
-    """A row of the page. change: the run's objects under it, None where only what the server sees
-    changes. seen: what it sees of the rounds.
-    """
-
-    name: str
-    about: str
-    change: Callable[[Setup], Setup] | None = None
-    seen: Callable[[Sequence[Exchange]], Sequence[Exchange]] = list
-
-
-def noisy(noise: float) -> Callable[[Setup], Setup]:
-    def change(setup: Setup) -> Setup:
-        return replace(setup, algorithm=ClipAndNoise(noise=noise).around(setup.algorithm))
-
-    return change
-
-
-SECURE_SUM = Protection("SecureSum", "the server sees the sum of all replies only", seen=summed)

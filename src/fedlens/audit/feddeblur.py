@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import ClassVar
 
@@ -23,6 +23,7 @@ from fedlens.audit.attack import Comparison, Evidence, Finding, score_images
 from fedlens.audit.complete_views import find_kernel, find_photo, fit_line
 from fedlens.audit.duals import Iterate, follow
 from fedlens.audit.partial_views import find_partial, find_view, overlap
+from fedlens.audit.protections import DEBLURRING
 from fedlens.data.video.frames import Box
 from fedlens.deblur import spectrum
 from fedlens.deblur.blur import gaussian
@@ -32,6 +33,7 @@ from fedlens.runs.setup import Setup
 
 WIDTHS = (0.0, 0.5, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)  # of the baseline's blur
 LEAST = 4  # rounds that the equations need
+EVERY = 2  # of how many more rounds the photo is drawn again
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class CuriousDeblurring:
     name = "feddeblur"
     title = "Kernel, photo and field of view from FedDeblur's messages"
     paper = "Fienup 1982 (phase retrieval); equations: docs/privacy.md"
+    protections = DEBLURRING
     budget: ClassVar[str] = "one linear fit and 24 phase retrievals of 600 steps a client"
 
     def applies(self, setup: Setup) -> str:
@@ -73,7 +76,22 @@ class CuriousDeblurring:
                 ious.append(overlap(loot.box, true_box(seen)))
             if (error := self.local_error(evidence, client, scene)) is not None:
                 local.append(error)
-        return self.finding(evidence, compared, ious, local, failed, time.perf_counter() - began)
+        result = self.finding(evidence, compared, ious, local, failed)
+        curve = self._curve(evidence, scene) if evidence.over_rounds else ()
+        return replace(result, curve=curve, seconds=time.perf_counter() - began)
+
+    def _curve(self, evidence: Evidence, scene: str) -> list[tuple[int, float]]:
+        """The first client's photo from the first so many rounds."""
+        client = evidence.clients[0]
+        seen = observation(evidence.setup, client, scene)
+        points: list[tuple[int, float]] = []
+        for rounds in range(LEAST, len(evidence.exchanges) + 1, EVERY):
+            first = replace(evidence, exchanges=evidence.exchanges[:rounds])
+            found = self.attack(first, client, scene)
+            if seen is not None and found is not None:
+                row, _ = self.compare(first, client, scene, found, seen)
+                points.append((evidence.exchanges[rounds - 1].round, row.scores["psnr"]))
+        return points
 
     def attack(self, evidence: Evidence, client: int, scene: str) -> list[_Loot] | None:
         """One candidate for each thing that cannot be known (the mirror image); None where the
@@ -170,7 +188,6 @@ class CuriousDeblurring:
         ious: Sequence[float],
         local: Sequence[float],
         failed: int,
-        seconds: float,
     ) -> Finding:
         scored = [c for c in compared if c.scores]
         score = mean(c.scores["psnr"] for c in scored) if scored else float("nan")
@@ -198,7 +215,6 @@ class CuriousDeblurring:
             comparisons=compared,
             budget=self.budget,
             unrelated="best guess from the published scene alone",
-            seconds=seconds,
         )
 
 

@@ -4,9 +4,9 @@ averaging", 2022).
 
 Made-up examples x are changed until a client that trained on them would have sent this delta:
     min_x  1 - cos(delta(x), delta) + alpha TV(x)
-delta(x) is `steps` differentiable steps of gradient descent from the received model. Labels are
-taken from the bias of the last layer (`audit/labels.py`) or given, as the worst case. Targets that
-are images themselves (video) are unknown too and are sought together with the input.
+delta(x) is `steps` differentiable local steps from the received model. Labels are taken from the
+bias of the last layer (`audit/labels.py`) or given, as the worst case, as are joints and boxes.
+Targets that are images themselves (video) are unknown too and are sought together with the input.
 """
 
 from __future__ import annotations
@@ -25,33 +25,47 @@ from fedlens.audit.attack import Comparison, Evidence, Finding, nearest, score_i
 from fedlens.audit.labels import BIAS, single_label
 from fedlens.audit.linear import total_variation
 from fedlens.audit.probe import (
-    PROBES,
     Caught,
-    Probe,
     catch,
     fedavg_of,
+    first_heard,
     flat_image,
     others,
     parameters_of,
+    spread,
 )
+from fedlens.audit.protections import FROM_THE_WORST
 from fedlens.core.client import Batch, generator
+from fedlens.core.task import LearningTask
 from fedlens.runs.setup import Setup
 
 ITERATIONS = 600
 MOST_STEPS = 8  # local steps that are differentiated through
 MOST_EXAMPLES = 8
+MOST_CLIENTS = 2
+SMOOTH = 1e-3  # weight of the total variation
+PACE = 0.1  # of the search
 
 
 class GradientInversion:
-    """known_labels: the worst case, where the server has them from elsewhere."""
+    """known_labels: the worst case, where the server has them from elsewhere. iterations, smooth,
+    pace: of the search; not tuned yet (experiments/leakage has a cell for it that has not run).
+    """
 
     name = "gradient"
     title = "Images from a model update, by matching it"
     paper = "Geiping et al. 2020; Dimitrov et al. 2022"
-    probes = PROBES
+    protections = FROM_THE_WORST
 
-    def __init__(self, known_labels: bool = False, iterations: int = ITERATIONS) -> None:
+    def __init__(
+        self,
+        known_labels: bool = False,
+        iterations: int = ITERATIONS,
+        smooth: float = SMOOTH,
+        pace: float = PACE,
+    ) -> None:
         self.known_labels, self.iterations = known_labels, iterations
+        self.smooth, self.pace = smooth, pace
 
     def applies(self, setup: Setup) -> str:
         if fedavg_of(setup) is None:
@@ -62,17 +76,21 @@ class GradientInversion:
         x = held.batch(torch.arange(1)).get("x")
         return "" if x is not None and x.is_floating_point() else "its examples are not images"
 
-    def run(self, evidence: Evidence, probe: Probe | None = None) -> Finding:
+    def run(self, evidence: Evidence) -> Finding:
         began = time.perf_counter()
-        clients = list(evidence.clients)[:2]
-        each = 60 * evidence.minutes / len(clients)
-        rows = []
-        cosines = []
-        for client in clients:
-            caught = catch(evidence, client, probe)
-            made, cosine = self.reconstruct(evidence.setup, caught, each)
-            cosines.append(cosine)
-            rows.append(self._compare(evidence.setup, client, caught, made))
+        places = [(first_heard(evidence, c), c) for c in list(evidence.clients)[:MOST_CLIENTS]]
+        # where a picture may come out at all, also over the rounds
+        later = spread(evidence)[1:] if evidence.probe and evidence.over_rounds else []
+        seconds = 60 * evidence.minutes / len(places + later)
+        found = [self._of_client(evidence, c, k, seconds) for k, c in places + later]
+        rows = [row for row, _ in found[: len(places)]]
+        cosines = [cosine for _, cosine in found[: len(places)]]
+        curve = [
+            (evidence.exchanges[k].round, row.scores["psnr"])
+            for (k, _), (row, _) in zip(
+                [places[0], *later], [found[0], *found[len(places) :]], strict=True
+            )
+        ]
         score, base = (mean(getattr(r, k)["psnr"] for r in rows) for k in ("scores", "baseline"))
         better = score > base
         return Finding(
@@ -84,13 +102,28 @@ class GradientInversion:
             score,
             base,
             numbers={
-                "labels": "known" if self.known_labels else "from the last layer's bias",
+                "targets": self._targets(evidence),
                 "cosine reached": f"{mean(cosines):.4f}",
             },
             comparisons=rows,
-            budget=f"{self.iterations} steps a client, at most {evidence.minutes:g} minutes in all",
+            curve=curve if later else (),
+            budget=f"{self.iterations} steps a client, {60 * evidence.minutes:.0f} s at most",
             seconds=time.perf_counter() - began,
         )
+
+    def _targets(self, evidence: Evidence) -> str:
+        caught = catch(evidence, evidence.clients[0])
+        if self._guesses_labels(caught):
+            return "labels from the last layer's bias"
+        sought = [n for n, t in caught.truth.items() if is_image(t)]
+        return "sought too" if "y" in sought else "known to the attacker"
+
+    def _of_client(
+        self, evidence: Evidence, client: int, number: int, seconds: float
+    ) -> tuple[Comparison, float]:
+        caught = catch(evidence, client, number)
+        made, cosine = self.reconstruct(evidence.setup, caught, seconds)
+        return self._compare(evidence.setup, client, caught, made), cosine
 
     def reconstruct(self, setup: Setup, caught: Caught, seconds: float) -> tuple[Batch, float]:
         """Examples that would have given this delta, and the cosine they reach."""
@@ -98,11 +131,11 @@ class GradientInversion:
         assert base is not None
         count = min(caught.examples, MOST_EXAMPLES)
         made = self._beginning(caught, count)
-        unknown = [t for t in made.values() if t.is_floating_point()]
+        unknown = [t for t in made.values() if t.requires_grad]
         delta_of = local_work(base, caught)
         names = parameters_of(base, caught.delta)
         wanted = torch.cat([caught.delta[n].float().reshape(-1) for n in names])
-        optimiser = torch.optim.Adam(unknown, lr=0.1)
+        optimiser = torch.optim.Adam(unknown, lr=self.pace)
         schedule = torch.optim.lr_scheduler.MultiStepLR(
             optimiser, [int(self.iterations * s) for s in (0.4, 0.65, 0.85)], 0.3
         )
@@ -114,7 +147,7 @@ class GradientInversion:
                 moved = delta_of(made)
             found = torch.cat([moved[n].reshape(-1) for n in names])
             cosine = torch.nn.functional.cosine_similarity(found, wanted, dim=0)
-            (1 - cosine + 1e-3 * total_variation(made["x"])).backward()  # type: ignore[no-untyped-call]
+            (1 - cosine + self.smooth * total_variation(made["x"])).backward()  # type: ignore[no-untyped-call]
             if float(cosine.detach()) > best:
                 best, kept = (
                     float(cosine.detach()),
@@ -133,23 +166,26 @@ class GradientInversion:
         return kept, best
 
     def _beginning(self, caught: Caught, count: int) -> Batch:
-        """Noise around grey where a number is real; what is whole (labels, indices) is guessed or
-        known.
+        """Noise around grey for images; labels as far as the last layer tells them; other targets
+        are given, as the worst case.
         """
         rng = generator(0, 0x6AD)
         made: Batch = {}
         for name, t in caught.truth.items():
-            if t.is_floating_point():
+            if is_image(t):
                 shape = (count, *t.shape[1:])
                 made[name] = (0.5 + 0.1 * torch.randn(shape, generator=rng)).clamp(0, 1)
                 made[name].requires_grad_()
             else:
                 made[name] = t[:count].clone()
-        y = made.get("y")
-        classes = y is not None and not y.is_floating_point() and y.dim() == 1
-        if classes and not self.known_labels and BIAS in caught.delta:
+        if self._guesses_labels(caught):
             made["y"] = guess_labels(caught, count)
         return made
+
+    def _guesses_labels(self, caught: Caught) -> bool:
+        y = caught.truth.get("y")
+        classes = y is not None and not y.is_floating_point() and y.dim() == 1
+        return classes and not self.known_labels and BIAS in caught.delta
 
     def _compare(self, setup: Setup, client: int, caught: Caught, made: Batch) -> Comparison:
         """The pair of a made-up and a real image that fits best: their order is unknown."""
@@ -162,6 +198,11 @@ class GradientInversion:
             f"client {client}", guess, truth, unrelated, score_images(guess, truth),
             score_images(unrelated, truth),
         )  # fmt: skip
+
+
+def is_image(t: Tensor) -> bool:
+    """Images and clips, (N, ..., H, W), not coordinates or boxes."""
+    return t.is_floating_point() and t.dim() >= 4 and min(t.shape[-2:]) >= 8
 
 
 def guess_labels(caught: Caught, count: int) -> Tensor:
@@ -179,41 +220,52 @@ def guess_labels(caught: Caught, count: int) -> Tensor:
 
 
 def local_work(base: FedAvg, caught: Caught) -> Callable[[Batch], Mapping[str, Tensor]]:
-    """delta(batch): differentiable gradient descent from the received model."""
+    """delta(batch): differentiable local steps from the received model, with the client's own
+    optimiser. Adam's quotient g / |g| has no slope, so a softer one takes its place: it has the
+    same signs.
+    """
     received = {n: t.clone() for n, t in caught.down.trees["model"].items()}
     model = base.load(received).train()
+    objective = _Objective(base.task, model)
     trained = base.parameter_names
     fixed = {n: t.clone() for n, t in model.state_dict().items() if n not in trained}
     start = {n: p.detach().clone() for n, p in model.named_parameters() if n in trained}
     steps = max(1, min(caught.steps, MOST_STEPS))
 
     def loss(weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        module = _Called(base, model, {**weights, **{n: t.clone() for n, t in fixed.items()}})
-        return base.task.loss(base.task.forward(module, batch), batch)
+        held = {**weights, **{n: t.clone() for n, t in fixed.items()}}
+        out: Tensor = functional_call(
+            objective, {f"model.{n}": t for n, t in held.items()}, (batch,)
+        )
+        return out
 
     def delta(batch: Batch) -> Mapping[str, Tensor]:
         weights = {n: t.clone().requires_grad_() for n, t in start.items()}
+        pace: dict[str, Tensor] = {}
         for _ in range(steps):
             grads = torch.autograd.grad(
                 loss(weights, batch), list(weights.values()), create_graph=True, allow_unused=True
             )
-            weights = {
-                n: w if g is None else w - caught.lr * g
-                for (n, w), g in zip(weights.items(), grads, strict=True)
-            }
+            for (n, w), g in zip(list(weights.items()), grads, strict=True):
+                if g is None:
+                    continue
+                if base.optimizer == "sgd":
+                    g = g + base.weight_decay * w
+                    pace[n] = base.momentum * pace[n] + g if n in pace else g
+                else:
+                    pace[n] = g / (g.abs() + g.detach().abs().mean() + 1e-12)
+                weights[n] = w - caught.lr * pace[n]
         return {n: w - start[n] for n, w in weights.items()}
 
     return delta
 
 
-class _Called(torch.nn.Module):
-    """A model with other weights, for a task that calls it, or its features and head."""
+class _Objective(torch.nn.Module):
+    """A task's loss as a function of a model's weights."""
 
-    def __init__(self, base: FedAvg, model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, task: LearningTask, model: torch.nn.Module) -> None:
         super().__init__()
-        object.__setattr__(self, "called", model)
-        object.__setattr__(self, "weights", dict(weights))
+        self.task, self.model = task, model
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        out: Tensor = functional_call(self.called, self.weights, inputs)  # type: ignore[arg-type]
-        return out
+    def forward(self, batch: Batch) -> Tensor:
+        return self.task.loss(self.task.forward(self.model, batch), batch)

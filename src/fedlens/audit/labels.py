@@ -15,15 +15,15 @@ What somebody would say who learned nothing: all classes alike.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import mean
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedlens.audit.attack import Evidence, Finding
-from fedlens.audit.evidence import SECURE_SUM
+from fedlens.audit.attack import Evidence, Finding, Histogram
 from fedlens.audit.probe import Caught, catch, fedavg_of, flat_image, labelled, others
+from fedlens.audit.protections import TRAINING
 from fedlens.runs.setup import Setup
 
 BIAS = "head.bias"
@@ -33,7 +33,7 @@ class LabelCounts:
     name = "labels"
     title = "How many images of each class a client has"
     paper = "Zhao et al. 2020 (iDLG); Wainakh et al. 2022 (LLG)"
-    protections: ClassVar = (SECURE_SUM,)
+    protections = TRAINING
 
     def applies(self, setup: Setup) -> str:
         return labelled(setup)
@@ -42,14 +42,17 @@ class LabelCounts:
         curve = []
         errors: list[float] = []
         naive: list[float] = []
+        first: list[Histogram] = []
         for k, exchange in enumerate(evidence.exchanges):
             whom = [c for c in evidence.clients if c in exchange.replies]
             if not whom or BIAS not in exchange.replies[whom[0]].trees.get("delta", {}):
                 continue
             found = [self._of_client(evidence, c, k) for c in whom]
-            curve.append((exchange.round, mean(e for e, _ in found)))
-            errors += [e for e, _ in found]
-            naive += [b for _, b in found]
+            both = [(distance(h), distance(replace(h, guess=flat(h)))) for h in found]
+            curve.append((exchange.round, mean(e for e, _ in both)))
+            errors += [e for e, _ in both]
+            naive += [b for _, b in both]
+            first = first or found
         if not errors:
             return Finding(
                 self.name, "The last layer never left a client.", MEASURE, 1.0, 1.0, True
@@ -64,15 +67,15 @@ class LabelCounts:
             base,
             smaller_leaks=True,
             numbers={"replies attacked": str(len(errors)), "best": f"{min(errors):.3f}"},
+            histograms=first,
             curve=curve,
             budget="closed form",
         )
 
-    def _of_client(self, evidence: Evidence, client: int, number: int) -> tuple[float, float]:
-        caught = catch(evidence, client, None, number)
-        shares = estimate_shares(evidence, caught)
+    def _of_client(self, evidence: Evidence, client: int, number: int) -> Histogram:
+        shares = estimate_shares(evidence, catch(evidence, client, number))
         truth = true_shares(evidence.setup, client, len(shares))
-        return distance(shares, truth), distance(torch.ones_like(truth) / len(truth), truth)
+        return Histogram(f"client {client}", truth.tolist(), shares.tolist())
 
 
 MEASURE = "wrong share of the class histogram"
@@ -113,9 +116,14 @@ def true_shares(setup: Setup, client: int, classes: int) -> Tensor:
     return torch.as_tensor(counts).double() / len(data)
 
 
-def distance(a: Tensor, b: Tensor) -> float:
+def distance(found: Histogram) -> float:
     """Total variation: the share of the histogram that is in the wrong place."""
-    return float((a - b).abs().sum() / 2)
+    return sum(abs(a - b) for a, b in zip(found.truth, found.guess, strict=True)) / 2
+
+
+def flat(found: Histogram) -> list[float]:
+    """All classes alike."""
+    return [1 / len(found.truth)] * len(found.truth)
 
 
 def single_label(delta: Mapping[str, Tensor]) -> Tensor:

@@ -20,26 +20,19 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.audit.attack import Comparison, Evidence, Finding, nearest, score_images
-from fedlens.audit.probe import (
-    PROBES,
-    Caught,
-    Probe,
-    catch,
-    fedavg_of,
-    flat_image,
-    labelled,
-    others,
-)
+from fedlens.audit.probe import Caught, catch, fedavg_of, flat_image, labelled, others, spread
+from fedlens.audit.protections import FROM_THE_WORST
 from fedlens.runs.setup import Setup
 
 STEPS = 600  # from features to an image
+MOST = 3  # clients of whom an image is sought
 
 
 class LinearInversion:
     name = "linear"
     title = "Exact inversion of the first fully connected layer"
     paper = "Phong et al. 2018; Geiping et al. 2020, proposition 3.1"
-    probes = PROBES
+    protections = FROM_THE_WORST
 
     def applies(self, setup: Setup) -> str:
         if why := labelled(setup):
@@ -50,9 +43,9 @@ class LinearInversion:
             return f"{base.optimizer} divides gradients away"
         return "" if first_linear(base.resident) else "no fully connected layer with a bias"
 
-    def run(self, evidence: Evidence, probe: Probe | None = None) -> Finding:
+    def run(self, evidence: Evidence) -> Finding:
         began = time.perf_counter()
-        rows = [self._of_client(evidence, c, probe) for c in evidence.clients]
+        rows = [self._of_client(evidence, c) for c in evidence.clients[:MOST]]
         scores = [row.scores["psnr"] for row, _ in rows]
         bases = [row.baseline["psnr"] for row, _ in rows]
         errors = [e for _, e in rows]
@@ -66,16 +59,29 @@ class LinearInversion:
             mean(bases),
             numbers={"relative error of the features": f"{mean(errors):.2e}"},
             comparisons=[row for row, _ in rows],
+            curve=self._curve(evidence),
             budget=f"closed form for the features, {STEPS} steps from them to an image",
             seconds=time.perf_counter() - began,
         )
 
+    def _curve(self, evidence: Evidence) -> list[tuple[int, float]]:
+        """Of the first client, over the rounds, where a picture may come out at all."""
+        if not (evidence.probe and evidence.over_rounds):
+            return []
+        return [
+            (
+                evidence.exchanges[number].round,
+                self._of_client(evidence, client, number)[0].scores["psnr"],
+            )
+            for number, client in spread(evidence)
+        ]
+
     def _of_client(
-        self, evidence: Evidence, client: int, probe: Probe | None
+        self, evidence: Evidence, client: int, number: int | None = None
     ) -> tuple[Comparison, float]:
         base = fedavg_of(evidence.setup)
         assert base is not None
-        caught = catch(evidence, client, probe)
+        caught = catch(evidence, client, number)
         name = first_linear(base.resident)
         received = caught.down.trees["model"]
         features = invert_linear(*_gradients(name, caught, received, base.weight_decay))

@@ -14,6 +14,7 @@ false alarms.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,16 +24,15 @@ import torch
 from torch import Tensor
 
 from fedlens.audit.attack import Evidence, Finding
-from fedlens.audit.evidence import Protection
+from fedlens.audit.evidence import last_state
 from fedlens.audit.probe import Few, fedavg_of, labelled
+from fedlens.audit.protections import Protection
 from fedlens.core.client import Data, generator
 from fedlens.core.message import Message
-from fedlens.core.rounds import Progress, Round, run
 from fedlens.core.tree import Tree
-from fedlens.engines.simulator import Simulator
 from fedlens.runs.setup import Setup
 
-SHADOWS = 2
+SHADOWS = 4
 MOST = 2000  # images on each side
 SLOPE = 0.3  # a of RMIA: how much more members profit than others
 
@@ -71,13 +71,21 @@ class Membership:
         attacker, outside = order[: len(test) // 2], order[len(test) // 2 :][:MOST]
         last = evidence.exchanges[-1]
         model = last.down.trees["model"]
-        rounds = last.round + 1
+        rounds = max(1, last.round)
         shadows = train_shadows(setup, Few(test, attacker), rounds, 60 * evidence.minutes)
+        if not shadows:
+            return Finding(
+                self.name,
+                f"No shadow run came to its end in {60 * evidence.minutes:.0f} s, so nothing is"
+                " said about membership.",
+                "AUC", math.nan, 0.5, budget="no shadow run",
+            )  # fmt: skip
         members = [setup.federation.holdings[c] for c in evidence.clients]
         inside_p, inside_out = _both(setup, model, shadows, members)
         outside_p, outside_out = _both(setup, model, shadows, [Few(test, outside)])
-        rates = roc(ratio(inside_p, inside_out), ratio(outside_p, outside_out))
-        plain = roc(inside_p, outside_p)
+        inside, outside_scores = ratio(inside_p, inside_out), ratio(outside_p, outside_out)
+        rates = roc(inside, outside_scores)
+        dealt = roc(*relabelled(inside, outside_scores))
         return Finding(
             self.name,
             f"Whether an image was trained on is told with AUC {rates.auc:.3f}"
@@ -87,20 +95,34 @@ class Membership:
             0.5,
             margin=max(0.0, rates.auc - rates.auc_low),
             numbers={
+                "95 % interval of the AUC": f"{rates.auc_low:.3f} to {rates.auc_high:.3f}",
                 "found at 1 % false alarms": f"{100 * rates.tpr:.1f} % of the members"
                 f" ({100 * rates.tpr_low:.1f} to {100 * rates.tpr_high:.1f}); a coin: 1 %",
-                "without shadow models": f"AUC {plain.auc:.3f}",
+                "without shadow models": f"AUC {auc(inside_p, outside_p):.3f}",
+                "members dealt out at random": f"AUC {dealt.auc:.3f}"
+                f" ({dealt.auc_low:.3f} to {dealt.auc_high:.3f})",
+                "members and others swapped": f"AUC {auc(outside_scores, inside):.3f}",
                 "members and non-members": f"{len(inside_p)} and {len(outside_p)}",
+                "SecureSum": "changes nothing: what is asked is the model itself",
             },
             budget=f"{len(shadows)} shadow runs of {rounds} rounds",
             seconds=time.perf_counter() - began,
         )
 
 
+def relabelled(members: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """The same scores, dealt out at random: nobody may find anything in them."""
+    scores = torch.cat([members, others])
+    dealt = scores[torch.randperm(len(scores), generator=generator(0, 0xDEA1))]
+    return dealt[: len(members)], dealt[len(members) :]
+
+
 def train_shadows(setup: Setup, pool: Data, rounds: int, seconds: float) -> list[Tree]:
-    """Models of the same recipe on the attacker's own images: as many clients, as large."""
-    began = time.perf_counter()
-    models = []
+    """Models of the same recipe on the attacker's own images: as many clients, as large. Those that
+    are not ready in time do not count.
+    """
+    ends = time.perf_counter() + seconds
+    models: list[Tree] = []
     for k in range(SHADOWS):
         rng = generator(k, 0x5AD0)
         holdings = [
@@ -108,19 +130,12 @@ def train_shadows(setup: Setup, pool: Data, rounds: int, seconds: float) -> list
             for held in setup.federation.holdings
         ]
         federation = replace(setup.federation, holdings=holdings, held_out=(), test=None)
-
-        def late(here: Progress, finished: Round) -> None:
-            if time.perf_counter() - began > seconds:
-                here.state = here.state.with_header(stop=True)
-
-        with Simulator(setup.algorithm, federation, workers=0, threads=setup.settings.threads) as e:
-            state = run(
-                setup.algorithm, e, rounds, cohort=setup.settings.cohort, seed=1000 + k,
-                after_round=late,
-            )  # fmt: skip
-        models.append(dict(state.trees["model"]))
-        if time.perf_counter() - began > seconds:
+        settings = replace(setup.settings, seed=1000 + k)
+        shadow = replace(setup, federation=federation, settings=settings)
+        state = last_state(shadow, rounds, ends - time.perf_counter())
+        if state is None:
             break
+        models.append(dict(state.trees["model"]))
     return models
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fedlens.audit.attack import Attack, Comparison, Finding
+from fedlens.audit.attack import Attack, Comparison, Finding, Histogram
 from fedlens.core.picture import to_uint8
 from fedlens.report.html import PAGE
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PARTS = Path(__file__).parent / "page_parts"
 PICTURES = 12  # rows of pictures of one attack
+HISTOGRAMS = 6
 SMALL = 96  # images with fewer pixels a side are drawn pixel by pixel
 UNITS = {"psnr": "PSNR {:.1f} dB", "ssim": "SSIM {:.3f}", "lpips": "LPIPS {:.3f}"}
 
@@ -89,7 +90,7 @@ def _overview(groups: Sequence[Sequence[Row]], attacks: Mapping[str, Attack]) ->
     return (
         '<h2 id="overview">What a protection buys</h2><div class="scroll"><table class="audit">'
         "<thead><tr><th>Attack</th><th>Protection</th><th>Attacker</th><th>Learned nothing</th>"
-        "<th>Beyond the baseline</th><th>Result of the run</th><th>Time</th></tr></thead>"
+        "<th>Beyond the baseline</th><th>The run ends with</th><th>Time</th></tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table></div>"
     )
 
@@ -101,6 +102,7 @@ def _section(rows: Sequence[Row], attack: Attack) -> str:
         f"<div><dt>{_text(k)}</dt><dd>{_text(v)}</dd></div>" for k, v in facts.items() if v
     )
     shown = "".join(_trio(c, plain.unrelated) for c in plain.comparisons[:PICTURES])
+    shown += "".join(map(_histogram, plain.histograms[:HISTOGRAMS]))
     left = len(plain.comparisons) - PICTURES
     more = f'<p class="soft small">{left} more clients are not drawn.</p>' if left > 0 else ""
     under = "".join(map(_protected, rows[1:]))
@@ -110,8 +112,8 @@ def _section(rows: Sequence[Row], attack: Attack) -> str:
     return (
         f'<section id="{attack.name}"><h2>{_text(attack.title)}</h2>'
         f'<p>{_text(plain.sentence)}</p><p class="soft small">Method: {_text(attack.paper)}</p>'
-        f'<dl class="facts">{listed}</dl>{_curve(plain)}{shown}{more}{protected if under else ""}'
-        "</section>"
+        f'<dl class="facts">{listed}</dl>{_first_curve(rows)}{shown}{more}'
+        f"{protected if under else ''}</section>"
     )
 
 
@@ -145,6 +147,13 @@ def _figure(name: str, image: Tensor, scores: Mapping[str, float]) -> str:
     )
 
 
+def thumbnails(row: Comparison, most: int = 160) -> list[str]:
+    """Truth, guess and the unrelated, small: for the report."""
+    images = [x for x in (row.truth, row.guess, row.unrelated) if x is not None]
+    step = max(1, max(images[0].shape[-2:]) // most)
+    return [_address(x[..., ::step, ::step]) for x in images]
+
+
 def _address(image: Tensor) -> str:
     from PIL import Image
 
@@ -165,7 +174,37 @@ def _bar(found: Finding, rows: Sequence[Row]) -> str:
     return f'<span class="bar" style="width:{max(share, 1):.0f}%"></span>'
 
 
-def _curve(found: Finding, width: int = 520, height: int = 120) -> str:
+def _first_curve(rows: Sequence[Row]) -> str:
+    """Of the run as it was, or else of the first protection that has one."""
+    for row in rows:
+        if drawn := _curve(row.finding, "" if row is rows[0] else f" ({row.protection})"):
+            return drawn
+    return ""
+
+
+def _histogram(held: Histogram, height: int = 84) -> str:
+    """A client's classes: two bars each."""
+    most = max([*held.truth, *held.guess, 1e-9])
+    bars = []
+    for k, pair in enumerate(zip(held.truth, held.guess, strict=True)):
+        for j, share in enumerate(pair):
+            tall = max(1.0, share / most * (height - 4))
+            bars.append(
+                f'<rect class="{("held", "said")[j]}" x="{k * 34 + j * 13}"'
+                f' y="{height - tall:.1f}" width="12" height="{tall:.1f}"><title>class {k}:'
+                f" {100 * share:.0f} %</title></rect>"
+            )
+        bars.append(f'<text x="{k * 34 + 12}" y="{height + 14}" text-anchor="middle">{k}</text>')
+    wide = 34 * len(held.truth)
+    return (
+        f'<figure class="classes"><figcaption>{_text(held.label)}: images of each class,'
+        ' <span class="held">held</span> and <span class="said">read from its message</span>'
+        f'</figcaption><svg viewBox="0 0 {wide} {height + 18}" style="max-width:{wide}px"'
+        f' role="img" aria-label="classes of {_text(held.label)}">{"".join(bars)}</svg></figure>'
+    )
+
+
+def _curve(found: Finding, of: str = "", width: int = 520, height: int = 120) -> str:
     """Leakage over the rounds, the baseline dashed."""
     points = [(x, y) for x, y in found.curve if math.isfinite(y)]
     if len(points) < 2:
@@ -181,8 +220,8 @@ def _curve(found: Finding, width: int = 520, height: int = 120) -> str:
     line = " ".join(place(x, y) for x, y in points)
     base = " ".join(place(x, found.baseline) for x in (first, last))
     return (
-        f'<figure class="curve"><figcaption>{_text(found.measure)} over the rounds; dashed: learned'
-        f' nothing</figcaption><svg viewBox="0 0 {width} {height}" role="img"'
+        f'<figure class="curve"><figcaption>{_text(found.measure)} over the rounds{_text(of)};'
+        f' dashed: learned nothing</figcaption><svg viewBox="0 0 {width} {height}" role="img"'
         f' aria-label="{_text(found.measure)} over the rounds">'
         f'<polyline class="base" points="{base}"/><polyline points="{line}"/>'
         f'<text x="0" y="16">{_number(high)}</text>'

@@ -15,8 +15,9 @@ which is linear in q: a few hundred unknowns, thousands of pixels a round. Phase
 of q.
 
 **Photo.** h~ * d_0 = u_1 + q * (x_1 - x_0) everywhere; divided by conj(H) it is d_0, which is
-s (y - h * x_0) on the view and 0 elsewhere: photo and exact field of view. As with complete views,
-a shift and the mirror image of a lopsided kernel stay unknown.
+s (y - h * x_0) on the view and 0 elsewhere: the photo. All d_t are 0 outside the view: the exact
+field of view. It also tells a lopsided kernel from its mirror image, which complete views do not:
+with the wrong one something is left outside. A shift stays unknown.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ def find_partial(rounds: Sequence[Iterate], n: float, rho: float, width: int) ->
     if best is None or best[0] > POOR:
         return None
     misfit, alike = best
-    kernel, _ = retrieve_kernel(alike)
-    box, pixels = _uncover(rounds, kernel, s, width)
+    found, _ = retrieve_kernel(alike)
+    tried = [(k, *_uncover(rounds, k, s, width)) for k in (found, found.flip(0, 1))]
+    kernel, box, pixels, _ = min(tried, key=lambda t: t[3])
     return View(box, kernel, pixels, misfit)
 
 
@@ -135,37 +137,57 @@ def _neighbours(image: Tensor, places: Tensor, shifts: Tensor) -> Tensor:
     return both
 
 
-def _uncover(rounds: Sequence[Iterate], kernel: Tensor, s: float, width: int) -> tuple[Box, Tensor]:
-    """d_0, hence where it is not 0, and the photo there."""
+def _uncover(
+    rounds: Sequence[Iterate], kernel: Tensor, s: float, width: int
+) -> tuple[Box, Tensor, float]:
+    """d_t of every round, hence where they are not 0, the photo there, and how much of them is left
+    outside. The first alone would not do: it is 0 too where the photo happens to be as grey as the
+    image that everybody began at.
+    """
     first = rounds[0]
     height = first.x.shape[-3]
     h = spectrum.otf(kernel, height, width, torch.float64)
     power = h.abs().square()
-    moved = torch.view_as_complex((first.local - first.x).contiguous())
-    blurred = torch.view_as_complex(first.u.contiguous()) + power * moved
     floor = 1e-6
-    d = h * blurred / (power + floor)
-    top, left, tall, wide = box = find_view(torch.view_as_real(d).contiguous(), width)
+    spectra = []
+    before = first.x
+    for after in rounds:
+        moved = torch.view_as_complex((after.local - before).contiguous())
+        blurred = torch.view_as_complex(after.u.contiguous()) + power * moved
+        spectra.append(h * blurred / (power + floor))
+        before = after.local
+    sizes = torch.fft.irfft2(torch.stack(spectra), s=(height, width)).abs().sum((0, 1))
+    # little is left outside the view, so that fainter places inside it can show
+    top, left, tall, wide = box = find_box(sizes, dark=0.03 * float(sizes.quantile(0.9)))
     seen = torch.fft.irfft2(
-        d / s + h * torch.view_as_complex(first.x.contiguous()), s=(height, width)
+        spectra[0] / s + h * torch.view_as_complex(first.x.contiguous()), s=(height, width)
     )
-    return box, seen[..., top : top + tall, left : left + wide]
+    inside = float(sizes[top : top + tall, left : left + wide].sum())
+    outside = float(sizes.sum()) / inside - 1
+    return box, seen[..., top : top + tall, left : left + wide], outside
 
 
-def find_view(u: Tensor, width: int, coarse: int = 24) -> Box:
-    """The rectangle that splits log |image| best into two levels, of a half-spectrum. All
-    rectangles of a grid of `coarse` lines are tried, then each edge moves until none gains by it.
-    """
+def find_view(u: Tensor, width: int) -> Box:
+    """Where the image of this half-spectrum is large."""
     size = spectrum.backward(u, width).abs().sum(0)
-    size = (size + 0.1 * size.quantile(0.9)).log()  # dark places inside count too
-    table = torch.zeros(size.shape[0] + 1, width + 1, dtype=torch.float64)
+    return find_box(size, dark=0.1 * float(size.quantile(0.9)))
+
+
+def find_box(size: Tensor, dark: float, coarse: int = 24) -> Box:
+    """The rectangle that splits the logarithm best into two levels, where what is below `dark`
+    counts alike. All rectangles of a grid of `coarse` lines are tried, then each edge moves until
+    none gains by it.
+    """
+    height, width = size.shape
+    size = (size + max(dark, 1e-12)).log()
+    table = torch.zeros(height + 1, width + 1, dtype=torch.float64)
     table[1:, 1:] = size.cumsum(0).cumsum(1)
-    edges = _all_boxes(size.shape[0], width, coarse)
+    edges = _all_boxes(height, width, coarse)
     found = edges[int(_cost(table, edges).argmin())]
     for _ in range(50):
         before = found.clone()
         for edge in range(4):
-            most = size.shape[0] if edge < 2 else width
+            most = height if edge < 2 else width
             tried = found.repeat(most + 1, 1)
             tried[:, edge] = torch.arange(most + 1)
             found = tried[int(_cost(table, tried).argmin())]

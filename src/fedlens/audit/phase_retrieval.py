@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fedlens.core.client import generator
 
@@ -26,13 +27,41 @@ def retrieve_kernel(alike: Tensor, most: int = 31, tries: int = TRIES) -> tuple[
     """
     rows, columns = _extent(alike, most)
     grid = [_even(2 * rows), _even(2 * columns)]
-    small = _wrap(alike, rows, columns, grid)
-    magnitude = torch.fft.rfft2(small).real.clamp_min(0).sqrt()
+    magnitude = _magnitude(alike, rows, columns, grid)
     pixels, residual = _retrieve(magnitude, rows, columns, grid, tries)
     tight = _without_empty_rim(pixels)
     if tight.shape != pixels.shape:  # noise made the autocorrelation look larger than it is
-        pixels, residual = _polish(tight, magnitude, tight.shape[0], tight.shape[1], grid)
+        pixels, residual = _polish(tight, magnitude, grid)
+    pixels, residual = _if_symmetric(alike, pixels, residual, magnitude, grid)
     return pixels / pixels.sum(), residual
+
+
+def _if_symmetric(
+    alike: Tensor, pixels: Tensor, residual: float, magnitude: Tensor, grid: Sequence[int]
+) -> tuple[Tensor, float]:
+    """Around a symmetric kernel |H|^2 does not change, to first order, with what is antisymmetric,
+    so that a small error of the autocorrelation becomes its square root in the kernel. Where a
+    symmetric kernel explains it as well, it is taken; there a faint rim can be told from noise too.
+    """
+    even = (pixels + pixels.flip(0, 1)) / 2
+    found, misfit = _polish(even, magnitude, grid, symmetric=True)
+    if misfit > 1.2 * residual:
+        return pixels, residual
+    rows, columns = (n + 2 for n in found.shape)
+    larger = [_even(2 * rows), _even(2 * columns)]
+    if larger[0] > alike.shape[0] or larger[1] > alike.shape[1]:
+        return found, misfit
+    wider = _magnitude(alike, rows, columns, larger)
+    grown, rest = _polish(pad(found, [1, 1, 1, 1]), wider, larger, symmetric=True)
+    _, before = _polish(found, wider, larger, symmetric=True)
+    return (grown, rest) if rest < 0.8 * before else (found, misfit)
+
+
+def _magnitude(alike: Tensor, rows: int, columns: int, grid: Sequence[int]) -> Tensor:
+    """|H| of a kernel of so many rows and columns, on a grid that holds its autocorrelation."""
+    small = _wrap(alike, rows, columns, grid)
+    found: Tensor = torch.fft.rfft2(small).real.clamp_min(0).sqrt()
+    return found
 
 
 def _extent(alike: Tensor, most: int) -> tuple[int, int]:
@@ -97,14 +126,16 @@ def _retrieve(
             g = torch.where(good, p, 0.0)
     scale = magnitude.norm()
     errors = (torch.fft.rfft2(g).abs() - magnitude).flatten(1).norm(dim=1) / scale
-    return _polish(g[int(errors.argmin())], magnitude, rows, columns, grid)
+    return _polish(g[int(errors.argmin())][:rows, :columns], magnitude, grid)
 
 
 def _polish(
-    g: Tensor, magnitude: Tensor, rows: int, columns: int, grid: Sequence[int]
+    kernel: Tensor, magnitude: Tensor, grid: Sequence[int], symmetric: bool = False
 ) -> tuple[Tensor, float]:
     """Least squares on |H|^2, kernel = square of what is free, so that it stays positive."""
-    root = g[:rows, :columns].clamp_min(1e-8).sqrt().requires_grad_()
+    # a faint rim has to be able to grow: at 0 a square has no slope
+    least = 1e-4 * float(kernel.max()) if symmetric else 1e-8
+    root = kernel.clamp_min(least).sqrt().requires_grad_()
     target = magnitude.square()
     optimiser = torch.optim.LBFGS(
         [root], max_iter=300, history_size=20, tolerance_grad=1e-14, tolerance_change=1e-16,
@@ -112,14 +143,18 @@ def _polish(
     )  # fmt: skip
     size = target.norm()
 
+    def positive() -> Tensor:
+        squares = root.square()
+        return (squares + squares.flip(0, 1)) / 2 if symmetric else squares
+
     def misfit() -> Tensor:
         optimiser.zero_grad()
-        found = torch.fft.rfft2(root.square(), s=tuple(grid)).abs().square()
+        found = torch.fft.rfft2(positive(), s=tuple(grid)).abs().square()
         loss: Tensor = ((found - target) / size).square().sum()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     optimiser.step(misfit)  # type: ignore[no-untyped-call]
-    pixels = root.detach().square()
+    pixels = positive().detach()
     error = (torch.fft.rfft2(pixels, s=tuple(grid)).abs() - magnitude).norm() / magnitude.norm()
     return pixels, float(error)

@@ -5,51 +5,26 @@ few of a client's real examples, so that a page can show where leakage begins an
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn.functional import interpolate
 
 from fedlens.algorithms.fedavg import FedAvg
-from fedlens.audit.attack import Evidence, summed
+from fedlens.audit.attack import Evidence, Probe, summed
+from fedlens.audit.noise import clip_and_blur
 from fedlens.core.algorithm import Algorithm, Layer
 from fedlens.core.answer import answer
-from fedlens.core.client import Batch, Data
+from fedlens.core.client import Batch, Data, generator
 from fedlens.core.memory import Memory
 from fedlens.core.message import Message
 from fedlens.core.tree import Tree
 from fedlens.engines.recorder import Exchange
 from fedlens.runs.setup import Setup
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A row of the page. examples, steps: how many of a client's examples, in one batch, and how
-    many local steps on them; 0 is as the run has it. noise: on every number, relative to the
-    message. together: the server sees the sum over the clients only.
-    """
-
-    name: str
-    about: str
-    examples: int = 0
-    steps: int = 0
-    noise: float = 0.0
-    together: bool = False
-
-
-WORST = Probe("worst case", "a client with one image, one local step", 1, 1)
-PROBES = (
-    WORST,
-    Probe("larger batch", "four images, one local step", 4, 1),
-    Probe("more local steps", "one image, five local steps", 1, 5),
-    Probe("noise 1 %", "worst case, noise of 1 % on every number", 1, 1, 0.01),
-    Probe("noise 10 %", "worst case, noise of 10 % on every number", 1, 1, 0.1),
-    Probe(
-        "SecureSum", "worst case, but only the sum over all clients is seen", 1, 1, together=True
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -102,9 +77,17 @@ def labelled(setup: Setup) -> str:
     return ""
 
 
-def catch(evidence: Evidence, client: int, probe: Probe | None, number: int = 0) -> Caught:
-    """The delta of a client in exchange `number`: what was sent, or what a probe sends."""
-    setup, exchange = evidence.setup, evidence.exchanges[number]
+def first_heard(evidence: Evidence, client: int) -> int:
+    """The number of the first exchange in which this client was heard, 0 if it never was."""
+    return next((k for k, e in enumerate(evidence.exchanges) if client in e.replies), 0)
+
+
+def catch(evidence: Evidence, client: int, number: int | None = None) -> Caught:
+    """The delta of a client in exchange `number`, or else the first in which it was heard: what was
+    sent, or what a probe sends.
+    """
+    number = first_heard(evidence, client) if number is None else number
+    setup, exchange, probe = evidence.setup, evidence.exchanges[number], evidence.probe
     base = fedavg_of(setup)
     assert base is not None
     data = setup.federation.holdings[client]
@@ -123,8 +106,24 @@ def catch(evidence: Evidence, client: int, probe: Probe | None, number: int = 0)
         truth = data.batch(torch.arange(examples))
     delta = dict(reply.trees["delta"])
     if probe is not None and probe.noise:
-        delta = _noisy(delta, probe.noise, client)
+        rng = generator(client, number, 0xD9)
+        delta = clip_and_blur(delta, math.inf, probe.noise, rng, base.parameter_names)
     return Caught(exchange.down, delta, truth, examples, steps, base.lr_at(exchange.down))
+
+
+def spread(evidence: Evidence, most: int = 4) -> list[tuple[int, int]]:
+    """(exchange, client) of up to so many rounds, first and last among them; none where there is
+    one round only. The client is the first attacked one that was heard.
+    """
+    heard = [
+        (k, next((c for c in evidence.clients if c in e.replies), -1))
+        for k, e in enumerate(evidence.exchanges)
+    ]
+    heard = [(k, c) for k, c in heard if c >= 0]
+    if len(heard) < 2:
+        return []
+    places = torch.linspace(0, len(heard) - 1, min(most, len(heard))).round().long()
+    return [heard[int(i)] for i in places]
 
 
 def _probed(setup: Setup, down: Message, client: int, probe: Probe) -> Message:
@@ -148,34 +147,34 @@ def working(algorithm: Algorithm, **changes: Any) -> Algorithm:
     return base
 
 
-def _noisy(delta: Mapping[str, Tensor], noise: float, client: int) -> Tree:
-    rng = torch.Generator().manual_seed(client)
-    numbers = torch.cat([t.double().reshape(-1) for t in delta.values() if t.is_floating_point()])
-    level = noise * float(numbers.square().mean().sqrt())
-    return {
-        n: t + level * torch.randn(t.shape, generator=rng).to(t.dtype)
-        if t.is_floating_point()
-        else t
-        for n, t in delta.items()
-    }
-
-
 def others(setup: Setup, like: Tensor, most: int = 500) -> Tensor:
-    """Images that have nothing to do with the clients': the server's test set, where it is of this
-    shape; otherwise flat grey.
+    """Images that have nothing to do with the clients': the server's test set, in this size; flat
+    grey where there is none.
     """
     test = setup.federation.test
-    if isinstance(test, Data) and len(test):
-        step = max(1, len(test) // most)
-        found = [test.batch(torch.tensor([i]))["x"] for i in range(0, len(test), step)][:most]
-        same = [x[0] for x in found if x.shape[1:] == like.shape]
-        if same:
-            return torch.stack(same)
-    return torch.full((1, *like.shape), 0.5)
+    if not (isinstance(test, Data) and len(test)):
+        return torch.full((1, *like.shape), 0.5)
+    step = max(1, len(test) // most)
+    images = [flat_image(test.batch(torch.tensor([i]))["x"][0]) for i in range(0, len(test), step)]
+    return torch.stack([_sized(x, like) for x in images[:most]])
+
+
+def _sized(image: Tensor, like: Tensor) -> Tensor:
+    """An image's middle, of this shape."""
+    if image.shape == like.shape:
+        return image
+    tall, wide = like.shape[-2:]
+    scale = max(tall / image.shape[-2], wide / image.shape[-1])
+    size = [max(tall, round(image.shape[-2] * scale)), max(wide, round(image.shape[-1] * scale))]
+    larger = interpolate(image[None].float(), size, mode="bilinear", antialias=True)[0]
+    top, left = (size[0] - tall) // 2, (size[1] - wide) // 2
+    return larger[: len(like), top : top + tall, left : left + wide]
 
 
 def flat_image(x: Tensor) -> Tensor:
-    """(C, H, W) of an example: of a clip its first frame."""
+    """(C, H, W) of an example: of a clip, (T, C, H, W) or (C, T, H, W), its first frame."""
+    if x.dim() == 4 and x.shape[0] in (1, 3) and x.shape[1] not in (1, 3):
+        return x[:, 0]
     return x if x.dim() == 3 else x.reshape(-1, *x.shape[-3:])[0]
 
 

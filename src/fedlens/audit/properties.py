@@ -15,16 +15,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import mean
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedlens.audit.attack import Evidence, Finding
-from fedlens.audit.evidence import SECURE_SUM
-from fedlens.audit.labels import BIAS, MEASURE, distance, true_shares
+from fedlens.audit.attack import Evidence, Finding, Histogram
+from fedlens.audit.labels import BIAS, MEASURE, distance, flat, true_shares
 from fedlens.audit.probe import labelled
+from fedlens.audit.protections import TRAINING
 from fedlens.core.message import Message
 from fedlens.engines.recorder import Exchange
 from fedlens.layers.balance import Balance
@@ -38,7 +38,7 @@ class ClassCounts:
     name = "counts"
     title = "Class counts behind FBL's balancing"
     paper = "Melis et al. 2019"
-    protections: ClassVar = (SECURE_SUM,)
+    protections = TRAINING
 
     def applies(self, setup: Setup) -> str:
         if not any(isinstance(part, Balance) for part in setup.algorithm.parts()):
@@ -56,7 +56,7 @@ class ClassCounts:
         for client, (down, reply) in replies.items():
             features[client] = class_features(down, reply)
             shares[client] = true_shares(evidence.setup, client, len(features[client]))
-        errors, naive = [], []
+        found: list[Histogram] = []
         for client in [c for c in evidence.clients if c in replies]:
             rest = [c for c in replies if c != client]
             guess = ridge(
@@ -65,10 +65,9 @@ class ClassCounts:
                 features[client],
             ).clamp_min(0)
             guess = guess / guess.sum().clamp_min(1e-9)
-            errors.append(distance(guess, shares[client]))
-            flat = torch.ones_like(guess) / len(guess)
-            naive.append(distance(flat, shares[client]))
-        score, base = mean(errors), mean(naive)
+            found.append(Histogram(f"client {client}", shares[client].tolist(), guess.tolist()))
+        score = mean(map(distance, found))
+        base = mean(distance(replace(h, guess=flat(h))) for h in found)
         return Finding(
             self.name,
             f"Who knows the other clients' class counts gets {100 * (1 - score):.0f} % of a"
@@ -77,7 +76,8 @@ class ClassCounts:
             score,
             base,
             smaller_leaks=True,
-            numbers={"clients": str(len(errors))},
+            numbers={"clients": str(len(found))},
+            histograms=found,
             budget="one ridge regression a client",
         )
 
@@ -86,7 +86,7 @@ class Resolution:
     name = "resolution"
     title = "Which resolution a client's camera has"
     paper = "Melis et al. 2019"
-    protections: ClassVar = (SECURE_SUM,)
+    protections = TRAINING
 
     def applies(self, setup: Setup) -> str:
         if len(set(setup.federation.facts.resolutions)) < 2:

@@ -39,7 +39,8 @@ def audit_run(
         ),
     ] = None,
     budget: Annotated[
-        float, typer.Option("--budget", help="Minutes that an attack may search.")
+        float,
+        typer.Option("--budget", help="Minutes for the search of one attack, all its rows."),
     ] = 2.0,
     rounds: Annotated[
         int, typer.Option("--rounds", help="Rounds to replay where messages were not recorded.")

@@ -158,7 +158,7 @@ def task_of_weights(file: Path, name: str | None, options: Sequence[str]) -> tup
             part = part.with_value(key.removeprefix("task."), value)
         else:
             rest.append(text)
-    told = part.cls.told_by_weights(read_weights(file))  # type: ignore[attr-defined]
+    told = part.cls.told_by_weights(read_weights(file), part.given)  # type: ignore[attr-defined]
     for key, value in told.items():
         part = part if key in part.given else part.with_value(key, value)
     task: Task = part.checked().build()

@@ -14,7 +14,16 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from fedlens.core.client import Batch, Data
 
@@ -43,12 +52,26 @@ def as_data(given: Any) -> Any:
     """
     if given is None or isinstance(given, Data):
         return given
+    if isinstance(given, DataLoader):
+        return as_data(_loaded(given))
     if isinstance(given, IterableDataset):
         raise ValueError(
             f"{type(given).__name__} is a stream: a client's data needs a length and examples by"
             " number (a map-style Dataset)"
         )
     return Listed(given) if isinstance(given, Dataset) else given
+
+
+def _loaded(loader: DataLoader[Any]) -> Any:
+    """What a DataLoader loads. Batches and their order are the algorithm's, so a loader that does
+    more than shuffle cannot be taken at its word."""
+    own = loader.collate_fn is not default_collate
+    if own or not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+        raise ValueError(
+            f"the DataLoader has a {'collate_fn' if own else 'sampler'} of its own, which would not"
+            " be used: give a Dataset whose examples are as they should be"
+        )
+    return loader.dataset
 
 
 def as_batch(collated: Any, source: str = "the data") -> Batch:

@@ -21,7 +21,7 @@ INSTALLED_AS = {
 def is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ValueError:  # something stands in its place
+    except (ValueError, ImportError):  # something stands in its place, or refuses to look
         return False
 
 

@@ -39,8 +39,10 @@ class Task(metaclass=Limited):
         return {}
 
     @classmethod
-    def told_by_weights(cls, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Arguments that a file of weights shows, for those that nobody gives to `apply`."""
+    def told_by_weights(
+        cls, weights: Mapping[str, Tensor], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Arguments that a file of weights shows, for `apply`; those that are given win."""
         return {}
 
     @abstractmethod

@@ -75,6 +75,10 @@ def check_fit(
     shapes they differ.
     """
     own = model.state_dict()
+    # nothing in use depends on the step counter of BatchNorm, and old files have none
+    counters = {n: t for n, t in own.items() if n.endswith("num_batches_tracked")}
+    if not counters.keys() & weights.keys():
+        weights = {**counters, **weights}
     odd = sorted(weights.keys() ^ own.keys())
     shapes = [n for n, t in weights.items() if n in own and t.shape != own[n].shape]
     if not odd and not shapes:

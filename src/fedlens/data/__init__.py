@@ -25,6 +25,7 @@ _WHERE = {
     "TinyImageNet": "images.folders",
     "TorchDatasets": "torch_datasets",
     "Videos": "video.videos",
+    "WebDataset": "images.shards",
 }  # fmt: skip
 __all__ = list(_WHERE)
 __getattr__, __dir__ = lazily(__name__, _WHERE)

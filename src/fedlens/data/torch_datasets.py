@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from fedlens.core.client import Data, generator
 from fedlens.core.datasets import Listed, as_data, ready_labels
@@ -169,7 +169,7 @@ def _facts(held: Sequence[Any], given: Any, notes: Sequence[str]) -> Facts:
 def _class_names(given: Any, count: int) -> tuple[str, ...]:
     """As torchvision's data sets call them, else their numbers."""
     source = given[0] if _is_list(given) else given
-    while isinstance(source, Subset):
+    while isinstance(source, Subset | DataLoader):
         source = source.dataset
     named = getattr(source, "classes", None)
     if isinstance(named, list | tuple) and len(named) >= count:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,15 @@ UPSCALES = (2, 3, 4)
 ClipSize = tuple[int, int, int]  # frames, height, width
 # how RVRT and IART go through a clip, by the names of their checkpoints
 PASSES = ("backward_1", "forward_1", "backward_2", "forward_2")
+
+
+class Configuration(NamedTuple):
+    """What weights show of the network they belong to. official: the arguments besides the scale
+    that make an official configuration; None where it is none."""
+
+    words: str
+    scale: int
+    official: dict[str, Any] | None
 
 
 class ClipModel(nn.Module):
@@ -49,18 +58,13 @@ class ClipModel(nn.Module):
 
     @staticmethod
     @abstractmethod
-    def configuration(weights: Mapping[str, Tensor]) -> str | None:
-        """Which configuration of this network the weights belong to, in words; None if to none."""
+    def configuration(weights: Mapping[str, Tensor]) -> Configuration | None:
+        """Which configuration of this network the weights belong to; None if to none."""
 
     @staticmethod
     def recognise(weights: Mapping[str, Tensor]) -> str | None:
         """Which of the clip networks, in which configuration, these weights belong to."""
-        from fedlens.models.iart import IART
-        from fedlens.models.rvrt import RVRT
-        from fedlens.models.vrt import VRT
-
-        found = (network.configuration(weights) for network in (VRT, RVRT, IART))
-        return next((words for words in found if words), None)
+        return next((found.words for _, found in configurations(weights)), None)
 
     @property
     def fewest(self) -> int:
@@ -128,6 +132,17 @@ def spans(n: int, tile: int, overlap: int) -> Iterator[tuple[int, int, int, int]
         end = n if after is None else (start + tile + after + 1) // 2
         yield start, start + tile, used, end
         used = end
+
+
+def configurations(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Configuration]]:
+    """The clip networks that these weights can belong to, by name."""
+    from fedlens.models.iart import IART
+    from fedlens.models.rvrt import RVRT
+    from fedlens.models.vrt import VRT
+
+    for name, network in (("vrt", VRT), ("rvrt", RVRT), ("iart", IART)):
+        if found := network.configuration(weights):
+            yield name, found
 
 
 def pad_to_multiple(clip: Tensor, multiple: ClipSize) -> Tensor:

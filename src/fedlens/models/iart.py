@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.models.clips import PASSES, ClipModel, ClipSize, bilinear_base
+from fedlens.models.clips import PASSES, ClipModel, ClipSize, Configuration, bilinear_base
 from fedlens.models.spynet import SpyNet, both_ways, load_flow, pixel_grid, warp
 from fedlens.models.swin import (
     Mlp,
@@ -240,7 +240,7 @@ class IART(ClipModel):
         return self.conv_last(x) + bilinear_base(frame, self.scale)  # type: ignore[no-any-return]
 
     @staticmethod
-    def configuration(weights: Mapping[str, Tensor]) -> str | None:
+    def configuration(weights: Mapping[str, Tensor]) -> Configuration | None:
         if not {"implicit_warp.q.weight", "upconv1.weight"} <= weights.keys():
             return None
         dim, up = weights["implicit_warp.q.weight"].shape[0], weights["upconv1.weight"]
@@ -248,8 +248,10 @@ class IART(ClipModel):
         layers = len(
             {n.split(".")[3] for n in weights if n.startswith("swin_backbone.forward_1.layers.")}
         )
-        official = "official configuration, " if (dim, layers) == (120, 3) else ""
-        return f"IART, {official}x{scale}, width {dim}, {layers} layers"
+        official = (dim, layers) == (120, 3)
+        words = "official configuration, " if official else ""
+        words = f"IART, {words}x{scale}, width {dim}, {layers} layers"
+        return Configuration(words, scale, {} if official else None)
 
 
 def iart_small(scale: int = 4, recompute: bool = True, flow_weights: str | None = None) -> IART:

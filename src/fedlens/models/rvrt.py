@@ -23,7 +23,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedlens.models.clips import PASSES, ClipModel, ClipSize, FrameConv, Upsample, bilinear_base
+from fedlens.models.clips import (
+    PASSES,
+    ClipModel,
+    ClipSize,
+    Configuration,
+    FrameConv,
+    Upsample,
+    bilinear_base,
+)
 from fedlens.models.spynet import SpyNet, both_ways, load_flow, pixel_grid, sample_at, warp
 from fedlens.models.swin import (
     Mlp,
@@ -294,7 +302,7 @@ class RVRT(ClipModel):
         return (detail + bilinear_base(frame[:, 0], self.scale))[:, None]
 
     @staticmethod
-    def configuration(weights: Mapping[str, Tensor]) -> str | None:
+    def configuration(weights: Mapping[str, Tensor]) -> Configuration | None:
         try:
             dim = weights["deform_align.backward_1.proj_q.1.weight"].shape[1]
             groups = weights["deform_align.backward_1.conv_offset.10.weight"].shape[0] // (
@@ -308,10 +316,12 @@ class RVRT(ClipModel):
         except (KeyError, IndexError):
             return None
         scale = {(4, 1): 2, (9, 1): 3, (4, 4, 1): 4}.get(shuffles, 1)
-        return (
-            f"RVRT, {'official configuration, ' if (dim, groups) == (144, 12) else ''}x{scale},"
+        official = (dim, groups) == (144, 12)
+        words = (
+            f"RVRT, {'official configuration, ' if official else ''}x{scale},"
             f" width {dim}, {groups} offset groups"
         )
+        return Configuration(words, scale, {} if official else None)
 
 
 def _clip_flows(flows: Tensor) -> list[Tensor]:

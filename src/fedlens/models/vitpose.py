@@ -25,6 +25,7 @@ for small patches.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -329,6 +330,28 @@ def resize_positions(value: Tensor, grid: tuple[int, int], class_token: bool = T
         maps = F.interpolate(maps, size=grid, mode="bicubic", align_corners=False)
         each = maps.flatten(2).transpose(1, 2).to(value.dtype)
     return torch.cat([common, each], 1)
+
+
+def arguments_of(weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What makes the ViTPose that these weights belong to, under the names that `Pose` has for it;
+    nothing for other weights. Absolute positions show the input's size where `patch_grid` knows
+    their grid; convolved ones fit any, and get the 16 x 12 patches of the published networks.
+    """
+    patches = weights.get("backbone.patch_embed.proj.weight")
+    if patches is None or patches.dim() != 4:
+        return {}
+    depth = len({n.split(".")[2] for n in weights if n.startswith("backbone.blocks.")})
+    names = [n for n, size in SIZES.items() if size[:2] == (patches.shape[0], depth)]
+    if not names:
+        return {}
+    patch, places = patches.shape[-1], weights.get("backbone.pos_embed")
+    positions = "conv" if places is None else "absolute"
+    told = {"network": names[0], "patch": patch, "positions": positions}
+    try:
+        rows, columns = (16, 12) if places is None else patch_grid(places.shape[1] - 1)
+    except ValueError:
+        return told
+    return told | {"size": (rows * patch, columns * patch)}
 
 
 class SimpleBaseline(_HeatmapModel):

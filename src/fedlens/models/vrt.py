@@ -27,7 +27,14 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import deform_conv2d
 
-from fedlens.models.clips import ClipModel, ClipSize, FrameConv, Upsample, bilinear_base
+from fedlens.models.clips import (
+    ClipModel,
+    ClipSize,
+    Configuration,
+    FrameConv,
+    Upsample,
+    bilinear_base,
+)
 from fedlens.models.spynet import SpyNet, both_ways, load_flow, pixel_grid, sample_at, warp
 from fedlens.models.swin import (
     GatedMlp,
@@ -353,7 +360,7 @@ class VRT(ClipModel):
         return x
 
     @staticmethod
-    def configuration(weights: Mapping[str, Tensor]) -> str | None:
+    def configuration(weights: Mapping[str, Tensor]) -> Configuration | None:
         try:
             first, offset = (
                 weights["conv_first.weight"],
@@ -382,10 +389,11 @@ class VRT(ClipModel):
         }
         known = official_of.get((reach, groups, tokens // area)) if dim == 120 else None
         official = f"official configuration for {known} frames, " if known else ""
-        return (
+        words = (
             f"VRT, {official}x{scale}, width {dim}, windows of {tokens // area} frames, reach"
             f" {reach}, {groups} deformable groups"
         )
+        return Configuration(words, scale, {"frames": known} if known else None)
 
 
 def _four(frames: Tensor, flow: Tensor, after: bool) -> Tensor:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -31,6 +32,7 @@ from fedlens.trust.departures import Departures, find_ledgers, read_departures
 CELLS = 200_000  # client-rounds a page can hold; longer runs show every k-th round
 LEDGERS = 500  # clients whose ledgers a page adds up
 POINTS = 2_000  # rounds a curve can hold
+DRAWN = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]{1,400000}")
 UNEVALUATED = "left out of the evaluation: "
 
 
@@ -98,7 +100,10 @@ def _audit(path: Path) -> dict[str, Any]:
         for row in map(as_table, as_list(found.get("rows")))
     ]
     texts = {k: printable(str(found.get(k, ""))) for k in ("headline", "caution")}
-    return {**texts, "rows": rows} if rows else {}
+    picture = as_table(found.get("picture"))
+    images = [x for x in map(str, as_list(picture.get("images"))) if DRAWN.fullmatch(x)]
+    shown = {"label": printable(str(picture.get("label", ""))), "images": images[:3]}
+    return {**texts, "rows": rows, "picture": shown} if rows else {}
 
 
 def run_card(path: Path, name: str) -> dict[str, Any]:

@@ -99,8 +99,12 @@ class Classification(LearningTask):
         return told
 
     @classmethod
-    def told_by_weights(cls, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        last = weights.get("head.weight")
+    def told_by_weights(
+        cls, weights: Mapping[str, Tensor], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The last matrix has a row for each class, whatever its layer is called."""
+        matrices = [w for n, w in weights.items() if n.endswith(".weight") and w.dim() == 2]
+        last = weights.get("head.weight", matrices[-1] if matrices else None)
         return {} if last is None or last.dim() != 2 else {"classes": len(last)}
 
     def model(self) -> nn.Module:

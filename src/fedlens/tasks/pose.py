@@ -31,7 +31,7 @@ from fedlens.metrics.pose import coco_ap, distinct, pck, pckh
 from fedlens.models.by_name import is_own, load_own, make_own
 from fedlens.models.classification import published_weights
 from fedlens.models.light_pose import LightPose
-from fedlens.models.vitpose import SIZES, SimpleBaseline, ViTPose, patch_grid
+from fedlens.models.vitpose import SIZES, SimpleBaseline, ViTPose, arguments_of
 from fedlens.tasks.heatmaps import decode_heatmaps, draw_targets
 from fedlens.tasks.pose_drawing import as_image, draw_heat, draw_joints, enlarge_nearest
 
@@ -105,27 +105,19 @@ class Pose(LearningTask):
         return {"joints": name if known else dict(facts.skeleton)}
 
     @classmethod
-    def told_by_weights(cls, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The network and its joints, as far as a checkpoint shows them."""
+    def told_by_weights(
+        cls, weights: Mapping[str, Tensor], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The skeleton by its number of joints, and what a ViTPose is made of."""
         last = weights.get("keypoint_head.final_layer.weight")
         told: dict[str, Any] = {}
         if last is not None:
-            count = last.shape[0]
             known = {len(s.joints): name for name, s in SKELETONS.items()}
-            numbered = {"joints": [f"joint_{k + 1}" for k in range(count)]}
-            told["joints"] = known.get(count, numbered)
-        patches = weights.get("backbone.patch_embed.proj.weight")
-        if patches is not None:
-            depth = len({n.split(".")[2] for n in weights if n.startswith("backbone.blocks.")})
-            shape = (patches.shape[0], depth)
-            names = [n for n, (dim, blocks, *_) in SIZES.items() if (dim, blocks) == shape]
-            side = patches.shape[-1]
-            places = weights.get("backbone.pos_embed")
-            grid = (16, 12) if places is None else patch_grid(places.shape[1] - 1)
-            told |= {"network": names[0]} if names else {}
-            told |= {"patch": side, "positions": "conv" if places is None else "absolute"}
-            told["size"] = (grid[0] * side, grid[1] * side)
-        return told
+            numbered = {"joints": [f"joint_{k + 1}" for k in range(len(last))]}
+            told["joints"] = known.get(len(last), numbered)
+        shown = arguments_of(weights)
+        other = given.get("network", shown.get("network")) != shown.get("network")
+        return told if other else told | shown
 
     def fits(self, facts: Facts) -> None:
         if not isinstance(facts, PoseFacts) or not facts.skeleton:

@@ -25,6 +25,7 @@ from fedlens.core.task import Adapt, LearningTask, check_options
 from fedlens.data.video.degrade import enlarge, resized
 from fedlens.metrics.frames import Channel, frame_psnr, frame_ssim, temporal_gap
 from fedlens.models.by_name import network_builder
+from fedlens.models.clips import configurations
 from fedlens.tasks.tiles import Tiles, TileSide, run_network
 
 Metric = Literal["psnr", "ssim", "psnr_y", "ssim_y", "temporal", "lpips", "vmaf"]
@@ -73,6 +74,16 @@ class SuperResolution(LearningTask):
         self.tiles = Tiles(scale, tile, margin, window, overlap)
         self.build = network_builder(model, scale, dict(options or {}))
 
+    @classmethod
+    def told_by_weights(
+        cls, weights: Mapping[str, Tensor], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Which official network a public checkpoint belongs to, and for which scale."""
+        for name, found in configurations(weights):
+            if found.official is not None and given.get("model", name) == name:
+                return {"model": name, "scale": found.scale, "options": found.official}
+        return {}
+
     def model(self) -> nn.Module:
         return self.build()
 
@@ -103,13 +114,20 @@ class SuperResolution(LearningTask):
 
     def evaluate(self, result: nn.Module, data: Any) -> dict[str, float]:
         """Frames are averaged to clips, clips to the data set."""
-        if not len(data):
-            return {}
+        return self._scores(data, lambda clip: self.enlarge(result, clip)[0])
+
+    def references(self, start: Any, data: Any) -> dict[str, dict[str, float]]:
+        """Enlarged by interpolation; what keeps its size is held against what went in."""
+        name = "bicubic" if self.scale > 1 else "input"
+        found = self._scores(data, lambda clip: enlarge(clip[0], self.scale).clamp(0, 1))
+        return {name: found} if found else {}
+
+    def _scores(self, data: Any, make: Callable[[Tensor], Tensor]) -> dict[str, float]:
         rows = []
         for i in range(len(data)):
             batch = data.batch(torch.tensor([i]))
-            rows.append(self.compare(self.enlarge(result, batch["x"])[0], batch["y"][0]))
-        return {name: sum(r[name] for r in rows) / len(rows) for name in rows[0]}
+            rows.append(self.compare(make(batch["x"]), batch["y"][0]))
+        return {name: sum(r[name] for r in rows) / len(rows) for name in (rows or [{}])[0]}
 
     def enlarge(self, model: nn.Module, clip: Tensor) -> Tensor:
         """A whole clip (1, T, 3, h, w), piece by piece where it is large; on the network's device,

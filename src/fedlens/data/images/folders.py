@@ -198,25 +198,32 @@ class Npz(LabelledSource):
                 f"{file} has no array {min(missing)!r}; it has {', '.join(sorted(arrays))}"
             )
         train = [
-            self._part(arrays, p)
+            self._part(file, arrays, p)
             for p in ("train", "val")
             if f"{p}_images" in arrays and (p == "train" or self.use_val)
         ]
         whole = Labelled(torch.cat([t.images for t in train]), torch.cat([t.labels for t in train]))
-        test = self._part(arrays, "test") if "test_images" in arrays else None
+        test = self._part(file, arrays, "test") if "test_images" in arrays else None
         top = max(int(p.labels.max()) for p in (whole, test) if p is not None)
         return Collection(whole, test, [str(k) for k in range(top + 1)])
 
-    def _part(self, arrays: dict[str, Any], part: str) -> Labelled:
+    def _part(self, file: Path, arrays: dict[str, Any], part: str) -> Labelled:
+        if f"{part}_labels" not in arrays:
+            raise DataError(f"{file} has {part}_images, but no {part}_labels")
         pixels, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
         labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
         if labels.ndim != 1 or len(labels) != len(pixels):
             raise DataError(
-                f"{part}_labels must hold one class per image: its shape is {labels.shape}"
+                f"{file}: {part}_labels must hold one class per image, and has the shape"
+                f" {labels.shape} for {len(pixels)} images"
             )
+        if labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
+            bad = next((k for k, v in enumerate(labels) if not (v >= 0 and v == int(v))), None)
+            if bad is not None:
+                raise DataError(f"{file}: {part}_labels[{bad}] is {labels[bad]}, not a class")
         if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4):
             raise DataError(
-                f"{part}_images must be uint8 of shape (N, H, W) or (N, H, W, C), not"
+                f"{file}: {part}_images must be uint8 of shape (N, H, W) or (N, H, W, C), not"
                 f" {pixels.dtype} {pixels.shape}"
             )
         x = (
@@ -262,9 +269,13 @@ class HuggingFace(LabelledSource):
             (root / n).is_file() for n in ("dataset_dict.json", "dataset_info.json", "state.json")
         )
         datasets.disable_progress_bars()  # they speak of downloading what lies here
-        found: Any = (
-            datasets.load_from_disk(str(root)) if saved else datasets.load_dataset(str(root))
-        )
+        try:
+            found: Any = (
+                datasets.load_from_disk(str(root)) if saved else datasets.load_dataset(str(root))
+            )
+        except Exception as e:  # of many packages, each with errors of its own
+            why = " ".join(str(e).split())[:200]
+            raise DataError(f"{root} cannot be read as a HuggingFace data set: {why}") from e
         parts = dict(found) if hasattr(found, "keys") else {"train": found}
         first = parts.get("train", next(iter(parts.values())))
         for column in (self.image, self.label):
@@ -272,38 +283,46 @@ class HuggingFace(LabelledSource):
                 raise DataError(
                     f"{root} has no column {column!r}; it has {', '.join(first.features)}"
                 )
-        names = getattr(first.features[self.label], "names", None) or [
-            str(v) for v in sorted(set(first[self.label]))
-        ]
-        skipped: list[str] = []
         test = next((parts[t] for t in TEST_PARTS if t in parts), None)
+        names, place = self._classes(first, test)
+        skipped: list[str] = []
         return Collection(
-            self._part(first, skipped),
-            self._part(test, skipped) if test is not None else None,
+            self._part(root, first, place, skipped),
+            self._part(root, test, place, skipped) if test is not None else None,
             names,
             skipped,
         )
 
-    def _part(self, part: Any, skipped: list[str]) -> Labelled:
+    def _classes(self, train: Any, test: Any) -> tuple[list[str], dict[Any, int]]:
+        """Names of the classes, and the class of each label as it stands in the rows."""
+        if named := getattr(train.features[self.label], "names", None):
+            return list(named), {k: k for k in range(len(named))}
+        labels = {v for part in (train, test) if part is not None for v in part[self.label]}
+        known = sorted((v for v in labels if v is not None), key=lambda v: label_order(str(v)))
+        return [str(v) for v in known], {v: k for k, v in enumerate(known)}
+
+    def _part(self, root: Path, part: Any, place: dict[Any, int], skipped: list[str]) -> Labelled:
         images, labels = [], []
         for k in range(len(part)):
             try:
                 row = part[k]
                 picture = converted(row[self.image], "L" if self.gray else "RGB")
-            except (OSError, ValueError, SyntaxError) as e:
+            except (OSError, ValueError, SyntaxError, AttributeError) as e:
                 skipped.append(f"row {k}: {e}")
                 continue
+            if row[self.label] not in place:
+                raise DataError(f"{root}, row {k}: the label {row[self.label]!r} is no class")
             picture = picture.resize((self.size, self.size)) if self.size else picture
             pixels = np.array(picture)
             images.append(
                 torch.from_numpy(pixels if pixels.ndim == 3 else pixels[..., None]).permute(2, 0, 1)
             )
-            labels.append(int(row[self.label]))
+            labels.append(place[row[self.label]])
         if not images or len({i.shape for i in images}) > 1:
             raise DataError(
-                "no readable image"
+                f"{root} has no readable image ({skipped[0] if skipped else 'nor any row'})"
                 if not images
-                else "images differ in size: set size=N to bring all to one size"
+                else f"the images of {root} differ in size: set size=N to bring all to one size"
             )
         return Labelled(torch.stack(images), torch.tensor(labels))
 

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch
@@ -240,7 +240,7 @@ def skew_images(images: Tensor, kind: Skew, strength: float, rng: Generator) -> 
 # -- reading files ---------------------------------------------------------------------------------
 
 
-def load_image(path: Path, size: int | None, mode: str = "RGB") -> Tensor:
+def load_image(path: Path | IO[bytes], size: int | None, mode: str = "RGB") -> Tensor:
     """uint8 (C, H, W), shrunk or enlarged to size x size where asked."""
     from PIL import Image
 
@@ -265,7 +265,7 @@ class Reader:
     skipped: list[str] = field(default_factory=list)
 
     def read(
-        self, items: Iterable[tuple[Path, int]], groups: Sequence[Any] | None = None
+        self, items: Iterable[tuple[Path | IO[bytes], int]], groups: Sequence[Any] | None = None
     ) -> Labelled:
         images: list[Tensor] = []
         labels: list[int] = []
@@ -304,7 +304,7 @@ def _size(image: Tensor) -> str:
     return f"{image.shape[2]}x{image.shape[1]}"
 
 
-def listing(root: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
+def listing(root: Path, names: Sequence[str]) -> list[tuple[Path | IO[bytes], int]]:
     """Every image of the class folders `names`, and the number of its class."""
     return [(path, k) for k, name in enumerate(names) for path in images_below(root / name)]
 

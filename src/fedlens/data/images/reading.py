@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ SHIPPED_IMAGES = (
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Picture]:
+def opened(path: Path | IO[bytes]) -> Iterator[Picture]:
     """PIL's image. A file that claims to be larger than any picture is a broken one, so it raises
     what those raise.
     """

@@ -11,7 +11,8 @@ from __future__ import annotations
 import csv
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -236,14 +237,18 @@ class Mpii(PoseSource):
 
     def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
         root = locate(self.folder, "folder of Mpii", "data.folder")
-        train = [self._person(root, entry, None) for entry in find_annotations(root, self.train)]
-        entries = find_annotations(root, self.val)
-        heads = self._heads(root, len(entries), notes)
-        test = [
-            self._person(root, entry, heads[k] if heads is not None else None)
-            for k, entry in enumerate(entries)
-        ]
-        return keep_usable(train, notes), keep_usable(test, notes)
+        train = self._people(root, self.train, None)
+        heads = self._heads(root, len(find_annotations(root, self.val)), notes)
+        return keep_usable(train, notes), keep_usable(self._people(root, self.val, heads), notes)
+
+    def _people(
+        self, root: Path, name: str, heads: list[tuple[float, NDArray[Any]]] | None
+    ) -> list[Person]:
+        people = []
+        for k, entry in enumerate(find_annotations(root, name)):
+            with naming(root, name, f"entry {k}"):
+                people.append(self._person(root, entry, heads[k] if heads is not None else None))
+        return people
 
     def _heads(
         self, root: Path, people: int, notes: list[str]
@@ -285,6 +290,17 @@ class Mpii(PoseSource):
         path = root / "images" / str(entry["image"])
         path = path if path.exists() else root / str(entry["image"])
         return Person(path, joints, (x - 1, y + 15 * scale - 1), (side, side), max(reference, 1e-6))
+
+
+@contextmanager
+def naming(root: Path, name: str, entry: str) -> Iterator[None]:
+    """What is wrong with an entry of somebody's file is said with its name and place."""
+    try:
+        yield
+    except KeyError as e:
+        raise DataError(f"{_find(root, name)}, {entry}: {e} is missing") from e
+    except (TypeError, ValueError, AttributeError) as e:
+        raise DataError(f"{_find(root, name)}, {entry}: {e}") from e
 
 
 def _find(root: Path, name: str) -> Path | None:

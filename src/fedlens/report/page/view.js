@@ -109,11 +109,12 @@ const View = (() => {
   function curveData(views) {
     const many = views.length > 1, charts = [], groups = grouped(views);
     const over = (take) => (many ? groups.map((g, k) => merged(g, k, take)) : [series("", ...take(views[0]), 0)]);
+    const part = (word) => { const name = views[0].federation.classes[/^class_(\d+)$/.exec(word)?.[1]]; return name === undefined ? words(word) : String(name); };
     const until = Math.max(...views.map((v) => (v.status === "running" ? (v.title.rounds || 1) - 1 : 0)));
     charts.push({ id: "training", title: `${lossName(views)}, mean of clients`, log: true, until, series: over((v) => [v.curves.round, v.curves.loss]) });
     for (const [root, names] of families(new Set(views.flatMap((v) => Object.keys(v.curves.metrics))))) {
       if (many && names.every((n) => PART.test(n))) continue;
-      const who = (name) => (REFERENCE.test(name) ? REFERENCE.exec(name)[1] : PART.test(name) ? words(PART.exec(name)[1]) : names.some((n) => /\d+x\d+$/.test(n)) ? "all" : name.endsWith("_worst") ? "worst client" : name.startsWith("client_") ? "mean of clients" : "server");
+      const who = (name) => (REFERENCE.test(name) ? REFERENCE.exec(name)[1] : PART.test(name) ? part(PART.exec(name)[1]) : names.some((n) => /\d+x\d+$/.test(n)) ? "all" : name.endsWith("_worst") ? "worst client" : name.startsWith("client_") ? "mean of clients" : "server");
       charts.push({ id: root, title: words(root === "loss" ? "test_loss" : names.length > 1 ? root : names[0]), unit: unit(root), log: !higherIsBetter(root), until, series: many ? over((v) => fromPoints(points(v, names[0]))) : names.map((name, j) => series(names.length > 1 ? who(name) : "", ...fromPoints(points(views[0], name)), j)) });
     }
     const varies = (name) => views.some((v) => new Set((v.curves.state[name] || []).map((p) => p[1])).size > 1);
@@ -205,7 +206,7 @@ const View = (() => {
           return who + [cell.v !== null && measure === "weight" ? `${share(cell.v)} of the mean` : null, cell.raw[2] !== null ? `loss ${number(cell.raw[2])}` : null, cell.raw[3] !== null ? `${number(cell.raw[3])} examples` : null].filter(Boolean).join(", ");
         } });
       const bar = () => (values.length ? colourBar(Draw.isDark() ? "dark" : "light", share(low), `${share(high)}`) : "");
-      paintLegend = () => legend.replaceChildren(bar(), measure === "weight" ? "share of the round's weighted mean" : measure === "loss" ? "loss reported by the client" : measure === "examples" ? "examples used" : measure === "heard" ? "reply heard" : `${measure}, as the client reported it`,
+      paintLegend = () => legend.replaceChildren(bar(), measure === "weight" ? "share of the round's weighted mean" : measure === "loss" ? `${lossName([view]).toLowerCase()} reported by the client` : measure === "examples" ? "examples used" : measure === "heard" ? "reply heard" : `${measure}, as the client reported it`,
         total(lost.map((l) => l.length)) ? h("span", { class: "swatch" }, h("i", { text: "×" }), "asked, reply lost") : "", h("span", { class: "swatch" }, h("i", {}), "not asked"), view.clients.step > 1 ? `every ${view.clients.step}th round shown` : "");
       paintLegend();
     }
@@ -255,7 +256,9 @@ const View = (() => {
     if (!found || !found.headline) return [];
     const heads = ["Attack", "Protection", "Measure", "Attacker", "Learned nothing"];
     const rows = found.rows.map((r) => h("tr", {}, h("td", { text: r.attack }), h("td", { text: r.protection }), h("td", { text: r.measure }), h("td", { class: "n", text: number(r.score) }), h("td", { class: "n", text: number(r.baseline) })));
-    return [h("p", { text: found.headline }), h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map((text) => h("th", { text })))), h("tbody", {}, rows))), h("p", { class: "soft", text: `${found.caution} Pictures: audit.html in the run folder.` })];
+    const names = ["truth: never sent", "what the attacker has", "what one has who saw no message"];
+    const shown = found.picture.images.length === 3 ? h("figure", { class: "read" }, h("div", {}, found.picture.images.map((src, k) => h("div", {}, h("img", { src, alt: names[k] }), h("span", { text: names[k] })))), h("figcaption", { text: found.picture.label })) : "";
+    return [h("p", { text: found.headline }), shown, h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map((text) => h("th", { text })))), h("tbody", {}, rows))), h("p", { class: "soft", text: `${found.caution} Pictures: audit.html in the run folder.` })];
   }
 
   /* One run. update(view) redraws what changed and keeps what the reader has set. */
