@@ -19,6 +19,7 @@ from fedlens.trust.fixed_point import (
     scale_of,
     to_mean,
     to_whole,
+    too_coarse,
 )
 
 
@@ -109,6 +110,7 @@ def test_bounds_follow_the_moments_and_not_the_sum() -> None:
     totals = dict.fromkeys(first.names, 0.0)
     totals |= {"moment delta/mean/a": 4.0, "moment delta/mean/b": 4.0 * 2.0**-40}
     found = next_bounds(first, totals)
+    assert found.pop("weight delta/mean") == 0
     assert found == {"delta/mean/a": 5, "delta/mean/b": -7, "delta/mean/n": FIRST_BOUND}
     second = layout(found)
     assert second.widths() == {64: 1, 32: 8}
@@ -126,3 +128,37 @@ def test_what_was_clipped_has_twice_the_bound() -> None:
     assert found["delta/mean/a"] == 9
     totals["moment delta/mean/b"] = 512.5**2
     assert next_bounds(here, totals | {SATURATED: 1.0})["delta/mean/b"] >= 10
+
+
+def test_tiny_weights_get_a_unit_of_their_own() -> None:
+    """Weights of 2^-35 (a loss of 24) on entries of 1: in the first round, 2^-35 in steps of 2^-28
+    is nothing, and the sum of the weights, 4 * 2^-35, tells it. The unit becomes 2^-34 (frexp of
+    2^-35 is 1/2 * 2^-34), in which a weight is 1/2 and a peak 1/2: 16 * 1/2 = 2^3, so 2^4.
+    """
+    first = layout({})
+    totals = dict.fromkeys(first.names, 0.0) | {"weight delta/mean": 4 * 2.0**-35}
+    assert too_coarse(first, totals)
+    found = next_bounds(first, totals)
+    assert found["weight delta/mean"] == -34 and "delta/mean/a" not in found
+    second = layout(found)
+    assert second.widths() == {64: 9}  # its sizes are still unknown
+    totals |= {"weight delta/mean": 4 * 0.5, "moment delta/mean/a": 4 * 0.5**2}
+    assert not too_coarse(second, totals)
+    found = next_bounds(second, totals)
+    assert found["weight delta/mean"] == -34 and found["delta/mean/a"] == 4
+
+
+def test_a_unit_that_moves_takes_its_bounds_along() -> None:
+    """Weights of 500 on entries of 1: a bound of 2^13 (16 * 500 = 8000) in units of 1. In units of
+    2^9, the frexp of 500, it is 2^4: the whole numbers are the same."""
+    first = layout({})
+    totals = dict.fromkeys(first.names, 0.0)
+    totals |= {"weight delta/mean": 4 * 500.0, "moment delta/mean/a": 4 * 500.0**2}
+    found = next_bounds(first, totals)
+    assert (found["weight delta/mean"], found["delta/mean/a"]) == (9, 4)
+    slot = layout(found).slots[0]
+    one, other = torch.empty(4, dtype=torch.int32), torch.empty(4, dtype=torch.int32)
+    x = torch.tensor([1.0, -0.3, 0.77, 1e-3])
+    to_whole(x, 500.0 / 2**9, slot, 4, one)
+    to_whole(x, 500.0, slot._replace(bound=13), 4, other)
+    assert torch.equal(one, other)

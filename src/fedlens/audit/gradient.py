@@ -32,7 +32,7 @@ from fedlens.audit.probe import (
     flat_image,
     others,
     parameters_of,
-    spread,
+    some_rounds,
 )
 from fedlens.audit.protections import FROM_THE_WORST
 from fedlens.core.client import Batch, generator
@@ -80,7 +80,7 @@ class GradientInversion:
         began = time.perf_counter()
         places = [(first_heard(evidence, c), c) for c in list(evidence.clients)[:MOST_CLIENTS]]
         # where a picture may come out at all, also over the rounds
-        later = spread(evidence)[1:] if evidence.probe and evidence.over_rounds else []
+        later = some_rounds(evidence)[1:] if evidence.probe and evidence.over_rounds else []
         seconds = 60 * evidence.minutes / len(places + later)
         found = [self._of_client(evidence, c, k, seconds) for k, c in places + later]
         rows = [row for row, _ in found[: len(places)]]
@@ -115,7 +115,7 @@ class GradientInversion:
         caught = catch(evidence, evidence.clients[0])
         if self._guesses_labels(caught):
             return "labels from the last layer's bias"
-        sought = [n for n, t in caught.truth.items() if is_image(t)]
+        sought = [n for n, t in caught.truth.items() if holds_images(t)]
         return "sought too" if "y" in sought else "known to the attacker"
 
     def _of_client(
@@ -172,7 +172,7 @@ class GradientInversion:
         rng = generator(0, 0x6AD)
         made: Batch = {}
         for name, t in caught.truth.items():
-            if is_image(t):
+            if holds_images(t):
                 shape = (count, *t.shape[1:])
                 made[name] = (0.5 + 0.1 * torch.randn(shape, generator=rng)).clamp(0, 1)
                 made[name].requires_grad_()
@@ -200,7 +200,7 @@ class GradientInversion:
         )  # fmt: skip
 
 
-def is_image(t: Tensor) -> bool:
+def holds_images(t: Tensor) -> bool:
     """Images and clips, (N, ..., H, W), not coordinates or boxes."""
     return t.is_floating_point() and t.dim() >= 4 and min(t.shape[-2:]) >= 8
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.audit.attack import Comparison, Evidence, Finding, nearest, score_images
-from fedlens.audit.probe import Caught, catch, fedavg_of, flat_image, labelled, others, spread
+from fedlens.audit.probe import Caught, catch, fedavg_of, flat_image, labelled, others, some_rounds
 from fedlens.audit.protections import FROM_THE_WORST
 from fedlens.runs.setup import Setup
 
@@ -73,7 +73,7 @@ class LinearInversion:
                 evidence.exchanges[number].round,
                 self._of_client(evidence, client, number)[0].scores["psnr"],
             )
-            for number, client in spread(evidence)
+            for number, client in some_rounds(evidence)
         ]
 
     def _of_client(

@@ -111,7 +111,7 @@ def catch(evidence: Evidence, client: int, number: int | None = None) -> Caught:
     return Caught(exchange.down, delta, truth, examples, steps, base.lr_at(exchange.down))
 
 
-def spread(evidence: Evidence, most: int = 4) -> list[tuple[int, int]]:
+def some_rounds(evidence: Evidence, most: int = 4) -> list[tuple[int, int]]:
     """(exchange, client) of up to so many rounds, first and last among them; none where there is
     one round only. The client is the first attacked one that was heard.
     """

@@ -13,6 +13,11 @@ zero while single ones do not. A bound falls to no less than half in a round, an
 be a thousand times as large the next time. Where no bound is known yet, and for float64 and
 integers, a tensor takes 64 bits and a bound that is out of reach.
 
+What counts in a sum is a weight times a tensor, and weights have sizes of their own: FedVSSL's
+exp(-loss) is 4e-11 at a loss of 24. So a weight is counted in units of a power of two that follows
+its mean of the round before, which changes no mean. A first round whose weights turn out to be far
+below 1 was added too coarsely; it is skipped, and the next one knows the unit (`too_coarse`).
+
 Few numbers, such as weights, losses and moments, need no bound: they are added modulo 2^128 in
 units of 2^-56. A 128-bit number travels as four of 32 bits in arrays of 64, which engines add
 without knowing (the sums of n < 2^31 parts do not wrap); carries are counted at the end.
@@ -22,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -38,6 +43,9 @@ FIRST_BOUND = 32
 LEAST_BOUND, MOST_BOUND = -40, 60
 SLACK = 16.0
 FALL = 12  # powers of two by which a tensor's bound may be below its tree's largest
+DRIFT = 6  # powers of two that a mean weight may be away from its unit
+MOST_UNIT = 256
+COARSE = 2.0**-8  # a mean weight below this leaves a tensor of unknown size too few bits
 TYPES = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 MASKED = "masked"  # the tree of a reply
 SATURATED, WRITERS = "saturated", "writers"
@@ -76,12 +84,13 @@ class Layout:
 
     slots: tensors. names: of the few numbers, in their order: a weight's sum, a tensor's moment, a
     scalar's value and weight, how many entries were clipped and how many clients wrote to their
-    memory. clients: how many may add.
+    memory. clients: how many may add. units: the exponent in which each weight is counted.
     """
 
     slots: Sequence[Slot]
     names: Sequence[str]
     clients: int
+    units: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -95,9 +104,11 @@ class Layout:
         slots: list[Slot] = []
         at = dict.fromkeys(TYPES, 0)
         numbers = [SATURATED, WRITERS]
+        units: dict[str, int] = {}
         for tree, arrays in expected.items():
             for weight in weighing.get(tree, ("mean",)):
-                numbers.append(f"weight {tree}/{weight}")
+                numbers.append(weight_key(tree, weight))
+                units[numbers[-1]] = bounds.get(numbers[-1], 0)
                 for name, t in arrays.items():
                     known = bounds.get(f"{tree}/{weight}/{name}")
                     bits = bits_of(t, known is not None, ring)
@@ -108,7 +119,7 @@ class Layout:
                     numbers.append(f"moment {slot.key}")
         for name in scalars:
             numbers += [f"value {name}", f"count {name}"]
-        return Layout(slots, numbers, clients)
+        return Layout(slots, numbers, clients, units)
 
     def widths(self) -> dict[int, int]:
         """How many entries of each width there are."""
@@ -124,6 +135,10 @@ class Layout:
             for bits, count in self.widths().items()
         }
         return {MASKED: {"few": torch.empty(4 * len(self.names), dtype=torch.int64), **flats}}
+
+
+def weight_key(tree: str, weight: str) -> str:
+    return f"weight {tree}/{weight}"
 
 
 def bits_of(t: Tensor, bounded: bool, ring: int) -> int:
@@ -201,18 +216,44 @@ def to_mean(total: Tensor, slot: Slot, clients: int, weight: float) -> Tensor:
 
 
 def next_bounds(layout: Layout, totals: Mapping[str, float]) -> dict[str, int]:
-    """Exponents, by tensor, from the sums of squared peaks. What was clipped has at least twice the
-    bound the next time."""
-    bounds = {slot.key: _next_bound(slot, layout, totals) for slot in layout.slots}
-    most: dict[tuple[str, str], int] = {}
+    """Exponents, by tensor, from the sums of squared peaks, and units of weights from their sums.
+    What was clipped has at least twice the bound the next time. What was added too coarsely stays
+    of unknown size.
+    """
+    units = {
+        key: _next_unit(unit, totals[key] / layout.clients) for key, unit in layout.units.items()
+    }
+    bounds: dict[str, int] = {}
+    most: dict[str, int] = {}
     for slot in layout.slots:
+        group = weight_key(slot.tree, slot.weight)
+        moved = units[group] - layout.units[group]
+        if _is_coarse(layout, slot, totals):
+            continue
+        bounds[slot.key] = _next_bound(slot, layout, totals) - moved
         if is_narrow(slot.dtype):
-            group = slot.tree, slot.weight
             most[group] = max(most.get(group, LEAST_BOUND), bounds[slot.key])
     for slot in layout.slots:
-        least = most.get((slot.tree, slot.weight), LEAST_BOUND) - FALL
-        bounds[slot.key] = max(bounds[slot.key], least)
-    return bounds
+        if slot.key in bounds:
+            least = most.get(weight_key(slot.tree, slot.weight), LEAST_BOUND) - FALL
+            bounds[slot.key] = max(bounds[slot.key], least)
+    return {**units, **bounds}
+
+
+def too_coarse(layout: Layout, totals: Mapping[str, float]) -> bool:
+    """Tensors of unknown size, added with weights so small that hardly a bit of them is left?"""
+    return any(_is_coarse(layout, slot, totals) for slot in layout.slots)
+
+
+def _is_coarse(layout: Layout, slot: Slot, totals: Mapping[str, float]) -> bool:
+    mean = totals[weight_key(slot.tree, slot.weight)] / layout.clients
+    return slot.bits == 64 and is_narrow(slot.dtype) and 0 < mean < COARSE
+
+
+def _next_unit(unit: int, mean: float) -> int:
+    exponent = math.frexp(mean)[1] if mean > 0 else 0
+    moved = unit + exponent if abs(exponent) > DRIFT else unit
+    return max(-MOST_UNIT, min(MOST_UNIT, moved))
 
 
 def _next_bound(slot: Slot, layout: Layout, totals: Mapping[str, float]) -> int:

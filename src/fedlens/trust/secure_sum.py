@@ -47,12 +47,14 @@ from fedlens.core.replies import Lost, Replies
 from fedlens.core.tree import Tree
 from fedlens.trust.fixed_point import (
     MASKED,
+    MOST_UNIT,
     SATURATED,
     WRITERS,
     Layout,
     declared_sums,
     decode,
     encode,
+    too_coarse,
 )
 from fedlens.trust.masking import Streams, Tampered, add_masks, expand, few_masks, fingerprint
 from fedlens.trust.roster import (
@@ -235,6 +237,8 @@ class SecureSum(Layer):
             replies = to_replies(layout, totals, flats, trips.replies[at].heard, least)
             if not trips.evaluate:
                 memory = memory.bounded(layout, totals)
+                if too_coarse(layout, totals):
+                    raise Tampered("weights are so small that they need a finer unit")
                 if totals[SATURATED] and totals[WRITERS]:
                     raise Tampered(f"{totals[SATURATED]:.0f} numbers were beyond their bounds")
         except Tampered as e:
@@ -262,7 +266,7 @@ class SecureSum(Layer):
         add_masks(list(flats.values()), [(expand(k, "flat"), not plus) for k, plus in left])
         values = decode(sums["few"], masks)
         totals = dict(zip(layout.names, values, strict=True))
-        check_totals(message, totals, len(replies))
+        check_totals(layout, message, totals, len(replies))
         return totals, flats, layout
 
     def _left(self, trips: Trips, at: int, survivors: Sequence[int]) -> Streams:
@@ -301,6 +305,8 @@ class SecureSum(Layer):
             names = [str(name) for name in told.get("metrics", [])]
             return Layout.of({}, {}, ["examples", *names], {}, clients, self.ring)
         bounds = {str(k): int(e) for k, e in told.get("bounds", {}).items()}
+        if any(abs(e) > MOST_UNIT for e in bounds.values()):
+            raise Declined("the message has a bound that is out of all proportion")
         return Layout.of(
             self.inner.expects(message),
             self.inner.weighing(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -18,6 +19,7 @@ from fedlens.trust.fixed_point import (
     declared_sums,
     to_mean,
     to_whole,
+    weight_key,
 )
 from fedlens.trust.masking import Tampered
 
@@ -34,7 +36,9 @@ def to_numbers(
     flats = {bits: torch.empty(n, dtype=TYPES[bits]) for bits, n in layout.widths().items()}
     rng = generator(message.header.seed, message.round, client.id, 0x16)
     for slot in layout.slots:
+        key = weight_key(slot.tree, slot.weight)
         weight = _weight(reply, slot.tree, slot.weight, message.header.max_weight)
+        weight = math.ldexp(weight, -layout.units[key])
         peak, clipped = to_whole(
             reply.trees[slot.tree][slot.name],
             weight,
@@ -46,7 +50,7 @@ def to_numbers(
         if not peak < float("inf"):
             raise ValueError(f"tree {slot.tree!r} holds NaN or Inf")
         values[f"moment {slot.key}"] = peak**2
-        values[f"weight {slot.tree}/{slot.weight}"] = weight
+        values[key] = weight
         values[SATURATED] += clipped
     values[WRITERS] = float(bool(getattr(client.memory, "written", {})))
     for name, scalar in declared_sums(declared).items():
@@ -69,7 +73,7 @@ def _weight(reply: Message, tree: str, name: str, most: float) -> float:
     return float(weights[name])
 
 
-def check_totals(message: Message, totals: Mapping[str, float], heard: int) -> None:
+def check_totals(layout: Layout, message: Message, totals: Mapping[str, float], heard: int) -> None:
     """Under a mask a client may add what it likes; what honest ones cannot come to is not
     used.
     """
@@ -77,7 +81,7 @@ def check_totals(message: Message, totals: Mapping[str, float], heard: int) -> N
     for name, value in totals.items():
         if name.startswith(("moment ", "count ")) and value < 0:
             raise Tampered("what was added up is impossible")
-        if name.startswith("weight ") and not 0 <= value <= most:
+        if name in layout.units and not 0 <= math.ldexp(value, layout.units[name]) <= most:
             raise Tampered("the sum of the weights is impossible")
     if not 0 <= totals[WRITERS] <= heard or totals[SATURATED] < 0:
         raise Tampered("what was added up is impossible")
@@ -95,11 +99,12 @@ def to_replies(
     """
     sums: dict[tuple[str, str], Sum] = {}
     for slot in layout.slots:
-        weight = totals[f"weight {slot.tree}/{slot.weight}"]
+        group = weight_key(slot.tree, slot.weight)
+        weight = totals[group]
         total = flats[slot.bits][slot.start : slot.start + slot.numel]
         mean = to_mean(total, slot, layout.clients, weight)
-        key = slot.tree, slot.weight
-        sums.setdefault(key, Sum({}, weight)).tree[slot.name] = mean
+        whole = Sum({}, math.ldexp(weight, layout.units[group]))
+        sums.setdefault((slot.tree, slot.weight), whole).tree[slot.name] = mean
     scalars = [n.removeprefix("value ") for n in layout.names if n.startswith("value ")]
     found = {n: (totals[f"value {n}"], totals[f"count {n}"]) for n in scalars}
     found = {n: both for n, both in found.items() if both[1] and both[1] >= least}
