@@ -26,7 +26,7 @@ from fedlens import Batch, Data, Federation, Output, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.core.task import LearningTask
 from fedlens.data.images.tensors import Tensors
-from fedlens.data.pose.people import SKELETONS
+from fedlens.data.pose.skeletons import SKELETONS
 from fedlens.data.pose.stick_figures import StickFigures
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import MultiResolution

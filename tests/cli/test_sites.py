@@ -24,7 +24,6 @@ from fedlens.cli.main import invoke
 from fedlens.cli.sites import bound_keys
 from fedlens.config import recipe as recipes
 from fedlens.config.recipe import ConfigError
-from fedlens.core import imports
 from fedlens.core.files import lock_folder
 from fedlens.data.source import DataError
 from fedlens.sites import agreement, keys, network, programs, serve, site, submit

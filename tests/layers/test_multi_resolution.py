@@ -4,6 +4,7 @@ segmentation, super-resolution, classification.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from toy import same_bits
 
 from fedlens import Batch, Data, Federation, Output, StackError, run, stack
 from fedlens.algorithms import FedAvg
+from fedlens.core.facts import Facts
 from fedlens.core.task import LearningTask
 from fedlens.data.images.tensors import Tensors
 from fedlens.engines.loopback import Loopback
@@ -70,6 +72,19 @@ def test_distance_and_gradient_by_hand() -> None:
     assert layer(Scaled(), sizes=((2, 2),), alpha=0.5).distil(
         model, {"x": x}, Output(model(x))
     ).item() == pytest.approx(1 / 16)
+
+
+def test_a_level_that_trains_nothing_is_said() -> None:
+    facts = Facts(resolutions=((4, 4), (2, 2)))
+    with pytest.raises(
+        StackError, match=r"train nothing: none of its levels \(8x8, 4x4\) is below"
+    ):
+        layer(Scaled(), sizes=((8, 8), (4, 4))).given(facts)
+    with pytest.warns(UserWarning, match=r"8x8 of its levels train nothing.* highest is 4x4"):
+        layer(Scaled(), sizes=((8, 8), (4, 4), (2, 2))).given(facts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(Scaled(), sizes=((4, 4), (2, 2))).given(facts)
 
 
 def test_every_level_learns_from_the_one_above() -> None:

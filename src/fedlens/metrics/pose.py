@@ -99,35 +99,40 @@ def coco_ap(
     visible: NDArray[Any],
     area: NDArray[Any],
     image: NDArray[Any],
+    sigmas: Sequence[float],
+    found_in: NDArray[Any] | None = None,
 ) -> dict[str, float]:
-    """AP, AP50, AP75 and AR of COCO's own program, one detection per annotated person. In
-    percent.
+    """AP, AP50, AP75 and AR of COCO's own program. In percent. image: of each annotated person;
+    there is one detection for each, or they are those of a detector in the images `found_in`.
+    sigmas: one a joint.
     """
+    places = image if found_in is None else found_in
     try:
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
     except ImportError as e:
         raise ValueError('COCO\'s AP needs pycocotools: pip install "fedlens[pose]"') from e
-    people = range(len(truth))
     with contextlib.redirect_stdout(io.StringIO()):
         known = COCO()
         known.dataset = {
             "info": {},
-            "images": [{"id": int(i)} for i in sorted(set(image.tolist()))],
+            "images": [{"id": int(i)} for i in sorted({*image.tolist(), *places.tolist()})],
             "categories": [{"id": 1, "name": "person"}],
             "annotations": [
-                _annotation(k, truth[k], visible[k], float(area[k]), int(image[k])) for k in people
+                _annotation(k, truth[k], visible[k], float(area[k]), int(image[k]))
+                for k in range(len(truth))
             ],
         }
         known.createIndex()
         found = known.loadRes(
             [
-                {"image_id": int(image[k]), "category_id": 1, "score": float(scores[k]),
+                {"image_id": int(places[k]), "category_id": 1, "score": float(scores[k]),
                  "keypoints": np.c_[predicted[k], np.ones(len(predicted[k]))].ravel().tolist()}
-                for k in people
+                for k in range(len(predicted))
             ]
         )  # fmt: skip
         judge = COCOeval(known, found, "keypoints")
+        judge.params.kpt_oks_sigmas = np.asarray(sigmas, float)
         judge.evaluate()
         judge.accumulate()
         judge.summarize()
@@ -138,6 +143,29 @@ def coco_ap(
         "ap75": 100 * float(stats[2]),
         "ar": 100 * float(stats[5]),
     }
+
+
+def distinct(
+    predicted: NDArray[Any],
+    scores: NDArray[Any],
+    area: NDArray[Any],
+    image: NDArray[Any],
+    sigmas: Sequence[float],
+    most: float = 0.9,
+) -> list[int]:
+    """Poses that are not those of somebody with a higher score: similarity at most 0.9, as public
+    code has it (soft suppression left aside).
+    """
+    kept: list[int] = []
+    for k in np.argsort(-scores, kind="stable").tolist():
+        before = [j for j in kept if image[j] == image[k]]
+        count = len(before)
+        spread = (area[before] + area[k]) / 2 if count else np.zeros(0)
+        seen = np.ones((count, predicted.shape[1]))
+        same = np.repeat(predicted[k : k + 1], count, 0)
+        if not count or oks(predicted[before], same, seen, spread, sigmas).max() <= most:
+            kept.append(k)
+    return sorted(kept)
 
 
 def _annotation(

@@ -12,6 +12,10 @@ convolution of a fixed sine/cosine map whose coordinates run from 0 to 2 pi at e
 added to the tokens once; LPE, a depthwise 3x3 convolution of the values in every attention, one set
 of filters for all heads, zero at first. Any height and width that the patch divides.
 
+A file of a relative (an official ViTPose with absolute positions, MAE, DeiT, timm's plain vision
+transformers) starts either kind: `translate` brings it to these names, interpolates the position
+vectors or leaves them out.
+
 Deviations: ResFormer's code assumes square grids and a class token, this one has neither. RAF's
 wording suggests that GPE convolves features; ResFormer's code convolves the fixed map, and so does
 this. The patch convolution is padded by patch / 8, which gives the official 2 for 16 and nothing
@@ -28,6 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedlens.core.weights import Translated
 from fedlens.models.swin import Mlp
 
 Positions = Literal["conv", "absolute"]
@@ -226,6 +231,8 @@ class ViTPose(_HeatmapModel):
     "absolute" is the official model for `size`. drop_path: stochastic depth of the last block,
     rising from zero (0.3 for MPII, 0.1 for COCO officially)."""
 
+    backbone: Transformer
+
     def __init__(
         self,
         model: str = "vitpose-s",
@@ -243,13 +250,92 @@ class ViTPose(_HeatmapModel):
                 f"an input of {size[0]}x{size[1]} cannot be cut into patches of {patch}x{patch}"
             )
         dim, depth, heads, channels = SIZES[model]
+        self.heads = heads
         self.backbone = Transformer(dim, depth, heads, patch, positions, size, drop_path)
         self.keypoint_head = HeatmapHead(dim, channels, joints, 2)
+
+    def translate(self, weights: dict[str, Tensor]) -> Translated | None:
+        """Weights of a relative under our names; None where they are ours already."""
+        own = self.state_dict()
+        plain = "blocks.0.attn.qkv.weight" in weights  # MAE, DeiT, timm
+        if not plain and "backbone.blocks.0.attn.qkv.weight" not in weights:
+            return None
+        if all(n in weights for n in own if n.startswith("backbone.")):
+            same = weights.get(POSITIONS, torch.empty(0)).shape == self._positions().shape
+            if same or POSITIONS not in own:
+                return None
+        found: dict[str, Tensor] = {}
+        dropped, changed = [], []
+        for name, value in weights.items():
+            ours = _own_name(name) if plain else name
+            if ours == POSITIONS and POSITIONS in own:
+                found[ours] = resize_positions(value, self.backbone.grid, "cls_token" in weights)
+                changed.append(f"{name} fitted to {_grid(self.backbone.grid)}")
+            elif ours in own:
+                found[ours] = value
+            else:
+                dropped.append(name)
+        width = found["backbone.blocks.0.attn.qkv.weight"].shape[1]
+        # heads of DeiT and timm are 64 wide, ViTPose-S's are 32
+        if "head.weight" in weights and width % 64 == 0 and width // 64 != self.heads:
+            changed.append(f"read with {self.heads} heads where a DeiT has {width // 64}")
+        fresh = ["backbone.gpe.*", "backbone.blocks.*.attn.lpe.*"]
+        return Translated(found, dropped, changed, fresh)
+
+    def _positions(self) -> Tensor:
+        found = self.backbone.pos_embed
+        return torch.empty(0) if found is None else found
+
+
+POSITIONS = "backbone.pos_embed"
+
+
+def _grid(grid: tuple[int, int]) -> str:
+    return f"{grid[0]}x{grid[1]}"
+
+
+def _own_name(name: str) -> str:
+    """Of a plain vision transformer: its last norm is called `norm`."""
+    if name.startswith("norm."):
+        name = f"last_{name}"
+    return f"backbone.{name}"
+
+
+def patch_grid(count: int) -> tuple[int, int]:
+    """Rows and columns of so many patches: a square, or 4:3 as people are cropped."""
+    side = math.isqrt(count)
+    if side * side == count:
+        return side, side
+    unit = math.isqrt(count // 12)
+    if 12 * unit * unit != count:
+        raise ValueError(f"{count} position vectors are neither a square nor 4:3")
+    return 4 * unit, 3 * unit
+
+
+def resize_positions(value: Tensor, grid: tuple[int, int], class_token: bool = True) -> Tensor:
+    """(1, 1 + n, dim) for another grid. The first slot is the class token's; files without one get
+    zeros there. A plain transformer's patches never saw that slot, ours add it to all: so where the
+    file has a class token, the slot is zero too."""
+    dim, count = value.shape[-1], value.shape[1]
+    try:
+        rows, columns = patch_grid(count - 1)
+        common, each = value[:, :1], value[:, 1:]
+    except ValueError:
+        rows, columns = patch_grid(count)
+        common, each = value.new_zeros(1, 1, dim), value
+    if class_token:
+        common = torch.zeros_like(common)
+    if (rows, columns) != grid:
+        maps = each.transpose(1, 2).reshape(1, dim, rows, columns).float()
+        maps = F.interpolate(maps, size=grid, mode="bicubic", align_corners=False)
+        each = maps.flatten(2).transpose(1, 2).to(value.dtype)
+    return torch.cat([common, each], 1)
 
 
 def arguments_of(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     """What makes the ViTPose that these weights belong to, under the names that `Pose` has for it;
-    nothing for other weights. Absolute positions are those of inputs of 4:3, as all official ones.
+    nothing for other weights. Absolute positions show the input's size where `patch_grid` knows
+    their grid; convolved ones fit any, and get the 16 x 12 patches of the published networks.
     """
     patches = weights.get("backbone.patch_embed.proj.weight")
     if patches is None or patches.dim() != 4:
@@ -259,11 +345,13 @@ def arguments_of(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     if not names:
         return {}
     patch, places = patches.shape[-1], weights.get("backbone.pos_embed")
-    if places is None:
-        return {"network": names[0], "patch": patch, "positions": "conv"}
-    unit = math.isqrt((places.shape[1] - 1) // 12)
-    size = (4 * unit * patch, 3 * unit * patch)
-    return {"network": names[0], "patch": patch, "positions": "absolute", "size": size}
+    positions = "conv" if places is None else "absolute"
+    told = {"network": names[0], "patch": patch, "positions": positions}
+    try:
+        rows, columns = (16, 12) if places is None else patch_grid(places.shape[1] - 1)
+    except ValueError:
+        return told
+    return told | {"size": (rows * patch, columns * patch)}
 
 
 class SimpleBaseline(_HeatmapModel):

@@ -20,19 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedlens.core.client import Batch, Output
+from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural, Positive
 from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, check_options, in_batches
-from fedlens.data.pose.people import (
-    SKELETONS,
-    ImageSize,
-    People,
-    Skeleton,
-    transform_joints,
-)
-from fedlens.metrics.pose import coco_ap, pck, pckh
+from fedlens.data.pose.people import ImageSize, People, Person, transform_joints
+from fedlens.data.pose.skeletons import SKELETONS, UNIFORM_SIGMA, PoseFacts, find_skeleton
+from fedlens.metrics.pose import coco_ap, distinct, pck, pckh
 from fedlens.models.by_name import is_own, load_own, make_own
+from fedlens.models.classification import published_weights
+from fedlens.models.light_pose import LightPose
 from fedlens.models.norms import Norm, with_norm
 from fedlens.models.vitpose import SIZES, SimpleBaseline, ViTPose, arguments_of
 from fedlens.tasks.heatmaps import decode_heatmaps, draw_targets
@@ -41,19 +39,21 @@ from fedlens.tasks.pose_drawing import as_image, draw_heat, draw_joints, enlarge
 
 @dataclass
 class Pose(LearningTask):
-    """joints: the skeleton, which also decides the metric (mpii: PCKh, lsp: PCK@0.2, coco: AP).
-    network: vit-nano, vit-tiny, vit-small, vitpose-s, vitpose-b, resnet-18 ... resnet-152 or
-    module:Class, a network of your own that makes a heat map for each joint and is told joints and
-    size where it asks. patch,
-    positions, size, drop_path: see ViTPose. norm: batch or group normalisation. stages: see
-    SimpleBaseline. sizes: resolutions (height,
-    width) to evaluate at; the data's own if none. capture, how: test images have only this
-    resolution and are interpolated to each of `sizes`, in each of these ways. embed: how many
-    people to show in an embedding of the features. init: weights to start from, such as a public
-    checkpoint. pretrained: the same for other joints or another purpose (a path, hub:OWNER/NAME):
-    the head's last layer may differ."""
+    """joints: the skeleton, which also decides the metric (mpii: PCKh, lsp: PCK@0.2 of the torso,
+    coco: AP; one's own: AP, and PCK@0.2 of the box): a name, or a table with joints (their names),
+    flips, bones and sigmas; where nobody gives one, the data's. network: vit-nano, vit-tiny,
+    vit-small, vitpose-s, vitpose-b, resnet-18 ... resnet-152, timm:NAME (a convolutional backbone
+    with a light head) or module:Class, a network of your own that makes a heat map for each joint
+    and is told joints and size where it asks. patch, positions, size, drop_path: see ViTPose.
+    norm: batch or group normalisation. stages: see SimpleBaseline and LightPose. sizes: resolutions
+    (height, width) to evaluate at; the data's own if none. capture, how: test images have only this resolution and are
+    interpolated to each of `sizes`, in each of these ways. embed: how many people to show in an
+    embedding of the features. init: weights to start from, such as a public checkpoint.
+    pretrained: the same for other joints or another purpose (a path, hub:OWNER/NAME): the head's
+    last layer may differ, and official ViTPose, MAE and DeiT files start a network with
+    positions="conv" too; package:NAME is a file that an installed package carries."""
 
-    joints: Literal["mpii", "lsp", "coco"] = "lsp"
+    joints: Literal["mpii", "lsp", "coco"] | dict[str, Any] = "lsp"
     network: str = "vit-tiny"
     patch: Count = 4
     positions: Literal["conv", "absolute"] = "conv"
@@ -75,12 +75,13 @@ class Pose(LearningTask):
     pretrained: bool | str = False
 
     def __post_init__(self) -> None:
+        self.skeleton = find_skeleton(self.joints)
         self.own_network = is_own(self.network)
-        ours = self.network in SIZES or self.network.startswith("resnet-")
+        ours = self.network in SIZES or self.network.startswith(("resnet-", "timm:"))
         if not ours and not self.own_network:
             raise ValueError(
                 f"no network {self.network!r}: there are {', '.join(SIZES)} and resnet-18, -34,"
-                " -50, -101, -152, or module:Class"
+                " -50, -101, -152, timm:NAME or module:Class"
             )
         if self.own_network:
             self.multiple = int(getattr(load_own(self.network), "multiple", 1))
@@ -89,19 +90,6 @@ class Pose(LearningTask):
         for size in (*self.sizes, *([self.size] if self.network in SIZES else [])):
             self.check_size(size)
 
-    @classmethod
-    def told_by_weights(
-        cls, weights: Mapping[str, Tensor], given: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """The skeleton by its number of joints, and what a ViTPose is made of."""
-        last = weights.get("keypoint_head.final_layer.weight")
-        count = 0 if last is None else len(last)
-        fits = [name for name, found in SKELETONS.items() if len(found.joints) == count]
-        told = {"joints": fits[0]} if fits else {}
-        shown = arguments_of(weights)
-        other = given.get("network", shown.get("network")) != shown.get("network")
-        return told if other else told | shown
-
     def check_size(self, size: ImageSize) -> None:
         if min(size) < self.multiple or any(side % self.multiple for side in size):
             raise ValueError(
@@ -109,9 +97,39 @@ class Pose(LearningTask):
                 f" multiples of {self.multiple}"
             )
 
-    @property
-    def skeleton(self) -> Skeleton:
-        return SKELETONS[self.joints]
+    @classmethod
+    def told_by(cls, facts: Facts) -> dict[str, Any]:
+        """The data's joints."""
+        if not isinstance(facts, PoseFacts) or not facts.skeleton:
+            return {}
+        name = facts.skeleton["name"]
+        known = name in SKELETONS and SKELETONS[name].table() == dict(facts.skeleton)
+        return {"joints": name if known else dict(facts.skeleton)}
+
+    @classmethod
+    def told_by_weights(
+        cls, weights: Mapping[str, Tensor], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The skeleton by its number of joints, and what a ViTPose is made of."""
+        last = weights.get("keypoint_head.final_layer.weight")
+        told: dict[str, Any] = {}
+        if last is not None:
+            known = {len(s.joints): name for name, s in SKELETONS.items()}
+            numbered = {"joints": [f"joint_{k + 1}" for k in range(len(last))]}
+            told["joints"] = known.get(len(last), numbered)
+        shown = arguments_of(weights)
+        other = given.get("network", shown.get("network")) != shown.get("network")
+        return told if other else told | shown
+
+    def fits(self, facts: Facts) -> None:
+        if not isinstance(facts, PoseFacts) or not facts.skeleton:
+            return
+        held, ours = len(facts.skeleton["joints"]), len(self.skeleton.joints)
+        if held != ours:
+            raise ValueError(
+                f"the data has {held} joints ({facts.skeleton['name']}), the skeleton"
+                f" {self.skeleton.name!r} has {ours}: leave task.joints out, or set it"
+            )
 
     def model(self) -> nn.Module:
         count = len(self.skeleton.joints)
@@ -121,10 +139,17 @@ class Pose(LearningTask):
             net: nn.Module = ViTPose(
                 self.network, count, self.patch, self.positions, self.size, self.drop_path
             )
+        elif self.network.startswith("timm:"):
+            net = LightPose(self.network.removeprefix("timm:"), count, self.stages)
         else:
             depth = int(self.network.removeprefix("resnet-"))
             net = SimpleBaseline(depth, count, self.stages)
         return with_norm(net, self.norm)
+
+    def published(self) -> dict[str, Tensor]:
+        if not self.network.startswith("timm:"):
+            return super().published()
+        return published_weights(self.network, 3, max(self.size))
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         maps: Tensor = output.prediction
@@ -143,8 +168,8 @@ class Pose(LearningTask):
     def _check(self, batch: Batch) -> None:
         if batch["y"].shape[1] != len(self.skeleton.joints):
             raise ValueError(
-                f"the data has {batch['y'].shape[1]} joints, the skeleton {self.joints!r} has"
-                f" {len(self.skeleton.joints)}: set task.joints"
+                f"the data has {batch['y'].shape[1]} joints, the skeleton {self.skeleton.name!r}"
+                f" has {len(self.skeleton.joints)}: set task.joints"
             )
 
     # -- prediction --------------------------------------------------------------------------------
@@ -162,7 +187,7 @@ class Pose(LearningTask):
 
     def locate(self, maps: Tensor, size: ImageSize) -> tuple[Tensor, Tensor]:
         """Joints (N, J, 2) in pixels of an input of `size`, and the peaks' heights (N, J)."""
-        points, peaks = decode_heatmaps(maps, self.decode)
+        points, peaks = decode_heatmaps(maps, self.decode, self.targets)
         h, w = maps.shape[-2:]
         if self.targets == "udp":
             step = torch.tensor([(size[1] - 1) / (w - 1), (size[0] - 1) / (h - 1)])
@@ -181,7 +206,7 @@ class Pose(LearningTask):
             found = {"predicted": transform_joints(batch["warp"], points), "peaks": peaks}
             for name, value in (
                 *found.items(),
-                *((k, batch[k]) for k in ("truth", "reference", "area", "image")),
+                *((k, batch[k]) for k in ("truth", "reference", "area", "image", "score")),
             ):
                 columns.setdefault(name, []).append(value.cpu())
         return {name: torch.cat(values).numpy() for name, values in columns.items()}
@@ -192,27 +217,59 @@ class Pose(LearningTask):
         for size in sizes:
             for how in self.how:
                 name = f"{size[0]}x{size[1]}" + (f"_{how}" if len(self.how) > 1 else "")
-                found[name] = self.judge(self.find(result, data.at(size, self.capture, how)))
+                view = data.at(size, self.capture, how)
+                found[name] = self.judge(self.find(result, view), view.annotated)
         headline = next(iter(next(iter(found.values()))))
         out = {headline: float(np.mean([f[headline] for f in found.values()]))}
         for name, metrics in found.items():
             out |= {f"{metric}_{name}": value for metric, value in metrics.items()}
         return out
 
-    def judge(self, found: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+    def judge(
+        self, found: Mapping[str, NDArray[Any]], annotated: Sequence[Person] = ()
+    ) -> dict[str, float]:
+        """annotated: whom answers are held against where the boxes are a detector's."""
+        if annotated:
+            return self._judge_detected(found, annotated)
         truth, visible = found["truth"][..., :2], found["truth"][..., 2]
         if self.joints == "mpii":
             return pckh(found["predicted"], truth, visible, found["reference"])
-        if self.joints == "coco":
-            return coco_ap(
-                found["predicted"],
-                found["peaks"].mean(1),
-                truth,
-                visible,
-                found["area"],
-                found["image"],
-            )
-        return {"pck": pck(found["predicted"], truth, visible, found["reference"], 0.2)}
+        near = {"pck": pck(found["predicted"], truth, visible, found["reference"], 0.2)}
+        if self.joints == "lsp":
+            return near
+        like = coco_ap(
+            found["predicted"],
+            found["peaks"].mean(1),
+            truth,
+            visible,
+            found["area"],
+            found["image"],
+            self.skeleton.sigmas or (UNIFORM_SIGMA,) * len(self.skeleton.joints),
+        )
+        return like if self.joints == "coco" else like | near
+
+    def _judge_detected(
+        self, found: Mapping[str, NDArray[Any]], annotated: Sequence[Person]
+    ) -> dict[str, float]:
+        """AP as COCO's protocol has it: a pose's score is its box's times the mean of its joints
+        above .2, and of poses that are almost the same the best counts.
+        """
+        sigmas = self.skeleton.sigmas or (UNIFORM_SIGMA,) * len(self.skeleton.joints)
+        sure = found["peaks"] > 0.2
+        joints = (found["peaks"] * sure).sum(1) / np.maximum(1, sure.sum(1))
+        scores = joints * found["score"]
+        kept = distinct(found["predicted"], scores, found["area"], found["image"], sigmas)
+        truth = np.stack([p.joints for p in annotated])
+        return coco_ap(
+            found["predicted"][kept],
+            scores[kept],
+            truth[..., :2],
+            truth[..., 2],
+            np.array([p.area for p in annotated]),
+            np.array([p.image_id for p in annotated]),
+            sigmas,
+            found["image"][kept],
+        )
 
     # -- to look at --------------------------------------------------------------------------------
 
@@ -269,12 +326,14 @@ class Pose(LearningTask):
     # -- to use ------------------------------------------------------------------------------------
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
-        """Joints of every image of a file or folder: keypoints.json (as COCO) and drawn overlays.
-        Options: size (HxW; default the highest evaluated), boxes (a COCO-style JSON list or
-        annotation file; without it a person is taken to fill its image), capture (HxW: pretend the
+        """Joints of every image of a file or folder: keypoints.json (as COCO) and drawn overlays;
+        of a film likewise, with a number for each person. Options: size (HxW; default the highest
+        evaluated), boxes (a COCO-style JSON list or annotation file, or detections) or detector (a
+        file of FastestDet's weights, or torchvision:NAME:PATH); without both a person is taken to
+        fill its image; score (the lowest of a detection that counts), capture (HxW: pretend the
         camera has only this) and how (bilinear, area, bicubic). Photos are turned as their EXIF
         says, and joints and boxes count the pixels of the upright photo."""
         from fedlens.tasks.apply.keypoints import find_keypoints
 
-        check_options(self, options, "size", "boxes", "capture", "how")
+        check_options(self, options, "size", "boxes", "capture", "how", "detector", "score")
         return find_keypoints(self, folder, source, target, options)

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedlens.data.images.reading import IMAGENET_MEAN, IMAGENET_STD
-from fedlens.data.pose.people import ImageSize, Skeleton
+from fedlens.data.pose.people import ImageSize
+from fedlens.data.pose.skeletons import Skeleton
 
 
 def as_image(x: Tensor) -> Tensor:
@@ -54,6 +55,18 @@ def draw_joints(image: Tensor, joints: Tensor, skeleton: Skeleton) -> Tensor:
             pen.ellipse(
                 [x - 1.5 * thick, y - 1.5 * thick, x + 1.5 * thick, y + 1.5 * thick], fill=colour(k)
             )
+    return torch.from_numpy(np.asarray(canvas).copy()).permute(2, 0, 1).float() / 255
+
+
+def draw_box(image: Tensor, box: tuple[float, float, float, float], label: str) -> Tensor:
+    """A frame (left, top, width, height) with a few letters in its corner."""
+    from PIL import Image, ImageDraw
+
+    canvas = Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy())
+    pen = ImageDraw.Draw(canvas)
+    left, top, width, height = box
+    pen.rectangle([left, top, left + width - 1, top + height - 1], outline=(120, 220, 120))
+    pen.text((left + 2, top + 1), label, fill=(120, 220, 120))
     return torch.from_numpy(np.asarray(canvas).copy()).permute(2, 0, 1).float() / 255
 
 

@@ -15,8 +15,9 @@ from PIL import Image
 from fedlens.data.images.folders import ImageFolder
 from fedlens.data.images.labelled import Reader, load_image
 from fedlens.data.images.reading import converted, opened, read_image, resize, upright_size
-from fedlens.data.pose.people import SKELETONS, People, Person
+from fedlens.data.pose.people import People, Person
 from fedlens.data.pose.people import open_image as people_image
+from fedlens.data.pose.skeletons import SKELETONS
 from fedlens.data.source import DataError
 from fedlens.data.video.frames import FolderFrames, read_picture
 

@@ -13,15 +13,16 @@ import pytest
 import torch
 from PIL import Image
 
-from fedlens.data.pose.datasets import CocoPose, Lspet, Mpii
+from fedlens.data.pose.coco import CocoPose
+from fedlens.data.pose.datasets import Lspet, Mpii
 from fedlens.data.pose.people import (
-    SKELETONS,
     People,
     Person,
     PoseAugmentation,
     fit_box,
     transform_joints,
 )
+from fedlens.data.pose.skeletons import SKELETONS
 from fedlens.data.pose.stick_figures import StickFigures
 from fedlens.data.source import DataError
 

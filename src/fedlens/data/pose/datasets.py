@@ -1,5 +1,5 @@
-"""Poses as they are published: LSP and LSPET, MPII, COCO. Each becomes a list of `Person`, shared
-among cameras of different resolution.
+"""Poses as they are published: LSP and LSPET, MPII (COCO: `coco.py`). Each becomes a list of
+`Person`, shared among cameras of different resolution.
 
 Boxes: MPII's is a square of 200 * scale pixels, stretched to the input's shape, as its public code
 does (scale * 1.25, centre 15 * scale lower, one-based); COCO's and LSP's is the annotated box or
@@ -15,27 +15,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedlens.core.client import generator
-from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Share
 from fedlens.data.paths import locate
 from fedlens.data.pose.people import (
-    SKELETONS,
     ImageSize,
     People,
     Person,
     PoseAugmentation,
-    Skeleton,
     fit_box,
     joints_box,
 )
+from fedlens.data.pose.skeletons import SKELETONS, PoseFacts, Skeleton
 from fedlens.data.source import DataError, Source
 
 
@@ -55,6 +53,8 @@ class PoseSource(Source):
     rotation: NotNegative = 40.0
 
     skeleton_name = "lsp"
+    # of the test images, where a detector's boxes are tested on
+    annotated: ClassVar[Sequence[Person]] = ()
 
     @abstractmethod
     def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
@@ -90,8 +90,16 @@ class PoseSource(Source):
         kept = round(self.hold_out * share)
         held_out = [p.subset(range(kept)) for p in parts] if kept else ()
         people = {"people": [share - kept] * clients}
-        facts = Facts(resolutions=tuple(own), notes=tuple(notes), details=people)
-        whole = People(test, self.skeleton, max(own), augment) if test else None
+        facts = PoseFacts(
+            resolutions=tuple(own),
+            notes=tuple(notes),
+            details=people,
+            skeleton=self.skeleton.table(),
+        )
+        whole = None
+        if test:
+            known = self.annotated
+            whole = People(test, self.skeleton, max(own), augment, annotated=known)
         return Federation([p.subset(range(kept, share)) for p in parts], held_out, whole, facts)
 
     def _check(self) -> None:
@@ -230,14 +238,14 @@ class Mpii(PoseSource):
     def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
         root = locate(self.folder, "folder of Mpii", "data.folder")
         train = self._people(root, self.train, None)
-        heads = self._heads(root, len(_json(root, self.val)), notes)
+        heads = self._heads(root, len(find_annotations(root, self.val)), notes)
         return keep_usable(train, notes), keep_usable(self._people(root, self.val, heads), notes)
 
     def _people(
         self, root: Path, name: str, heads: list[tuple[float, NDArray[Any]]] | None
     ) -> list[Person]:
         people = []
-        for k, entry in enumerate(_json(root, name)):
+        for k, entry in enumerate(find_annotations(root, name)):
             with naming(root, name, f"entry {k}"):
                 people.append(self._person(root, entry, heads[k] if heads is not None else None))
         return people
@@ -284,87 +292,6 @@ class Mpii(PoseSource):
         return Person(path, joints, (x - 1, y + 15 * scale - 1), (side, side), max(reference, 1e-6))
 
 
-@dataclass
-class CocoPose(PoseSource):
-    """COCO keypoints: annotation files in the folder or its annotations/, images in train_images
-    and val_images. Evaluated by OKS-AP on the annotated boxes."""
-
-    folder: str = "coco"
-    train: str = "person_keypoints_train2017.json"
-    val: str = "person_keypoints_val2017.json"
-    train_images: str = "train2017"
-    val_images: str = "val2017"
-    sizes: tuple[tuple[int, int], ...] = ((256, 192), (192, 144), (128, 96))
-
-    skeleton_name = "coco"
-
-    def read(self, notes: list[str]) -> tuple[list[Person], list[Person]]:
-        root = locate(self.folder, "folder of CocoPose", "data.folder")
-        return self._people(root, self.train, self.train_images, notes), self._people(
-            root, self.val, self.val_images, notes
-        )
-
-    def _people(self, root: Path, name: str, images: str, notes: list[str]) -> list[Person]:
-        found = _json(root, name)
-        with naming(root, name, "at the top"):
-            files = {image["id"]: image for image in found["images"]}
-            entries = list(found["annotations"])
-        people, outside, missing = [], 0, []
-        for k, entry in enumerate(entries):
-            with naming(root, name, f"annotation {_id(entry, k)}"):
-                if entry.get("iscrowd") or "keypoints" not in entry:
-                    continue
-                person, out = self._person(entry, files, root / images)
-            outside += out
-            if Path(str(person.image)).is_file():
-                people.append(person)
-            else:
-                missing.append(person.image)
-        if missing:
-            notes.append(
-                f"{name}: {len(missing)} people whose image is not there were left out, the first"
-                f" of them for {missing[0]}"
-            )
-        if entries and not people:
-            raise DataError(f"{root / name}: {notes[-1] if missing else 'no person has keypoints'}")
-        if outside:
-            notes.append(f"{name}: {outside} joints outside their image count as invisible")
-        return keep_usable(people, notes)
-
-    def _person(
-        self, entry: dict[str, Any], files: dict[Any, Any], folder: Path
-    ) -> tuple[Person, int]:
-        """And how many of its joints lie outside the image."""
-        if entry["image_id"] not in files:
-            raise ValueError(f"there is no image with the id {entry['image_id']}")
-        image = files[entry["image_id"]]
-        numbers, count = np.asarray(entry["keypoints"], float), len(self.skeleton.joints)
-        if numbers.shape != (3 * count,):
-            raise ValueError(
-                f"keypoints must be {3 * count} numbers, (x, y, visible) of {count} joints, not"
-                f" {numbers.size}"
-            )
-        joints, out = hide_outside(
-            numbers.reshape(-1, 3), float(image["width"]), float(image["height"])
-        )
-        left, top, width, height = (float(v) for v in entry["bbox"])
-        if min(width, height) <= 0:
-            raise ValueError(f"its bbox is {width:g} wide and {height:g} high")
-        return Person(
-            folder / str(image["file_name"]),
-            joints,
-            (left + (width - 1) / 2, top + (height - 1) / 2),
-            fit_box((width, height), self.shape),
-            max(width, height),
-            float(entry.get("area", width * height)),
-            int(image["id"]),
-        ), out
-
-
-def _id(entry: Any, place: int) -> Any:
-    return entry["id"] if isinstance(entry, dict) and "id" in entry else f"number {place}"
-
-
 @contextmanager
 def naming(root: Path, name: str, entry: str) -> Iterator[None]:
     """What is wrong with an entry of somebody's file is said with its name and place."""
@@ -380,11 +307,12 @@ def _find(root: Path, name: str) -> Path | None:
     return next((p for p in (root / name, root / "annotations" / name) if p.is_file()), None)
 
 
-def _json(root: Path, name: str) -> Any:
+def find_annotations(root: Path, name: str) -> Any:
+    """A JSON file of the folder, or of its annotations/."""
     path = _find(root, name)
     if path is None:
         raise DataError(f"no {name} in {root} or {root / 'annotations'}")
     try:
         return json.loads(path.read_text())
-    except ValueError as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise DataError(f"{path} is not JSON: {e}") from e

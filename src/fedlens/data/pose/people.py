@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 from fedlens.core.client import Batch
 from fedlens.data.images.reading import IMAGENET_MEAN, IMAGENET_STD, converted, opened
+from fedlens.data.pose.skeletons import Skeleton
 from fedlens.data.source import DataError
 
 ImageSize = tuple[int, int]
@@ -38,170 +39,11 @@ How = Literal["bilinear", "area", "bicubic"]
 
 
 @dataclass(frozen=True)
-class Skeleton:
-    """flips: pairs of joints that change places in a mirror. bones: what is drawn. sigmas: of
-    COCO's similarity.
-    """
-
-    name: str
-    joints: tuple[str, ...]
-    flips: tuple[tuple[int, int], ...]
-    bones: tuple[tuple[int, int], ...]
-    sigmas: tuple[float, ...] = ()
-
-    @property
-    def mirror(self) -> list[int]:
-        order = list(range(len(self.joints)))
-        for a, b in self.flips:
-            order[a], order[b] = b, a
-        return order
-
-
-SKELETONS = {
-    "mpii": Skeleton(
-        "mpii",
-        (
-            "right_ankle",
-            "right_knee",
-            "right_hip",
-            "left_hip",
-            "left_knee",
-            "left_ankle",
-            "pelvis",
-            "thorax",
-            "upper_neck",
-            "head_top",
-            "right_wrist",
-            "right_elbow",
-            "right_shoulder",
-            "left_shoulder",
-            "left_elbow",
-            "left_wrist",
-        ),
-        ((0, 5), (1, 4), (2, 3), (10, 15), (11, 14), (12, 13)),
-        (
-            (0, 1),
-            (1, 2),
-            (2, 6),
-            (6, 3),
-            (3, 4),
-            (4, 5),
-            (6, 7),
-            (7, 8),
-            (8, 9),
-            (10, 11),
-            (11, 12),
-            (12, 7),
-            (7, 13),
-            (13, 14),
-            (14, 15),
-        ),
-    ),
-    "lsp": Skeleton(
-        "lsp",
-        (
-            "right_ankle",
-            "right_knee",
-            "right_hip",
-            "left_hip",
-            "left_knee",
-            "left_ankle",
-            "right_wrist",
-            "right_elbow",
-            "right_shoulder",
-            "left_shoulder",
-            "left_elbow",
-            "left_wrist",
-            "neck",
-            "head_top",
-        ),
-        ((0, 5), (1, 4), (2, 3), (6, 11), (7, 10), (8, 9)),
-        (
-            (0, 1),
-            (1, 2),
-            (2, 3),
-            (3, 4),
-            (4, 5),
-            (6, 7),
-            (7, 8),
-            (8, 12),
-            (12, 9),
-            (9, 10),
-            (10, 11),
-            (12, 13),
-            (8, 2),
-            (9, 3),
-        ),
-    ),
-    "coco": Skeleton(
-        "coco",
-        (
-            "nose",
-            "left_eye",
-            "right_eye",
-            "left_ear",
-            "right_ear",
-            "left_shoulder",
-            "right_shoulder",
-            "left_elbow",
-            "right_elbow",
-            "left_wrist",
-            "right_wrist",
-            "left_hip",
-            "right_hip",
-            "left_knee",
-            "right_knee",
-            "left_ankle",
-            "right_ankle",
-        ),
-        ((1, 2), (3, 4), (5, 6), (7, 8), (9, 10), (11, 12), (13, 14), (15, 16)),
-        (
-            (15, 13),
-            (13, 11),
-            (16, 14),
-            (14, 12),
-            (11, 12),
-            (5, 11),
-            (6, 12),
-            (5, 6),
-            (5, 7),
-            (6, 8),
-            (7, 9),
-            (8, 10),
-            (0, 1),
-            (0, 2),
-            (1, 3),
-            (2, 4),
-        ),
-        (
-            0.026,
-            0.025,
-            0.025,
-            0.035,
-            0.035,
-            0.079,
-            0.079,
-            0.072,
-            0.072,
-            0.062,
-            0.062,
-            0.107,
-            0.107,
-            0.087,
-            0.087,
-            0.089,
-            0.089,
-        ),
-    ),
-}
-
-
-@dataclass(frozen=True)
 class Person:
     """image: a file, or pixels (H, W, 3) uint8. joints: (J, 3) as x, y, visible. centre and box
     (width, height): what is cropped. All in image pixels. upright: turn the file as its EXIF says.
     Not for published sets: COCO's, MPII's and LSP's annotations count pixels as they are stored, so
-    a turned picture would no longer fit its joints."""
+    a turned picture would no longer fit its joints. score: of a detected box."""
 
     image: Path | NDArray[Any]
     joints: NDArray[Any]
@@ -211,6 +53,7 @@ class Person:
     area: float = 0.0
     image_id: int = 0
     upright: bool = False
+    score: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -224,7 +67,8 @@ class PoseAugmentation:
 @dataclass(frozen=True)
 class People:
     """size: (height, width) of x. capture: the resolution the camera has, if images are
-    interpolated from it to `size` by `how` before use."""
+    interpolated from it to `size` by `how` before use. annotated: where the boxes of `people` are a
+    detector's, those whom answers are held against."""
 
     people: Sequence[Person]
     skeleton: Skeleton
@@ -234,6 +78,7 @@ class People:
     how: How = "bilinear"
     # bytes of recorded pixels kept in memory; beyond that images are read again
     budget: int = 1 << 30
+    annotated: Sequence[Person] = ()
     _kept: dict[int, tuple[NDArray[Any], NDArray[Any]]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -292,6 +137,7 @@ class People:
             "reference": torch.tensor([self.people[k].reference for k in chosen]),
             "area": torch.tensor([self.people[k].area for k in chosen]),
             "image": torch.tensor([self.people[k].image_id for k in chosen]),
+            "score": torch.tensor([self.people[k].score for k in chosen]),
             "person": torch.tensor(chosen),
         }
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from fedlens.core.limits import Count, Natural
 from fedlens.data.pose.datasets import PoseSource, hide_outside, torso
-from fedlens.data.pose.people import SKELETONS, Person, fit_box, joints_box
+from fedlens.data.pose.people import Person, fit_box, joints_box
+from fedlens.data.pose.skeletons import SKELETONS
 
 
 @dataclass
