@@ -462,4 +462,5 @@ def restored(state: Message) -> Tree:
 
 
 def relative_change(new: Tensor, old: Tensor) -> float:
-    return float(torch.dist(new, old) / torch.linalg.vector_norm(old).clamp_min(1e-12))
+    # divided as float64: a liar's 1e15 over the zero of a first image must stay finite
+    return float(torch.dist(new, old)) / max(float(torch.linalg.vector_norm(old)), 1e-12)
