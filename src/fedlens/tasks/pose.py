@@ -47,8 +47,9 @@ class Pose(LearningTask):
     and is told joints and size where it asks. patch, positions, size, drop_path: see ViTPose.
     norm: batch or group normalisation. stages: see SimpleBaseline and LightPose. sizes: resolutions
     (height, width) to evaluate at; the data's own if none. capture, how: test images have only this
-    resolution and are interpolated to each of `sizes`, in each of these ways. embed: how many people to show in an
-    embedding of the features. init: weights to start from, such as a public checkpoint.
+    resolution and are interpolated to each of `sizes`, in each of these ways. embed: how many
+    people to show in an embedding of the features. init: weights to start from, such as a public
+    checkpoint.
     pretrained: the same for other joints or another purpose (a path, hub:OWNER/NAME): the head's
     last layer may differ, and official ViTPose, MAE and DeiT files start a network with
     positions="conv" too; package:NAME is a file that an installed package carries."""
