@@ -94,7 +94,7 @@ def test_the_shell_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "demolition.toml").write_text("")
     (tmp_path / "runs" / "a").mkdir(parents=True)
     (tmp_path / "runs" / "a" / "config.toml").write_text("")
-    assert complete_recipe("dem") == ["demo", "demolition.toml"]
+    assert complete_recipe("dem") == ["demo", "demo-private", "demolition.toml"]
     assert complete_recipe("ru") == ["runs/"] and complete_recipe("runs/") == ["runs/a"]
     assert "fedprox" in complete_algorithm("fedp")
     environment = {
@@ -107,4 +107,4 @@ def test_the_shell_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.split() == ["demo", "demolition.toml"], done.stderr
+    assert done.stdout.split() == ["demo", "demo-private", "demolition.toml"], done.stderr

@@ -91,8 +91,8 @@ class SuperResolution(LearningTask):
             return {}
         raise ValueError(
             "these weights are of no network that is known here (the first array is called"
-            f" {next(iter(weights), 'nothing')}): say which one they are for, with"
-            " model=module:Class"
+            f" {next(iter(weights), 'nothing')}): say which one they are for, with model=NAME"
+            " (fedlens list models) or model=module:Class"
         )
 
     def model(self) -> nn.Module:
