@@ -59,7 +59,7 @@ SMALL = {
     "deblur-partial": ["clients=3", "rounds=2", "data.size=48", "evaluate_every=1"],
     "fedvsr": ["clients=3", "cohort=3", "rounds=1", "evaluate_every=1", "data.crop=32",
                "data.clips=3", "data.groups=3"],
-    "fedvssl": ["clients=3", "cohort=3", "rounds=1", "evaluate_every=1", "data.videos=24",
+    "fedvssl": ["clients=3", "cohort=3", "rounds=2", "evaluate_every=1", "data.videos=24",
                 "data.tests=16", "epochs=1"],
     "raf": ["rounds=1", "evaluate_every=1", "data.people=30", "data.tests=10"],
 }  # fmt: skip
@@ -70,10 +70,13 @@ SMALL = {
 def test_the_methods_run_by_the_command_line_and_the_report_says_why(
     tmp_path: Path, name: str
 ) -> None:
+    """FedVSSL's first sum only tells how small exp(-loss) is (`fixed_point.too_coarse`)."""
     out = tmp_path / "run"
     assert invoke(["run", name, "--secure", *SMALL[name], "workers=0", "--out", str(out)]) == 0
     rounds = read_records(out / "metrics.jsonl")
-    assert all(r["heard"] == 3 and not r["clients"] for r in rounds)
+    unused = 1 if name == "fedvssl" else 0
+    assert [r["heard"] for r in rounds] == [0] * unused + [3] * (len(rounds) - unused)
+    assert not any(r["clients"] for r in rounds)
     assert (
         "replies are added up under masks (SecureSum): there is no worst client"
         in (out / "report.html").read_text()

@@ -245,7 +245,9 @@ class SecureSum(Layer):
             if not trips.evaluate:
                 memory = memory if self._is_noisy else memory.bounded(layout, totals)
                 if too_coarse(layout, totals):
-                    raise Tampered("weights are so small that they need a finer unit")
+                    raise Tampered(
+                        "weights are so small that they need a finer unit, which the next round has"
+                    )
                 if totals[SATURATED] and totals[WRITERS]:
                     raise Tampered(f"{totals[SATURATED]:.0f} numbers were beyond their bounds")
         except Tampered as e:
