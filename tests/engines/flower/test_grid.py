@@ -352,6 +352,9 @@ REPLIES: dict[str, Any] = {
     "another kind of record": {"fedlens": MetricRecord({"client": 0})},
     "no message": {"fedlens": ConfigRecord({"client": 0})},
     "no arrays": {"fedlens": ConfigRecord({"client": 0}), "message": ConfigRecord({"a": 1})},
+    "words for bytes": {"fedlens": ConfigRecord({"client": 0, "message": "words"})},
+    "numbers for bytes": {"fedlens": ConfigRecord({"client": 0, "message": [1, 2]})},
+    "small noise": {"fedlens": ConfigRecord({"client": 0, "message": [bytes(range(64))]})},
     "noise": {
         "fedlens": ConfigRecord({"client": 0}),
         "message": ArrayRecord({"0": Array("uint8", (64,), "x", bytes(range(64)))}),
@@ -498,7 +501,7 @@ class Loud(Grid):
                 if self.junk:
                     raise KeyError("an object that nobody sent")
                 big = Array("uint8", (40 << 20,), "fedlens.core.message", bytes(40 << 20))
-                reply.content["message"]["9999"] = big
+                reply.content["message"] = ArrayRecord({"9999": big})
         return out
 
 

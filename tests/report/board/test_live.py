@@ -234,6 +234,22 @@ def test_an_open_run_that_is_deleted_says_so_until_it_is_back(
     tab.close()
 
 
+def test_a_run_that_is_back_before_the_stream_saw_it_gone_is_shown_again(
+    tab: Tab, address: str, root: Path
+) -> None:
+    """Here the stream is silent altogether: a page that was told 404 asks again by itself."""
+    page = tab.page
+    page.add_init_script(RECORD)
+    page.goto(address + "#/run/second")
+    tab.wait("streams.at(-1)?.readyState === 1")
+    page.evaluate("streams.at(-1).close()")
+    (root / "second").rename(root.parent / "away")
+    page.evaluate("streams.at(-1).dispatchEvent(new Event('open'))")
+    tab.wait("document.querySelector('.problems')?.textContent.includes('no longer there')")
+    (root.parent / "away").rename(root / "second")
+    tab.wait("!document.querySelector('.problems')")
+
+
 def test_a_run_that_goes_before_its_stream_opens_is_noticed_too(
     browser: Any, address: str, root: Path
 ) -> None:

@@ -6,10 +6,10 @@ site (see `site`). Nothing else is new; what this file is about is that real sit
 vanish, restart and disagree. `sites.server` makes the engine for `fedlens run --engine flower`; an
 app of the user's own makes it itself.
 
-On the wire: a message travels in its own byte form, cut into pieces that are the arrays of one
-ArrayRecord; a ConfigRecord beside it carries what the transport needs: versions, the recipe and its
-hash, the job, the round last heard (see `records`). One Message is one RecordDict and back. Pieces,
-because Flower joins the chunks of an array twice while it receives it.
+On the wire: a message travels in its own byte form, cut into pieces; a ConfigRecord carries what
+the transport needs: versions, the recipe and its hash, the job, the round last heard (see
+`records`). One Message is one RecordDict and back. Pieces, because Flower joins the chunks of an
+array twice while it receives it.
 
 Who is who: Flower's node ids are random. A site says which client it is in its answer to a "query"
 message, and is asked with "train" messages from then on. Where keys are bound to numbers, a site is
@@ -58,7 +58,7 @@ try:
 except ImportError as e:
     raise ImportError('this needs Flower: pip install "fedlens[flower]"') from e
 
-from fedlens.engines.flower.records import take_fields, take_pieces, to_records
+from fedlens.engines.flower.records import take_fields, take_pieces, to_records, with_fields
 
 GREETING_BYTES = 1 << 20  # of what a site says of itself
 # A reply may take so long to come once it was announced, and a second more for every PACE bytes.
@@ -192,8 +192,7 @@ class Flower:
         self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
     ) -> Iterator[Lost]:
         busy = {request.client: request.round for request in self._pending.values()}
-        # one record for all: Flower stores equal content once
-        payload = to_records({}, to_pieces(message))["message"]
+        shared = to_records({}, to_pieces(message))
         ttl = self.timeout * (1 + self.late) if self.timeout else None
         for id in ids:
             if id in busy:
@@ -205,8 +204,7 @@ class Flower:
             else:
                 known = {"heard": heard.get(id, NEVER), "forgive": self.forgive}
                 receipt = self.receipts.fields(id) if self.receipts else {}
-                fields = ConfigRecord({**self._fields(), **known, **receipt})
-                content = RecordDict({"fedlens": fields, "message": payload})
+                content = with_fields(shared, {**self._fields(), **known, **receipt})
                 envelope = Envelope(
                     content, self.nodes[id], "train", ttl=ttl, group_id=str(message.round)
                 )

@@ -248,6 +248,7 @@ class Fleet:
         pieces: list[bytes],
     ) -> None:
         run = asked.metadata.run_id
+        payload = sum(len(piece) for piece in pieces)
         reply = Message(to_records(fields, pieces), reply_to=asked)
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -263,9 +264,9 @@ class Fleet:
                 _patiently(client.PushObject), self._node, run, taken.session_id
             )
             wanted = set(taken.objects_to_push)
-            chunks = [o for id, o in objects.items() if id in wanted and isinstance(o, ArrayChunk)]
-            payload = sum(len(chunk.data) for chunk in chunks)
-            del chunks  # pushing empties `objects`, so that each can go when it is sent
+            stored = [o for id, o in objects.items() if id not in wanted]
+            payload -= sum(len(o.data) for o in stored if isinstance(o, ArrayChunk))
+            del stored  # pushing empties `objects`, so that each can go when it is sent
             push_objects(objects, push, object_ids_to_push=wanted)
         self._overhead.leave_out(payload)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mimetypes
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -39,6 +40,7 @@ from fedlens.report import reading as folders
 LOOK = 0.2  # seconds between two looks at the files
 BEAT = 10.0  # seconds after which an idle stream says that it is alive
 ABSENT = "There is no such run."
+NO_PICTURE = "There is no such picture."
 MOST = 24  # runs that one page compares
 STATIC = {"page.css": "text/css", **dict.fromkeys((*report.SCRIPTS, "board.js"), "text/javascript")}
 POLICY = (
@@ -155,9 +157,14 @@ def make_app(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) ->
         except (OSError, ValueError):
             allowed = False
         if not allowed or path.suffix.lower() not in folders.IMAGES:
-            raise HTTPException(404, "There is no such picture.")
-        return FileResponse(
-            path,
+            raise HTTPException(404, NO_PICTURE)
+        try:
+            content = await _aside(path.read_bytes)
+        except OSError:  # deleted since
+            raise HTTPException(404, NO_PICTURE) from None
+        return Response(
+            content,
+            media_type=mimetypes.guess_type(path.name)[0],
             headers={
                 "Cache-Control": "max-age=31536000, immutable",
                 "X-Content-Type-Options": "nosniff",

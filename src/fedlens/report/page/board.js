@@ -48,8 +48,9 @@
     main.replaceChildren(notes, page.node, link);
     say(missing(gone, leftOut, views.length + gone.length));
     document.title = `${comparing ? "Comparison" : names[0]} · FedLens`;
-    let busy = false, more = false;
+    let busy = false, more = false, later = 0;
     async function renew() {
+      clearTimeout(later);
       try {
         const next = await fetchAll();
         if (!current()) return;
@@ -57,6 +58,7 @@
         say(missing(next.gone, next.left_out, next.views.length + next.gone.length));
       } catch (error) {  // anything but a 404 may pass: the folder may be in the middle of a change, or the board away
         if (current() && error.status === 404) say([`${comparing ? "These runs are" : "This run is"} no longer there: deleted or renamed. Below is what was last known.`]);
+        later = setTimeout(() => { if (current()) refresh(); }, 3000);  // it may be back before the stream ever saw it gone
       }
     }
     async function refresh() {  // news that arrive while some are being fetched are fetched once, after them
