@@ -4,7 +4,7 @@
 A client's `Secrets` for one sum all follow from 32 bytes: an X25519 key for the masks it shares
 with others, a seed for its own mask, and the polynomials by which both are shared out.
 
-- Mask of a pair: key = HKDF-SHA256(X25519(a, B), context), AES-256 in counter mode on zeros. One
+- Mask of a pair: key = HKDF-SHA256(X25519(a, B), context), AES-128 in counter mode on zeros. One
   of the two adds the stream, the other subtracts it, modulo 2^bits.
 - Own mask: the same stream, with the seed as key. Without it, a server that says "client 3 is lost"
   and then receives its reply after all would have recovered all masks of that reply.
@@ -38,7 +38,7 @@ except ImportError as e:
 PRIME = 2**521 - 1
 SHARE_BYTES = 66  # of a number modulo PRIME
 # bytes of a mask made and added at a time: what is made is added while the cache still holds it
-PIECE = 1 << 18
+PIECE = 1 << 19
 _NO_NONCE = bytes(12)
 _ZEROS = bytes(PIECE)
 
@@ -184,7 +184,10 @@ def few_masks(streams: Streams, count: int) -> list[int]:
 
 
 def _stream(key: bytes) -> Any:
-    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    """AES-128 in counter mode. Half of the key: the exchange that made it is worth 128 bits, and a
+    longer cipher key is only slower.
+    """
+    return Cipher(algorithms.AES(key[:16]), modes.CTR(bytes(16))).encryptor()
 
 
 def fingerprint(*parts: str) -> str:

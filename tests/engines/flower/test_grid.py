@@ -497,11 +497,11 @@ class Loud(Grid):
     def pull_messages(self, names: list[str]) -> list[Message]:
         out = super().pull_messages(names)
         for reply in out:
-            if reply.content["fedlens"].get("client") == 1 and "message" in reply.content:
+            fields = reply.content["fedlens"]
+            if fields.get("client") == 1 and "message" in fields:
                 if self.junk:
                     raise KeyError("an object that nobody sent")
-                big = Array("uint8", (40 << 20,), "fedlens.core.message", bytes(40 << 20))
-                reply.content["message"] = ArrayRecord({"9999": big})
+                fields["message"] = [*fields["message"], bytes(40 << 20)]
         return out
 
 
