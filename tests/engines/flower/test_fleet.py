@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 pytest.importorskip("flwr")
-from flwr.app import ConfigRecord, Message, Metadata, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
 from flwr.app.message.message import make_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesResponse
-from flwr.proto.message_pb2 import PullObjectResponse, PushObjectResponse
+from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse, PushObjectResponse
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import (
@@ -26,6 +26,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
+from bombs import named_often
 from fedlens.engines.flower.fleet import Away, Fleet, Refused, _call
 from fedlens.engines.flower.records import take_fields, take_pieces, to_records
 
@@ -74,6 +75,17 @@ class SuperLink:
         assert get_object_id(request.object_content) == request.object_id
         self.pushed[request.object_id] = request.object_content
         return PushObjectResponse(stored=True)
+
+    def swap(self, record: str, ids: dict[str, str], others: list[tuple[str, bytes]]) -> None:
+        """A record's children are others from now on; nobody compares a content with its id."""
+        content = self.objects[record]
+        for old, new in ids.items():
+            content = content.replace(old.encode(), new.encode())
+            del self.objects[old]
+        self.objects |= {record: content, **dict(others)}
+        self.tree = ObjectTree(
+            object_id=self.tree.object_id, children=[ObjectTree(object_id=k) for k in self.objects]
+        )
 
     def answer(self) -> Message:
         """The reply as the server would read it."""
@@ -165,6 +177,27 @@ def test_a_message_beyond_all_measure_is_not_taken_in(tmp_path: Path) -> None:
 
     assert fleet(tmp_path, said, max_bytes=50_000)._answer_next(link, handle)
     assert "more than 50000 bytes" in said[-1]
+
+
+@pytest.mark.parametrize("how", ["one array", "many arrays", "many names"])
+def test_a_message_that_would_grow_is_not_put_together(tmp_path: Path, how: str) -> None:
+    """A chunk of 100 kB that is named 300 times: by one array, by as many, or an array by as many
+    names. Its server hears that the message cannot be read."""
+    record = ArrayRecord({f"{k:04d}": Array("uint8", (1,), "x", b"%d" % k) for k in range(300)})
+    link = SuperLink(RecordDict({"fedlens": ConfigRecord({"job": "j"}), "message": record}))
+    times = {"one array": [300], "many arrays": [1] * 300, "many names": [1]}[how]
+    bomb = named_often(bytes(100_000), times)
+    arrays = [a.object_id for a in record.values()]
+    told = [bomb[1 + k % len(times)][0] for k in range(300)]
+    seen: list[Any] = []
+
+    def handle(header: Any, pieces: list[bytes]) -> Any:
+        seen.append((header["kind"], header.get("reason"), sum(map(len, pieces))))
+        return {"lost": "message", "detail": ""}, []
+
+    link.swap(record.object_id, dict(zip(arrays, told)), bomb)
+    assert fleet(tmp_path, max_bytes=1_000_000)._answer_next(link, handle)
+    assert seen == [("refuse", "message", 0)]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bombs import named_often
 from losing import LOST, Losing
 from PIL import Image
 from stacks import STACKS
@@ -51,6 +52,7 @@ from fedlens.engines.flower import engine as flower
 from fedlens.engines.flower.site import Site, federation_of_one
 
 EVERYONE = toy_federation(3)
+ASKED = SimpleNamespace(object_id="x")
 
 
 class Grid:
@@ -544,7 +546,7 @@ def test_a_reply_that_was_announced_and_does_not_come_is_given_up(
 
     def pull_messages(names: list[str]) -> list[Message]:
         for _ in range(720):
-            grid._runtime_client.PullObject(None)  # type: ignore[attr-defined]
+            grid._runtime_client.PullObject(ASKED)  # type: ignore[attr-defined]
         return []
 
     grid.pull_messages = pull_messages  # type: ignore[method-assign]
@@ -559,7 +561,7 @@ def test_a_reply_is_not_fetched_beyond_what_it_can_be(tmp_path: Path) -> None:
     are expected, the second piece is the last."""
 
     class Response:
-        object_content = bytes(1 << 20)
+        object_content = b"ConfigRecord  1048576\0" + bytes(1 << 20)
 
     class Client:
         fetched = 0
@@ -573,7 +575,7 @@ def test_a_reply_is_not_fetched_beyond_what_it_can_be(tmp_path: Path) -> None:
 
     def pull_messages(names: list[str]) -> list[Message]:
         for _ in range(100):
-            grid._runtime_client.PullObject(None)  # type: ignore[attr-defined]
+            grid._runtime_client.PullObject(ASKED)  # type: ignore[attr-defined]
         return []
 
     grid.pull_messages = pull_messages  # type: ignore[method-assign]
@@ -581,6 +583,38 @@ def test_a_reply_is_not_fetched_beyond_what_it_can_be(tmp_path: Path) -> None:
     with pytest.raises(BadMessage, match=r"larger than 1\.2 MB"):
         built._fetch("m1", 1_200_000)
     assert client.fetched == 2
+
+
+def test_a_chunk_that_is_named_again_and_again_counts_every_time(tmp_path: Path) -> None:
+    """Flower repeats a chunk as often as arrays name it: 300 kB that are fetched would become 75 MB
+    when they are put together, and a few bytes more any number of times that. The same whichever
+    comes first, and whether one array names it or many do."""
+    one = named_often(bytes(250_000), [300])
+    many = named_often(bytes(250_000), [1] * 300)
+    honest = named_often(bytes(range(250)) * 1000, [1])
+    for objects in (one, many, one[::-1], many[::-1]):
+        assert sum(len(content) for _, content in objects) < 400_000
+        with pytest.raises(BadMessage, match=r"larger than 1\.2 MB"):
+            fetching(tmp_path, objects)._fetch("m1", 1_200_000)
+    fetching(tmp_path, honest)._fetch("m1", 1_200_000)
+
+
+def fetching(folder: Path, objects: Sequence[tuple[str, bytes]]) -> Any:
+    """An engine whose grid fetches these objects."""
+    found, grid = dict(objects), Grid(folder, "fedavg")
+
+    class Client:
+        def PullObject(self, request: Any) -> Any:
+            return SimpleNamespace(object_content=found[request.object_id])
+
+    def pull_messages(names: list[str]) -> list[Message]:
+        for name in found:
+            grid._runtime_client.PullObject(SimpleNamespace(object_id=name))  # type: ignore[attr-defined]
+        return []
+
+    grid._runtime_client = Client()  # type: ignore[attr-defined]
+    grid.pull_messages = pull_messages  # type: ignore[method-assign]
+    return engine(grid, "fedavg")
 
 
 @pytest.mark.parametrize("when", LOST)

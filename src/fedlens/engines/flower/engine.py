@@ -58,7 +58,13 @@ try:
 except ImportError as e:
     raise ImportError('this needs Flower: pip install "fedlens[flower]"') from e
 
-from fedlens.engines.flower.records import take_fields, take_pieces, to_records, with_fields
+from fedlens.engines.flower.records import (
+    Unpacked,
+    take_fields,
+    take_pieces,
+    to_records,
+    with_fields,
+)
 
 GREETING_BYTES = 1 << 20  # of what a site says of itself
 # A reply may take so long to come once it was announced, and a second more for every PACE bytes.
@@ -393,8 +399,9 @@ class Flower:
 
 class _Meter:
     """Counts what a reply brings while Flower's grid fetches it, an object at a time, and breaks
-    off when that is more than it can be, or takes too long: a site may have stored hundreds of
-    megabytes for us, or announced what it never sends, for which the grid would wait two hours."""
+    off when that is more than it can be, as it comes or put together, or takes too long: a site may
+    have stored hundreds of megabytes for us, or announced what it never sends, for which the grid
+    would wait two hours."""
 
     def __init__(self, grid: Any) -> None:
         self.bytes = self.most = 0
@@ -406,6 +413,7 @@ class _Meter:
 
     def begin(self, most: int) -> None:
         self.bytes, self.most, self.began = 0, most, time.monotonic()
+        self.unpacked = Unpacked()
 
     def pull(self, request: Any, *args: Any, **keys: Any) -> Any:
         # as slow as the front lets a piece come
@@ -414,7 +422,9 @@ class _Meter:
             raise BadMessage("was announced, and then came too slowly")
         response = self.fetch(request, *args, **keys)
         self.bytes += len(response.object_content)
-        if self.bytes > self.most:
+        if response.object_content:  # else it has not come yet
+            self.unpacked.add(request.object_id, response.object_content)
+        if max(self.bytes, self.unpacked.bytes) > self.most:
             raise BadMessage(_too_large(self.most))
         return response
 

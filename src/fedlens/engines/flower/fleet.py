@@ -58,7 +58,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedlens.engines.flower.records import take_fields, take_pieces, to_records
+from fedlens.engines.flower.records import Unpacked, take_fields, take_pieces, to_records
 
 Log = Callable[[str], None]
 # header and pieces of a message in, fields and pieces of the reply out: see `site.answer_request`
@@ -235,10 +235,25 @@ class Fleet:
             "asker": self._name_asker(client, run),
         }
         try:
-            content = inflate_object_from_contents(name, contents).content
-            return {**header, "request": take_fields(content)}, take_pieces(content)
+            fields, pieces = self._put_together(name, contents)
+            return {**header, "request": fields}, pieces
         except Exception:  # whatever a server sends: it is not for us
             return {**header, "kind": "refuse", "reason": "message"}, []
+
+    def _put_together(
+        self, name: str, contents: dict[str, bytes]
+    ) -> tuple[dict[str, Any] | None, list[bytes]]:
+        """Fields and pieces of a message, of which no part may be there more often than it fits."""
+        unpacked = Unpacked()
+        for id, object_content in contents.items():
+            unpacked.add(id, object_content)
+        if unpacked.bytes > self.max_bytes:
+            raise ValueError("its arrays are too large")
+        content = inflate_object_from_contents(name, contents).content
+        fields, pieces = take_fields(content), take_pieces(content)
+        if sum(len(piece) for piece in pieces) > self.max_bytes:  # one array under many names
+            raise ValueError("its pieces are too large")
+        return fields, pieces
 
     def _send(
         self,

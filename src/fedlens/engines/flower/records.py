@@ -8,10 +8,18 @@ time apiece. Imports no torch, because a site's network process uses it.
 
 from __future__ import annotations
 
+import json
+import threading
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app.message.arraychunk import ArrayChunk
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_body,
+    get_object_head_values_from_object_content,
+)
 
 FIELDS, PIECES = "fedlens", "message"
 SMALL = 1 << 20  # bytes of a message that ride among the fields
@@ -61,3 +69,30 @@ def take_pieces(content: Any) -> list[bytes]:
     for n in names:
         del record[n]
     return pieces
+
+
+class Unpacked:
+    """Adds up what Flower would make of the objects that a sender stored: it repeats a chunk as
+    often as arrays name it, so that a few bytes can ask for any number of them. Objects may come in
+    any order, and several at once.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._chunks: dict[str, int] = {}  # id -> bytes
+        self._named: Counter[str] = Counter()  # id of a chunk -> how often
+        self._arrays: set[str] = set()
+        self._lock = threading.Lock()
+
+    def add(self, object_id: str, content: bytes) -> None:
+        """An exception of any kind means that Flower could not read it either."""
+        kind, children, _ = get_object_head_values_from_object_content(content)
+        with self._lock:
+            if kind == ArrayChunk.__qualname__ and object_id not in self._chunks:
+                self._chunks[object_id] = len(content)
+                self.bytes += self._named[object_id] * len(content)
+            elif kind == Array.__qualname__ and object_id not in self._arrays:
+                self._arrays.add(object_id)
+                for index in json.loads(get_object_body(content, Array))["arraychunk_ids"]:
+                    self._named[children[index]] += 1
+                    self.bytes += self._chunks.get(children[index], 0)
