@@ -4,6 +4,7 @@ it was working on when it was killed. With a network: test_sites.py.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 pytest.importorskip("flwr")
+from bombs import named_often
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
 from flwr.app.message.message import make_message
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -26,9 +28,9 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from bombs import named_often
 from fedlens.engines.flower.fleet import Away, Fleet, Refused, _call
 from fedlens.engines.flower.records import take_fields, take_pieces, to_records
+from fedlens.sites.worker import SiteWorker
 
 
 class SuperLink:
@@ -198,6 +200,26 @@ def test_a_message_that_would_grow_is_not_put_together(tmp_path: Path, how: str)
     link.swap(record.object_id, dict(zip(arrays, told)), bomb)
     assert fleet(tmp_path, max_bytes=1_000_000)._answer_next(link, handle)
     assert seen == [("refuse", "message", 0)]
+
+
+@pytest.mark.parametrize("value", [b"x", [b"x"]])
+def test_fields_of_bytes_are_no_request(tmp_path: Path, value: Any) -> None:
+    """They have no place on the line to the worker, which is JSON. A small message rides among the
+    fields and is taken out before."""
+    link = SuperLink(to_records({"job": "j", "odd": value}, [b"a message"]))
+    with SiteWorker({"client": 0}, print, [sys.executable, "-c", ECHO]) as worker:
+        worker.start()
+        assert fleet(tmp_path)._answer_next(link, worker.handle)
+    assert take_fields(link.answer().content) == {"lost": "message", "detail": ""}
+
+
+ECHO = """
+import socket, sys
+from fedlens.sites.worker import receive_frame, send_frame
+line = socket.socket(fileno=int(sys.argv[-1]))
+while frame := receive_frame(line):
+    send_frame(line, {"lost": frame[0].get("reason", "none"), "detail": ""}, [])
+"""
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,8 @@ class Fleet:
         fields, pieces = take_fields(content), take_pieces(content)
         if sum(len(piece) for piece in pieces) > self.max_bytes:  # one array under many names
             raise ValueError("its pieces are too large")
+        if not all(_is_plain(value) for value in (fields or {}).values()):
+            raise ValueError("a field is neither text nor number")
         return fields, pieces
 
     def _send(
@@ -370,6 +372,12 @@ class Fleet:
             with contextlib.suppress(Away, httpx.HTTPStatusError):
                 if not _call(client.SendNodeHeartbeat, request).success:
                     self._lost.set()
+
+
+def _is_plain(value: Any) -> bool:
+    """Text, a number, or a list of them: what can go on in JSON."""
+    inside = value if isinstance(value, list) else [value]
+    return all(isinstance(v, str | int | float) for v in inside)
 
 
 def _call(method: Callable[[Any], Result], request: Any) -> Result:
