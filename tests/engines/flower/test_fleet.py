@@ -4,13 +4,19 @@ it was working on when it was killed. With a network: test_sites.py.
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import http.server
+import ssl
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 pytest.importorskip("flwr")
 from bombs import named_often
@@ -200,6 +206,83 @@ def test_a_message_that_would_grow_is_not_put_together(tmp_path: Path, how: str)
     link.swap(record.object_id, dict(zip(arrays, told)), bomb)
     assert fleet(tmp_path, max_bytes=1_000_000)._answer_next(link, handle)
     assert seen == [("refuse", "message", 0)]
+
+
+@pytest.mark.parametrize("what", ["no tree", "no content", "no tree and no content", "bad ttl"])
+def test_a_message_that_is_none_costs_that_message(tmp_path: Path, what: str) -> None:
+    """A server that announces a message without its objects, or nothing but an empty one."""
+    link, said = SuperLink(to_records({"job": "j"}, [b"x"])), list[str]()
+    whole = PullMessagesResponse(messages_list=[link.proto], message_object_trees=[link.tree])
+    if "no tree" in what:
+        del whole.message_object_trees[:]
+    if "no content" in what:
+        whole.messages_list[0].Clear()
+    if what == "bad ttl":
+        whole.messages_list[0].metadata.ttl = float("nan")
+        whole.messages_list[0].metadata.created_at = float("inf")
+    odd = [whole, PullMessagesResponse()]
+    link.PullMessages = lambda request: odd.pop(0)  # type: ignore[method-assign]
+    here = fleet(tmp_path, said)
+    assert here._answer_next(link, lambda h, p: ({"lost": "message", "detail": ""}, []))
+    assert not here._answer_next(link, lambda h, p: ({}, []))
+    assert not (tmp_path / "at-work").exists()
+    if "no tree" in what:
+        assert "the server announced what is no message" in said[-1]
+
+
+class Flood(http.server.BaseHTTPRequestHandler):
+    """Whatever it is asked for, it answers as `how` says."""
+
+    how = "long"
+    protocol_version = "HTTP/1.1"
+    asked: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.asked.append(self.path)
+        block = bytes(1 << 20)
+        self.send_response(307 if self.how == "elsewhere" else 200)
+        if self.how == "elsewhere":
+            self.send_header("location", "/internal")
+        if self.how == "packed":
+            self.send_header("content-encoding", "gzip")
+            block = gzip.compress(bytes(1 << 24))
+        if self.how == "no protobuf":
+            block = b"\xff" * 10
+        often = 64 if self.how == "long" else 1
+        self.send_header("content-length", str(often * len(block)))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(often):
+                self.wfile.write(block)
+                type(self).sent += len(block)
+
+    sent = 0
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("how", ["long", "packed", "no protobuf", "elsewhere"])
+def test_an_answer_that_cannot_be_one_is_not_taken_in(tmp_path: Path, how: str) -> None:
+    """Longer than any answer, packed (a megabyte may become a gigabyte), no answer at all, or a
+    way to another address: a site says so and goes on."""
+    Flood.how, Flood.sent = how, 0
+    Flood.asked.clear()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Flood)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    said: list[str] = []
+    key = ec.generate_private_key(ec.SECP384R1())
+    context = ssl.create_default_context()
+    here = Fleet("x:1", context, key, tmp_path, said.append, _node=Node(node_id=2))
+    with here._client() as client:
+        client._base_url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(Away):
+            here._answer_next(client, lambda h, p: ({}, []))
+    server.shutdown()
+    server.server_close()
+    assert Flood.asked == ["/v1/fleet/pull-messages"]
+    assert how != "long" or Flood.sent < 48 << 20
 
 
 @pytest.mark.parametrize("value", [b"x", [b"x"]])

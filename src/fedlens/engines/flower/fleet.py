@@ -69,6 +69,7 @@ HEARTBEAT = 20.0  # seconds; the SuperLink gives a node up after two of them
 QUICK, QUIET = 0.1, 1.0  # seconds between two looks for work, while there is some and later
 AWAY = (502, 503, 504)  # what an HTTP server says in place of a SuperLink that is away
 MAX_BYTES = 4 << 30  # of a message
+ANSWER_BYTES = 16 << 20  # of the answer to one request; a message comes in pieces of 4 MB
 
 
 class Refused(Exception):
@@ -77,6 +78,10 @@ class Refused(Exception):
 
 class Away(Exception):
     """The server cannot be reached just now."""
+
+
+class Odd(Away):
+    """The server answers, but nothing that can be an answer."""
 
 
 class Overhead:
@@ -191,12 +196,17 @@ class Fleet:
             return False
         proto = pulled.messages_list[0]
         self._mark_at_work(proto)
-        asked = message_from_proto(proto)
         try:
-            header, pieces = self._receive(client, asked, pulled.message_object_trees[0])
+            asked, tree = message_from_proto(proto), pulled.message_object_trees[0]
+        except Exception:  # whatever a server sends
+            self.log("the server announced what is no message")
+            self._mark_at_work(None)
+            return True
+        try:
+            header, pieces = self._receive(client, asked, tree)
             fields, pieces = handle(header, pieces)
             self._send(client, asked, fields, pieces)
-        except (ObjectPullError, ObjectPushError) as e:
+        except (ObjectPullError, ObjectPushError, Odd) as e:
             self.log(f"a message of run {asked.metadata.run_id} got lost: {e}")
         except httpx.HTTPStatusError as e:
             # most often a run that ended meanwhile: nobody waits for this reply
@@ -333,7 +343,11 @@ class Fleet:
             self._overhead,
         ]
         url = f"https://{self.address}"
-        return FleetHttpClient(url, interceptors=interceptors, verify=self.tls)
+        client = FleetHttpClient(url, interceptors=interceptors, verify=self.tls)
+        # Flower's own would go wherever a server sends it, with a signature of this site's
+        client._client.follow_redirects = False
+        client._client.event_hooks = {"response": [_take_no_more]}
+        return client
 
     @property
     def _node_id(self) -> int:
@@ -374,6 +388,30 @@ class Fleet:
                     self._lost.set()
 
 
+class _Bounded(httpx.SyncByteStream):
+    """The body of an answer, as long as it is no longer than one can be."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.left = stream, ANSWER_BYTES
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self.stream:
+            self.left -= len(chunk)
+            if self.left < 0:
+                raise httpx.DecodingError(f"an answer of more than {ANSWER_BYTES} bytes")
+            yield chunk
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+def _take_no_more(response: httpx.Response) -> None:
+    """Before a byte of its body is read. Packed, a few bytes could become any number."""
+    if "content-encoding" in response.headers:
+        raise httpx.DecodingError("an answer that is packed")
+    response.stream = _Bounded(response.stream)
+
+
 def _is_plain(value: Any) -> bool:
     """Text, a number, or a list of them: what can go on in JSON."""
     inside = value if isinstance(value, list) else [value]
@@ -387,7 +425,11 @@ def _call(method: Callable[[Any], Result], request: Any) -> Result:
         if "CERTIFICATE_VERIFY_FAILED" in str(e):  # waiting makes no other certificate of it
             raise Refused("the server cannot prove that it is the one of this CA file") from e
         raise Away(str(e) or type(e).__name__) from e
+    except (httpx.DecodingError, ValueError) as e:  # Flower's own, of what is no protobuf
+        raise Odd(f"odd answer: {e}") from e
     except httpx.HTTPStatusError as e:
+        if e.response.is_redirect:
+            raise Odd("odd answer: ask elsewhere") from e
         if e.response.status_code in AWAY:
             raise Away(_status(e)) from e
         raise
@@ -404,6 +446,8 @@ def _patiently(method: Callable[[Any], Result]) -> Callable[[Any], Result]:
         for pause in _pauses():
             try:
                 return _call(method, request)
+            except Odd:
+                raise
             except Away:
                 time.sleep(pause)
         raise AssertionError("unreachable")
