@@ -27,7 +27,13 @@ from fedlens.trust.departures import read_departures
 from fedlens.trust.ledger import FILE, Head
 from fedlens.trust.policy import strict_policy, terms_of
 from fedlens.trust.receipts import HEADS, Receipts, make_receipt, read_heads
-from fedlens.trust.signing import make_signing_key, parse_public_key, read_certificate_key
+from fedlens.trust.signing import (
+    canonical,
+    make_signing_key,
+    parse_public_key,
+    read_certificate_key,
+    sign,
+)
 from fedlens.trust.verify import verify
 
 EVERYONE = toy_federation(3)
@@ -145,6 +151,27 @@ def test_a_countersignature_that_is_not_true_is_not_kept(tmp_path: Path) -> None
     place.ask(0, kind="query")
     assert "cannot be read" in place.said[0] and "receipt" not in place.lines[-1]
     assert place.verify().intact
+
+
+@pytest.mark.parametrize(
+    "receipt", ['{"line": Infinity, "head": "x"}', "[" * 100_000, '{"line": 1e999}', "7"]
+)
+def test_no_countersignature_keeps_a_site_from_answering(tmp_path: Path, receipt: str) -> None:
+    place = Place(tmp_path)
+    fields, _ = place.ask(0, receipt=receipt)
+    assert fields["client"] == 0 and "cannot be read" in place.said[0]
+    assert place.lines[-1]["kind"] == "reply" and "receipt" not in place.lines[-1]
+
+
+def test_a_countersignature_of_half_a_receipt_is_not_kept(tmp_path: Path) -> None:
+    """Signed by the right server, about the right line, and without the client."""
+    place = Place(tmp_path)
+    place.ask(kind="query")
+    head = place.receipts.heads[0]
+    table = {"line": head.line, "head": head.hash}
+    receipt = {**table, "signature": sign(place.receipts.key, canonical(table))}
+    fields, _ = place.ask(0, receipt=json.dumps(receipt))
+    assert fields["client"] == 0 and "receipt" not in place.lines[-1]
 
 
 def test_the_server_notices_a_ledger_that_went_back(tmp_path: Path) -> None:

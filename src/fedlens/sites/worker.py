@@ -76,7 +76,9 @@ class SiteWorker:
         if answered is None:
             self.log("this site's worker died while it worked; it is started again")
             self.start()
-            answered = self._exchange({**header, "kind": "refuse", "reason": "died"}, [])
+            # without the request, of which it may have died
+            known = {k: header[k] for k in ("asker", "overhead") if k in header}
+            answered = self._exchange({**known, "kind": "refuse", "reason": "died"}, [])
         if answered is None:
             raise ConfigError("this site's worker died twice in a row")
         return answered

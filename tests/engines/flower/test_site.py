@@ -268,6 +268,24 @@ def test_the_worker_answers_as_the_site_itself_does(tmp_path: Path) -> None:
         assert same_bits(from_pieces(pieces), wanted)
 
 
+def test_what_a_worker_died_of_is_not_handed_to_the_next(tmp_path: Path) -> None:
+    """This one dies of any request. The next is only told that somebody died."""
+    dies = """
+import os, socket, sys
+from fedlens.sites.worker import receive_frame, send_frame
+line = socket.socket(fileno=int(sys.argv[-1]))
+while frame := receive_frame(line):
+    if "request" in frame[0]:
+        os._exit(1)
+    send_frame(line, {"lost": frame[0].get("reason", ""), "heard": sorted(frame[0])}, [])
+"""
+    header = {"kind": "train", "request": {"job": "j"}, "asker": "run 7", "overhead": {}}
+    with SiteWorker({}, print, (sys.executable, "-c", dies)) as worker:
+        worker.start()
+        fields, _ = worker.handle(header, [])
+    assert fields == {"lost": "died", "heard": ["asker", "kind", "overhead", "reason"]}
+
+
 def test_two_sites_and_a_server_are_a_federation(tmp_path: Path) -> None:
     """The whole protocol in one process: the loopback's bits."""
 
