@@ -139,6 +139,20 @@ def test_a_server_killed_between_trips(tmp_path: Path, trip: int, position: int)
     assert kept == {"000001", "000002"}
 
 
+@pytest.mark.parametrize("name", [".000000-ab.part7", "-00005-ab", "notes", "--ab"])
+def test_odd_files_among_the_stored_answers_are_in_nobodys_way(tmp_path: Path, name: str) -> None:
+    """What a kill in the middle of a write left, an answer to a negative round, or anything else:
+    later answers do not trip over it."""
+    engine = Disks(tmp_path / "sites", make_vaults(tmp_path, N))
+    answers = tmp_path / "sites" / "0" / "job" / "answers"
+    answers.mkdir(parents=True)
+    (answers / name).write_bytes(b"")
+    run(make(), engine, 3)
+    kept = {p.name.split("-")[0] for p in answers.iterdir() if p.name != name}
+    assert kept == {"000001", "000002"}
+    assert (answers / name).exists() is (name != "-00005-ab")
+
+
 def test_the_same_keys_under_another_request_are_refused(tmp_path: Path) -> None:
     """Also after a restart of the site: what it has answered is on disk."""
     engine = Disks(tmp_path / "sites", make_vaults(tmp_path, N))
@@ -209,8 +223,8 @@ def test_secure_is_a_key_like_any_other() -> None:
 # -- for real --------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.trust
+@pytest.mark.timeout(600)
 def test_three_real_sites_add_up_under_masks(tmp_path: Path) -> None:
     """A server and three sites over TLS, keys of their own: the simulator's bits at the end."""
     overrides = ["clients=3", "rounds=6", "evaluate_every=3", "data.size=48"]

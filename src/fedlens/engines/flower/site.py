@@ -336,7 +336,8 @@ def answer_from_disk(
     stored.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(stored, reply.to_bytes())
     for old in stored.parent.iterdir():
-        if int(old.name.split("-")[0]) < message.round - 1:
+        answered = re.match(r"(-?\d+)-", old.name)  # not what a kill left of a write
+        if answered and int(answered[1]) < message.round - 1:
             old.unlink()
     return reply
 
