@@ -201,6 +201,16 @@ def test_a_job_cannot_lead_out_of_the_sites_folder(tmp_path: Path, job: Any) -> 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("job", ["vault", "Vault", "node", "at-work"])
+def test_a_job_cannot_be_called_as_something_else_in_the_sites_folder(
+    tmp_path: Path, job: str
+) -> None:
+    """Its memory would count as SecureSum's secrets, and `fedlens forget --job` would miss it; or a
+    file of the connection would be in its way."""
+    assert ask(lambda node, request: site(tmp_path / "site"), job=job)[0]["lost"] == "stranger"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("request_", [None, {}, {"version": 1}, [1], "text"])
 def test_what_is_no_request_is_declined(request_: Any) -> None:
     def make(node: Any, request: Any) -> Site:

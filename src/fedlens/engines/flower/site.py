@@ -45,10 +45,12 @@ from fedlens.trust.accounting import as_charge, reply_cost
 from fedlens.trust.guard import Guard
 from fedlens.trust.ledger import Leaving, kind_of, protection
 from fedlens.trust.policy import PolicyError, Terms
+from fedlens.trust.retention import VAULT
 from fedlens.trust.signing import canonical
 from fedlens.trust.vault import Declined
 
 PIECE_BYTES = 4 << 20  # of a message, sent at a time: what is in transit exists twice
+TAKEN = (VAULT, "node", "at-work")  # in a site's folder, where a job has a folder of its name
 OPEN = ("data", "about")  # tables of a recipe in which a server and its sites may differ
 
 Fields = Mapping[str, Any]  # named values: of a request, of a reply, of a node's settings
@@ -219,7 +221,8 @@ def accept_request(header: Fields, node: Fields, make_site: MakeSite, guard: Gua
         raise SiteError("stranger")
     if request["version"] != fedlens.__version__:
         raise SiteError("version", fedlens.__version__, f"the server runs {request['version']!r}")
-    if not re.fullmatch(r"[\w-]{1,64}", str(request["job"]), re.ASCII):
+    job = str(request["job"])
+    if not re.fullmatch(r"[\w-]{1,64}", job, re.ASCII) or job.lower() in TAKEN:
         raise SiteError("stranger", private=f"a job cannot be called {request['job']!r}")
     site = make_site(node, request)
     if request["recipe"] != site.recipe:
