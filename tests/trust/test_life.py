@@ -15,7 +15,8 @@ from fedlens.sites.keys import make_site_key, public_pem, site_public_key
 from fedlens.sites.serve import KnownSites, Served, read_served
 from fedlens.trust.ledger import FILE, Leaving, Ledger
 from fedlens.trust.retention import delete_for_good, kept_in
-from fedlens.trust.signing import make_signing_key, parse_public_key
+from fedlens.trust.signing import make_signing_key, parse_public_key, public_text
+from fedlens.trust.vault import read_peers
 from fedlens.trust.verify import verify
 
 
@@ -58,6 +59,18 @@ def test_a_key_is_rotated(capsys: pytest.CaptureFixture[str]) -> None:
     assert "site-0.old exists" in capsys.readouterr().err
     assert invoke(["forget", "site-0.old", "--yes"]) == 0
     assert not Path("site-0.old").exists()
+
+
+def test_a_rotated_key_is_the_only_one_of_its_client(capsys: pytest.CaptureFixture[str]) -> None:
+    """The old public key stays beside the new one, for the ledger. A folder of peers holds both,
+    and the new one counts; the operator hears that the other sites need it too."""
+    a_site()
+    make_signing_key(Path("site-1"))
+    assert invoke(["rotate", "site-0"]) == 0
+    assert "and to the other sites" in " ".join(capsys.readouterr().out.split())
+    peers = read_peers(Path())
+    assert sorted(peers) == [0, 1] and Path("site-0.old.pub").exists()
+    assert public_text(peers[0]).split()[1] == Path("site-0.pub").read_text().split()[1]
 
 
 def test_not_while_the_site_takes_part(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,8 @@ def rotate(
 
     The old pair is kept as KEY.old and KEY.old.pub until you delete it: the ledger up to here is
     verified with it, and `fedlens forget KEY.old` deletes the private one for good. Send KEY.pub to
-    the server's operator, who starts `fedlens serve` with it in place of the old one.
+    the server's operator, who starts `fedlens serve` with it in place of the old one, and to the
+    other sites, whose operators put it into their folder of --peers in place of the old one.
     """
     from fedlens.core.files import lock_folder, write_atomically
     from fedlens.trust.ledger import FILE, Ledger
@@ -60,8 +61,8 @@ def rotate(
         fresh.with_name(f"{fresh.name}.pub").unlink()
     console().print(
         f"{key} is new; send {public} to the server's operator, who revokes the old one by"
-        f" starting `fedlens serve` with the new one. {spare} is void from the next line of the"
-        " ledger on.",
+        " starting `fedlens serve` with the new one, and to the other sites, which under SecureSum"
+        f" know this one by it. {spare} is void from the next line of the ledger on.",
         soft_wrap=True,
     )
 

@@ -204,9 +204,13 @@ def _plain(text: str) -> str:
 
 
 def read_peers(folder: Path) -> dict[int, PublicKey]:
-    """The public keys (*.pub) in a folder, by client: the number in a file's name."""
+    """The public keys (*.pub) in a folder, by client: the number in a file's name. Those that
+    `fedlens rotate` replaced (*.old.pub) stay for the ledger, and count no more.
+    """
     found: dict[int, PublicKey] = {}
     for path in sorted(folder.glob("*.pub")):
+        if path.stem.endswith(".old"):
+            continue
         digits = re.findall(r"\d+", path.stem)
         if len(digits) != 1:
             continue
