@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import json
 import socket
 import ssl
+import threading
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,7 @@ from fedlens.sites.monitor import (
     noted_runs,
 )
 from fedlens.sites.network import free_port, front_tls, site_tls
+from fedlens.sites.serve import REVOKED, revoked_keys
 from fedlens.trust.ledger import FILE, Leaving, Ledger
 
 
@@ -157,3 +161,56 @@ def test_elsewhere_only_with_a_certificate(tmp_path: Path) -> None:
             assert b"ok" not in said and b"HTTP" not in said
         options = ["--ca", str(keys / "ca.crt"), "--key", str(keys / "site-0")]
         assert invoke(["status", f"127.0.0.1:{port}", *options]) == 0
+
+
+def test_a_revoked_key_reads_no_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two keys with a certificate of the authority; one is revoked while the endpoint answers. And
+    where the list of revoked keys cannot be read, it may name anybody."""
+    keys, state = tmp_path / "keys", tmp_path / "superlink"
+    make_authority(keys)
+    make_server_certificate(keys, ["127.0.0.1"])
+    state.mkdir()
+    for name in ("site-0", "site-1"):
+        make_site_certificate(keys, make_site_key(keys / name)[1])
+    port = free_port()
+
+    def ask(name: str) -> int:
+        options = ["--ca", str(keys / "ca.crt"), "--key", str(keys / name)]
+        return invoke(["status", f"127.0.0.1:{port}", *options])
+
+    revoked = partial(revoked_keys, state)
+    with Monitor(f"0.0.0.0:{port}", {}, list, front_tls(keys), revoked):
+        assert [ask("site-0"), ask("site-1")] == [0, 0]
+        assert invoke(["revoke", str(keys / "site-0.pub"), "--state", str(state)]) == 0
+        assert [ask("site-0"), ask("site-1")] == [2, 0]
+        assert "does not answer" in capsys.readouterr().err
+        (state / REVOKED).write_text("{")
+        assert [ask("site-0"), ask("site-1")] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "health", ['{"status": "\\u001b[2J\\u001b]0;owned\\u0007"}', "[1]", "{", "7", ""]
+)
+def test_what_an_endpoint_says_is_shown_without_what_a_terminal_obeys(
+    health: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Hostile(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            text = health if self.path == "/health" else "fedlens_x 1\x1b[31m\x1b]52;c;eA==\x07\n"
+            self.send_response(200 if text else 500, "OK" if text else "\x1b[2J")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Hostile)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    code = invoke(["status", f"127.0.0.1:{server.server_port}"])
+    server.shutdown()
+    server.server_close()
+    shown = capsys.readouterr()
+    assert code == (0 if "status" in health else 2)
+    assert all(c.isprintable() or c == "\n" for c in shown.out + shown.err)
+    words = "is no endpoint of FedLens" if health else "does not answer: "
+    assert "[2J" in shown.out if code == 0 else words in shown.err

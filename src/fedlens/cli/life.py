@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedlens.cli.options import UsageError, examples
-from fedlens.runs.text import console, size
+from fedlens.runs.text import console, plain, size
 
 if TYPE_CHECKING:
     from fedlens.trust.retention import Kept
@@ -219,12 +219,16 @@ def status(
     if (ca is None) != (key is None):
         raise UsageError("--ca and --key go together")
     tls = network.site_tls(ca, key.with_name(f"{key.name}.crt"), key) if ca and key else None
-    health = json.loads(fetch_page(address, "/health", tls))
+    page = fetch_page(address, "/health", tls)
+    try:
+        health = dict(json.loads(page))
+    except (ValueError, TypeError, RecursionError) as e:
+        raise UsageError(f"{address} is no endpoint of FedLens: /health is no JSON table") from e
     out = console()
-    out.print("  ".join(f"{k} {v}" for k, v in health.items()), markup=False)
+    out.print(plain("  ".join(f"{k} {v}" for k, v in health.items())))
     for line in fetch_page(address, "/metrics", tls).splitlines():
         if line and not line.startswith("#"):
-            out.print(line.removeprefix("fedlens_"), markup=False)
+            out.print(plain(line.removeprefix("fedlens_")))
 
 
 def fetch_page(address: str, path: str, tls: Any) -> str:
@@ -239,4 +243,4 @@ def fetch_page(address: str, path: str, tls: Any) -> str:
             return text
     except (OSError, http.client.HTTPException) as e:
         reason = e.reason if isinstance(e, urllib.error.URLError) else e
-        raise UsageError(f"{address} does not answer: {reason}") from e
+        raise UsageError(f"{address} does not answer: {plain(str(reason))}") from e

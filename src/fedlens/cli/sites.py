@@ -194,7 +194,8 @@ def serve_sites(
         if metrics:
             tls = network.front_tls(keys) if (keys / "server.pem").exists() else None
             runs = monitor.RunMetrics(lambda: monitor.noted_runs(state))
-            stack.enter_context(monitor.Monitor(metrics, {"server": f"{host}:{port}"}, runs, tls))
+            about, revoked = {"server": f"{host}:{port}"}, partial(serve.revoked_keys, state)
+            stack.enter_context(monitor.Monitor(metrics, about, runs, tls, revoked))
         serve.open_door(host, port, inner, keys, state, bindings, log)
 
 

@@ -1,8 +1,9 @@
 """Health and metrics for whoever looks after a server or a site, at an address of their own.
 
 `GET /health` is JSON, `GET /metrics` is Prometheus' text format. On this machine in plain HTTP; at
-any other address only by TLS and with a client certificate of the federation's authority. There is
-nothing here that a ledger or a run folder does not hold, and no name of a file or of a patient.
+any other address only by TLS and with a client certificate of the federation's authority, whose key
+was not revoked. There is nothing here that a ledger or a run folder does not hold, and no name of a
+file or of a patient.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import http.server
 import json
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from fedlens.config.convert import ConfigError
 from fedlens.core.files import write_atomically
 from fedlens.report.reading import as_list, as_number, read_overview
+from fedlens.sites.keys import certified_key
 from fedlens.sites.network import is_loopback, require_free_port, split_address
 from fedlens.trust.departures import Departures, read_departures
 from fedlens.trust.ledger import FILE
@@ -182,6 +184,8 @@ class Monitor:
         about: what stands in /health besides that all is well.
         collect: the metrics, when they are asked for.
         tls: needed for any address but this machine's; asks for client certificates.
+        revoked: public keys as PEM that are not answered all the same; asked at every connection,
+            and while it cannot say, nobody is answered.
     """
 
     def __init__(
@@ -190,6 +194,7 @@ class Monitor:
         about: Mapping[str, Any],
         collect: Collect,
         tls: ssl.SSLContext | None = None,
+        revoked: Callable[[], Collection[bytes]] = frozenset,
     ) -> None:
         host, port = split_address(address)
         if not is_loopback(host):
@@ -203,7 +208,7 @@ class Monitor:
         require_free_port(host, port)
         self.about, self.collect, self.tls = about, collect, tls
         self.server = _Server((host, port), self._handler())
-        self.server.tls = tls
+        self.server.tls, self.server.revoked = tls, revoked
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def __enter__(self) -> Monitor:
@@ -252,6 +257,7 @@ class Monitor:
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     tls: ssl.SSLContext | None = None
+    revoked: Callable[[], Collection[bytes]] = frozenset
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """In the thread of this connection: whoever is slow in showing a certificate holds up
@@ -261,6 +267,8 @@ class _Server(http.server.ThreadingHTTPServer):
             return
         request.settimeout(SECONDS)
         with self.tls.wrap_socket(request, server_side=True) as secure:
+            if certified_key(secure.getpeercert(binary_form=True) or b"") in self.revoked():
+                return
             super().finish_request(secure, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
