@@ -12,6 +12,7 @@ import shutil
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -434,6 +435,36 @@ def test_one_site_cannot_take_all_connections(door: Door) -> None:
         assert door.post(connection="site-1").status_code == 200
         for line in (a, b, c):
             line.close()
+
+
+def test_strangers_that_say_nothing_do_not_fill_the_door(tmp_path: Path) -> None:
+    """Sixty connections from one address that never begin with TLS, and before them a site that is
+    slow to begin: of those that have shown no certificate eight are kept. The oldest of whoever
+    holds most of them go first, so the site is served, and so is one that comes later."""
+    door = Door(tmp_path / "keys")
+    door.front.seconds, door.front.strangers = 20.0, 8
+    with door:
+        with contextlib.ExitStack() as held:
+            slow = held.enter_context(socket.create_connection(("127.0.0.1", door.port), 10))
+            strangers = []
+            for _ in range(60):
+                line = socket.create_connection(("127.0.0.1", door.port), 10, ("127.0.0.2", 0))
+                strangers.append(held.enter_context(line))
+            for gone in strangers[:50]:
+                gone.settimeout(10)
+                with contextlib.suppress(ConnectionResetError):
+                    assert gone.recv(1) == b""
+            with door.tls("site-0").wrap_socket(slow, server_hostname="127.0.0.1") as line:
+                line.sendall(door.head(f"POST {PULL} HTTP/1.1", "content-length: 1") + b"x")
+                assert status(line) == 200
+            assert door.post(connection="site-1").status_code == 200
+            assert 0 < len(door.front._unproven) <= 8
+        words = "8 connections have shown no certificate, most of them from 127.0.0.2"
+        assert door.said == [f"{words}: the oldest are closed"]
+        deadline = time.monotonic() + 10
+        while door.front._unproven or any(door.front._open.values()):
+            assert time.monotonic() < deadline, "what is closed is forgotten"
+            time.sleep(0.02)
 
 
 def test_while_the_superlink_is_down_sites_are_told_so(tmp_path: Path) -> None:

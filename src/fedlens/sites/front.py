@@ -24,6 +24,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import math
 import ssl
 import time
 from collections import Counter
@@ -51,6 +52,7 @@ VERSION = (b"flwr-package-name", b"flwr-package-version", b"flwr-component-name"
 PASSED = frozenset((*SIGNED, *VERSION, b"content-type", b"accept"))
 BACK = frozenset((b"content-type", b"flwr-version-incompatibility-message"))
 CHUNK = 1 << 18
+SAY_AGAIN = 60.0  # seconds
 SLOW = "a body that came too slowly"
 WORDS = {
     400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
@@ -83,6 +85,8 @@ class Front:
         seconds: that a head, or a body beyond `pace`, may take.
         pace: bytes a second that a body must at least come with.
         connections: that a site may hold at a time.
+        strangers: connections that have not shown a certificate yet. Of more, the oldest of
+            whichever address holds most of them are closed.
         objection: why the body of a PUSH may not pass; such a body is at most `max_push` long.
     """
 
@@ -95,14 +99,49 @@ class Front:
     seconds: float = 30.0
     pace: int = 16 << 10
     connections: int = 16
+    strangers: int = 128
     objection: Callable[[bytes], str | None] = lambda body: None
     max_push: int = 4 << 20
     _open: Counter[int] = field(default_factory=Counter)
+    # handshakes under way, the oldest first
+    _unproven: dict[asyncio.Task[None], asyncio.Transport] = field(default_factory=dict)
+    _crowded: float = -math.inf  # when that was last said
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext) -> asyncio.Server:
-        return await asyncio.start_server(
-            self.converse, host, port, ssl=tls, limit=CHUNK, ssl_handshake_timeout=self.seconds
-        )
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(lambda: _Doorstep(self, tls), host, port)
+
+    def begin(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        """Somebody has connected, and has still to show a certificate."""
+        if len(self._unproven) >= self.strangers:
+            self._close_one()
+        task = asyncio.get_running_loop().create_task(self._handshake(transport, tls))
+        self._unproven[task] = transport
+        task.add_done_callback(lambda done: self._unproven.pop(done, None))
+
+    def _close_one(self) -> None:
+        waiting = {task: _address(transport) for task, transport in self._unproven.items()}
+        ((most, _),) = Counter(waiting.values()).most_common(1)
+        oldest = next(task for task, address in waiting.items() if address == most)
+        oldest.cancel()
+        self._unproven.pop(oldest).abort()
+        if time.monotonic() - self._crowded > SAY_AGAIN:
+            self.log(
+                f"{self.strangers} connections have shown no certificate, most of them from"
+                f" {most}: the oldest are closed"
+            )
+            self._crowded = time.monotonic()
+
+    async def _handshake(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(CHUNK), self.converse)
+        try:
+            secure = await asyncio.get_running_loop().start_tls(
+                transport, protocol, tls, server_side=True, ssl_handshake_timeout=self.seconds
+            )
+        except OSError:  # no TLS, no certificate, or gone
+            return
+        if secure is not None and not secure.is_closing():
+            protocol.connection_made(secure)
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, from its first request to its last."""
@@ -244,6 +283,22 @@ class Front:
         writer.write(_head(line, [(b"connection", b"close")], 0))
         async with asyncio.timeout(self.seconds):
             await writer.drain()
+
+
+class _Doorstep(asyncio.Protocol):
+    """A connection as it comes, of which nothing is read but by TLS."""
+
+    def __init__(self, front: Front, tls: ssl.SSLContext) -> None:
+        self.front, self.tls = front, tls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()
+        self.front.begin(transport, self.tls)
+
+
+def _address(transport: asyncio.Transport) -> str:
+    return str((transport.get_extra_info("peername") or ["an unknown address"])[0])
 
 
 class _Link:
