@@ -79,10 +79,15 @@ def _flower(
         late=setup.settings.late,
         forgive=bool(run["forgive"]),
         log=log,
-        classes=", ".join(setup.federation.facts.classes),
+        classes=", ".join(_class_names(setup)),
         receipts=Receipts(folder, own["job"], Path(str(run.get("keys") or "."))),
         bindings=_bindings(run),
     )
+
+
+def _class_names(setup: Setup) -> tuple[str, ...]:
+    """What labels mean: by the server's data, or the names in its [data]. Empty: sites say it."""
+    return tuple(setup.federation.facts.classes or setup.config.data.given.get("names") or ())
 
 
 def _bindings(run: Mapping[str, Any]) -> dict[int, bytes] | None:

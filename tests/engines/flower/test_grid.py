@@ -30,6 +30,7 @@ from fedlens.layers import Scaffold
 from fedlens.runs.checkpoint import Checkpoint
 from fedlens.runs.folder import read_records
 from fedlens.runs.job import run_job
+from fedlens.sites import server
 from fedlens.sites import site as recipe_site
 from fedlens.sites.server import run_server
 from fedlens.trust import SecureSum
@@ -405,6 +406,58 @@ def test_a_site_whose_classes_differ_is_not_let_in(tmp_path: Path) -> None:
     here._await_sites()
     assert sorted(here.nodes) == [0, 2]
     assert "client 1 has the classes benign, other, not benign, malignant" in "\n".join(said)
+
+
+class Voices(Grid):
+    """Sites whose classes are `said`, by client; nodes 21, 22, 23 are clients 2, 0, 1, and are met
+    in that order."""
+
+    def __init__(self, folder: Path, said: dict[int, str], clients: Sequence[int]) -> None:
+        super().__init__(folder, "fedavg", clients=clients)
+        self.said = said
+
+    def push(self, message: Message) -> str:
+        name = super().push(message)
+        if message.metadata.message_type == "query":
+            client = self.clients[message.metadata.dst_node_id]
+            self.replies[name].content["fedlens"]["classes"] = self.said[client]
+        return name
+
+
+def test_what_labels_mean_is_not_up_to_the_first_that_comes(tmp_path: Path) -> None:
+    """Client 2 comes first and has other classes than the two after it: it is the one that is not
+    let in, also when it comes again, and a later one is held against what was decided."""
+    said: list[str] = []
+    grid = Voices(tmp_path, {2: "owned", 0: "cat, dog", 1: "cat, dog"}, (2, 0, 1))
+    here = engine(grid, "fedavg", log=said.append)
+    here._await_sites()
+    assert sorted(here.nodes) == [0, 1] == sorted(here.sizes()) and here.classes == "cat, dog"
+    assert "client 2 has the classes owned, not cat, dog" in said[-1]
+    here.refused.clear()
+    here._await_sites()
+    assert sorted(here.nodes) == [0, 1]
+
+
+def test_as_many_that_say_one_thing_as_another_are_the_operators_to_judge(tmp_path: Path) -> None:
+    grid = Voices(tmp_path, {0: "dog, cat", 1: "cat, dog"}, (0, 1))
+    grid.online = {21, 22}
+    here = engine(grid, "fedavg")
+    words = "client 0 has the classes dog, cat; client 1 has the classes cat, dog: let the server's"
+    with pytest.raises(flower.NoSites, match=words):
+        here._await_sites()
+    known = engine(grid, "fedavg", classes="cat, dog")
+    known._await_sites()
+    assert sorted(known.nodes) == [1]
+
+
+def test_the_recipe_says_what_labels_mean_where_it_names_them(tmp_path: Path) -> None:
+    """The server has no data of its own; the [data] of its recipe lists the classes."""
+    data = ["data.name=ImageFolder", f"data.root={tmp_path}", "data.names=['cat', 'dog']"]
+    config = recipes.read("demo", [*data, "clients=3", "cohort=3", "task.classes=2"])
+    setup = server._prepare(config, print)
+    assert not setup.federation.facts.classes and server._class_names(setup) == ("cat", "dog")
+    bare = recipes.read("demo", [*data[:2], "clients=3", "cohort=3", "task.classes=2"])
+    assert server._class_names(server._prepare(bare, print)) == ()
 
 
 def test_a_full_disk_at_a_site_is_that_sites_alone(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -107,7 +108,8 @@ class Flower:
         forgive: let a site that lost its memory begin anew.
         poll: seconds between two looks, at least: a look costs the SuperLink a request per open
             message, so they become fewer the longer a round takes and the more sites there are.
-        classes: what labels mean (default: what they mean to the first site).
+        classes: what labels mean (default: what they mean to most of the sites that are there when
+            the first round begins).
         bindings: the public key of each client, as PEM; None: sites' own words are believed.
         receipts: keeps and countersigns the heads of the sites' ledgers.
         cohort_seed: decides who is asked in which round; the server's secret, or sites that know
@@ -142,9 +144,11 @@ class Flower:
     _started: bool = False
     _most: int = 0  # bytes of a reply to what was sent last
     _sizes: dict[int, int] = field(default_factory=dict)  # examples, as each site said
+    _meanings: dict[int, str] = field(default_factory=dict)  # classes, as each site said
+    _agreed: bool = False  # on the classes
 
     def __post_init__(self) -> None:
-        self._meter = _Meter(self.grid)
+        self._meter, self._agreed = _Meter(self.grid), bool(self.classes)
 
     def ids(self) -> Sequence[int]:
         return range(self.clients)
@@ -288,6 +292,9 @@ class Flower:
         while (present := self._count_present()) < wanted and time.monotonic() < until:
             time.sleep(self.poll)
             self._poll_nodes()
+        if not self._agreed:
+            self._agree_on_classes()
+            present = self._count_present()
         self._started = True
         if present < self.least:
             reasons = "; ".join(dict.fromkeys(why for why, _ in self.refused.values()))
@@ -295,6 +302,27 @@ class Flower:
                 f"{present} of {self.clients} sites joined within {self.wait:g} s"
                 + (f" ({reasons})" if reasons else "")
             )
+
+    def _agree_on_classes(self) -> None:
+        """What most sites say; whoever came first may be the one that is wrong, or lies."""
+        votes = Counter(self._meanings[client] for client in self.nodes)
+        (first, most), (_, second) = [*votes.most_common(2), ("", 0), ("", 0)][:2]
+        if most and most == second:
+            said = [f"client {i} has the classes {self._meanings[i][:100]}" for i in self.nodes]
+            raise NoSites(
+                f"sites disagree about what labels mean, and no side has more of them: "
+                f"{'; '.join(sorted(said))}: let the server's [data] list the classes as names"
+            )
+        self.classes, self._agreed = first, bool(most)
+        for client in [i for i in self.nodes if self._meanings[i] != first]:
+            self._sizes.pop(client)
+            self._turn_away(self.nodes.pop(client), self._differs(client, self._meanings[client]))
+
+    def _differs(self, client: int, classes: str) -> str:
+        return (
+            f"client {client} has the classes {classes[:300]}, not {self.classes[:300]}: let"
+            " everybody's [data] list all of them as names"
+        )
 
     def _count_present(self) -> int:
         return sum(node in self._online for node in self.nodes.values())
@@ -339,7 +367,7 @@ class Flower:
             self.refused.pop(node, None)
             self.nodes[fields["client"]] = node
             self._see_head(fields["client"], envelope)
-            self.classes = self.classes or str(fields.get("classes", ""))
+            self._meanings[fields["client"]] = str(fields.get("classes", ""))
             self._sizes[fields["client"]] = fields["examples"]
             self.log(f"client {fields['client']} has joined with {fields['examples']} examples")
 
@@ -380,11 +408,8 @@ class Flower:
             )
         if self.nodes.get(client, node) != node and self.nodes[client] in self._online:
             return f"calls itself client {client}, which is somebody else already"
-        if classes != (self.classes or classes):
-            return (
-                f"client {client} has the classes {classes[:300]}, not {self.classes[:300]}: let"
-                " everybody's [data] list all of them as names"
-            )
+        if self._agreed and classes != self.classes:
+            return self._differs(client, classes)
         return None
 
     def snapshot(self) -> Mapping[int, Path]:
