@@ -285,6 +285,7 @@ class _Job:
         if hasattr(self.engine, "sizes"):  # over real sites, as each of them says
             self.sizes = self.engine.sizes()
         if not self.journal.knows(number):
+            asked = self._affordable(asked)
             try:
                 self.account.charge(asked)
             except BudgetSpent as e:
@@ -296,6 +297,27 @@ class _Job:
             self.journal.write(number, asked)
         spent = self.account.epsilon()
         return {} if spent is None else {"epsilon": spent}
+
+    def _affordable(self, asked: Sequence[int]) -> Sequence[int]:
+        """Over real sites a round costs what each says that it has: one that is too dear by its own
+        word, or has spent what it may, is left out and does not end the run for the others. Where
+        too few would be left it is all of them, and the run ends.
+        """
+        if not hasattr(self.engine, "left_out"):
+            return asked
+        assert self.account is not None
+        out = {
+            i: f"is left out: by the {self.sizes[i]} examples that it says it has, another round"
+            f" would cost it epsilon {cost:.4g}, more than max_epsilon"
+            for i, cost in self.account.overdrawn(asked).items()
+        }
+        left = [i for i in asked if i not in out]
+        if out and len(left) < getattr(self.setup.algorithm, "min_cohort", 1):  # SecureSum's
+            for i in out if left else ():
+                self.listener.log(f"client {i} {out[i]}; {len(left)} others are too few")
+            return asked
+        self.engine.left_out = out
+        return left
 
     def _evaluate_start(self, progress: Progress) -> Mapping[str, float]:
         """What a run without rounds can say: how good it is to begin with."""

@@ -317,6 +317,17 @@ class Account:
             )
         self.asked, self.rounds = after.asked, after.rounds
 
+    def overdrawn(self, clients: Sequence[int]) -> dict[int, float]:
+        """Those that may not be asked once more, and the epsilon that it would cost each."""
+        after = replace(self, asked=self.asked + Counter(clients), rounds=self.rounds + 1)
+        paid = {i: kind for i in clients if (kind := after._paid(i))}
+        beyond = {
+            kind: _cost(*kind)
+            for kind in set(paid.values())
+            if kind[0].max_epsilon is not None and _exceeds(kind, kind[0].max_epsilon)
+        }
+        return {i: beyond[kind] for i, kind in paid.items() if kind in beyond}
+
     def statement(self) -> Statement | None:
         """Of the client that paid most: clients' examples are different ones, so that is what the
         whole run costs. None while nothing is known."""

@@ -5,6 +5,7 @@ replies may do. ClientApps are real.
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,12 +18,15 @@ from losing import LOST, Losing
 from PIL import Image
 from stacks import STACKS
 from toy import Toy, drawing_as, flat, same_bits, toy_federation
+from toy_job import RECIPE, write_recipe
 from vaults import make_vaults
 
 from fedlens import Round, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.config import recipe as recipes
+from fedlens.config.convert import ConfigError
 from fedlens.core.message import BadMessage
+from fedlens.core.privacy import Mechanism
 from fedlens.data.images.folders import ImageFolder
 from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
@@ -34,6 +38,7 @@ from fedlens.sites import server
 from fedlens.sites import site as recipe_site
 from fedlens.sites.server import run_server
 from fedlens.trust import SecureSum
+from fedlens.trust.accounting import epsilon_of
 
 pytest.importorskip("flwr")
 from flwr.app import (
@@ -318,6 +323,9 @@ GREETINGS: dict[str, Any] = {
     "no examples": {"fedlens": ConfigRecord({"client": 0})},
     "a word for a number": {"fedlens": ConfigRecord({"client": "x", "examples": 1})},
     "a list for a number": {"fedlens": ConfigRecord({"client": [0], "examples": 1})},
+    "nothing to learn from": {"fedlens": ConfigRecord({"client": 0, "examples": 0})},
+    "less than nothing": {"fedlens": ConfigRecord({"client": 0, "examples": -5})},
+    "more than there is": {"fedlens": ConfigRecord({"client": 0, "examples": 1 << 60})},
 }
 
 
@@ -539,6 +547,57 @@ def test_recipes_end_in_the_simulators_bits_also_when_resumed(
             k: v for k, v in b.items() if k not in ("seconds", "metrics")
         }
     assert "client 1 has joined" in capsys.readouterr().out
+
+
+class Boaster(Grid):
+    """Client 1 says that it has one example, the others have twenty."""
+
+    def push(self, message: Message) -> str:
+        name = super().push(message)
+        if message.metadata.message_type == "query":
+            client = self.clients[message.metadata.dst_node_id]
+            fields = {"client": client, "examples": 1 if client == 1 else 20, "classes": ""}
+            content = RecordDict({"fedlens": ConfigRecord(fields)})
+            self.replies[name] = Message(content, reply_to=message)
+        return name
+
+
+def test_a_site_whose_word_makes_it_too_dear_is_left_out_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DPSGD with a budget for two rounds of the smallest of three sites (20 examples). One that
+    calls its data a single example would pay in one round more than that: it is not asked, and the
+    others have their two rounds. Under SecureSum two are too few: the run ends, and it is named all
+    the same."""
+    pytest.importorskip("dp_accounting")
+    smallest = Mechanism("example", 1.0, 2 / 20, "poisson", 10, 1e-5)  # batches of 2
+    limit = epsilon_of([(smallest, 2)], 1e-5) + 1e-6
+    recipe = write_recipe(
+        tmp_path, RECIPE.replace("toy_job:Slow", "toy_job:Noisy").replace("Scaffold", "DPSGD")
+    )
+    more = ["clients=3", "rounds=4", "batch=2", f"DPSGD.max_epsilon={limit!r}"]
+
+    def start(secure: str, out: Path) -> None:
+        text = recipes.read(recipe, [*more, f"secure={secure}"]).to_toml()
+        facts = {
+            "name": "toy", "text": text, "out": str(out), "resume": False, "fresh": False,
+            "wait": 5.0, "least": 3, "forgive": False,
+        }  # fmt: skip
+        run_server(Boaster(tmp_path, "", run=facts), facts)
+
+    start("false", tmp_path / "out")
+    lines = read_records(tmp_path / "out" / "metrics.jsonl")
+    assert [line["heard"] for line in lines] == [2, 2]
+    why = "is left out: by the 1 examples that it says it has, another round would cost it"
+    assert all(why in line["lost"][0]["reason"] for line in lines)
+    assert [line["lost"][0]["client"] for line in lines] == [1, 1]
+    said = capsys.readouterr().out
+    assert f"client 1: {why}" in said and "stopped after round 2" in said
+    kept = (tmp_path / "out" / "privacy.jsonl").read_text().splitlines()
+    assert [json.loads(line)["asked"] for line in kept if line] == [[0, 2], [0, 2]]
+    with pytest.raises(ConfigError, match="not even one round can be run"):
+        start("true", tmp_path / "masked")
+    assert f"client 1 {why}" in (said := capsys.readouterr().out) and "2 others are too few" in said
 
 
 class Loud(Grid):

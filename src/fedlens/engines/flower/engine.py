@@ -67,6 +67,7 @@ from fedlens.engines.flower.records import (
     with_fields,
 )
 
+MOST_EXAMPLES = 1 << 53  # of a site; what is computed from them then is exact
 GREETING_BYTES = 1 << 20  # of what a site says of itself
 # A reply may take so long to come once it was announced, and a second more for every PACE bytes.
 STALL_SECONDS, PACE = 30.0, 16 << 10
@@ -134,6 +135,8 @@ class Flower:
     cohort_seed: int | None = None
     log: Log = print
     nodes: dict[int, int] = field(default_factory=dict)  # client -> node
+    # client -> why it is not to be asked; whoever runs the job decides it anew for every round
+    left_out: dict[int, str] = field(default_factory=dict)
     # node -> why it was not let in, and when
     refused: dict[int, tuple[str, float]] = field(default_factory=dict)
     _queries: dict[str, int] = field(default_factory=dict)  # message id -> node
@@ -207,6 +210,8 @@ class Flower:
         for id in ids:
             if id in busy:
                 yield Lost(id, f"still busy with round {busy[id]}", sent=False)
+            elif id in self.left_out:
+                yield Lost(id, self.left_out[id], sent=False)
             elif id not in self.nodes:
                 yield Lost(id, "has not joined", sent=False)
             elif self.nodes[id] not in self._online:
@@ -389,8 +394,9 @@ class Flower:
 
     def _objection(self, node: int, fields: Mapping[str, Any]) -> str | None:
         client, classes = fields.get("client"), str(fields.get("classes", ""))
+        examples = fields.get("examples")
         # somebody else's program: any type may come
-        if type(client) is not int or type(fields.get("examples")) is not int:
+        if type(client) is not int or type(examples) is not int:
             return (
                 "does not say in numbers which client it is and how many examples it has: is it a"
                 " FedLens site of the same version?"
@@ -399,6 +405,8 @@ class Flower:
             known = self._bound(node)
             owner = "no client" if known is None else f"client {known}"
             return f"calls itself client {client}, but its key belongs to {owner}"
+        if not 0 < examples < MOST_EXAMPLES:
+            return f"says that it has {examples} examples"
         if not readable(classes, 1 << 16):
             return "has classes whose names are too long or cannot be printed"
         if not 0 <= client < self.clients:
