@@ -77,7 +77,7 @@ class SiteWorker:
             self.log("this site's worker died while it worked; it is started again")
             self.start()
             # without the request, of which it may have died
-            known = {k: header[k] for k in ("asker", "overhead") if k in header}
+            known = {k: v for k, v in header.items() if k in ("asker", "overhead")}
             answered = self._exchange({**known, "kind": "refuse", "reason": "died"}, [])
         if answered is None:
             raise ConfigError("this site's worker died twice in a row")
