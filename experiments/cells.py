@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlens.core.files import write_atomically
+
 Cell = dict[str, Any]
 SHARED = ("settings", "versions")
 
@@ -50,9 +52,7 @@ class Cells:
         """The file written anew: sorted, each cell once, what most share on the first line. Not
         while another process appends to it.
         """
-        part = self.path.with_suffix(".part")
-        part.write_bytes(self.tidied())
-        part.replace(self.path)
+        write_atomically(self.path, self.tidied())
 
     def tidied(self) -> bytes:
         cells = list(self._all().values())
