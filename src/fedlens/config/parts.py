@@ -40,8 +40,11 @@ GROUPS = {
     "algorithm": ("layers",),
     "any": ("models", "generators", "metrics", "layers", "tasks", "datasets"),
 }
+DEFAULT_BASE = "FedAvg"  # what layers stand on where nobody names a base
+# What `federation.secure` puts around a stack. By its name, as every part: its room is after this.
+SECURING_LAYER = "SecureSum"
 NOUNS = {"task": "task", "data": "data source", "algorithm": "algorithm or layer", "any": "part"}
-EXAMPLES = {"task": "Classification", "data": "Synthetic", "algorithm": "FedAvg", "any": "..."}
+EXAMPLES = {"task": "Classification", "data": "Synthetic", "algorithm": DEFAULT_BASE, "any": "..."}
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def broken_limit(value: Any, hint: Any) -> str | None:
 
 
 def _broken_entry(values: Sequence[Any], hints: Sequence[Any]) -> str | None:
-    each = hints[:1] * len(values) if hints[-1] is Ellipsis else hints
+    each = [hints[0]] * len(values) if hints[-1] is Ellipsis else hints
     reasons = (broken_limit(v, hint) for v, hint in zip(values, each, strict=False))
     reason = next((r for r in reasons if r), None)
     return None if reason is None else f"{reason.removesuffix(EVERYWHERE)}{EVERYWHERE}"

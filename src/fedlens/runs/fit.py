@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from fedlens.config import recipe as recipes
-from fedlens.config.parts import part_of
+from fedlens.config.parts import DEFAULT_BASE, part_of
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.algorithm import Algorithm, Layer
 from fedlens.core.files import write_atomically
@@ -150,7 +150,7 @@ def _stack(algorithm: Any) -> list[Any]:
         if not issubclass(kind, Algorithm):
             raise ConfigError(f"algorithm: {kind.__name__} is neither a layer nor an algorithm")
         if not parts and issubclass(kind, Layer):
-            parts.append({"name": "FedAvg"})
+            parts.append({"name": DEFAULT_BASE})
         parts.append(part_of(thing, f"algorithm.{kind.__name__}"))
     return parts
 

@@ -36,7 +36,7 @@ class Setup:
 
 
 NO_SINGLES = (
-    "replies are added up under masks (SecureSum): there is no worst client, no spread between"
+    "replies are added up under masks ({layer}): there is no worst client, no spread between"
     " clients and no table of them"
 )
 
@@ -71,7 +71,7 @@ def make_setup(config: Config, federation: Federation | None = None, learn: bool
     if settings.personal or algorithm.personalises:
         federation = _with_note(config, federation)
     if algorithm.hides_singles:
-        facts = federation.facts.noting(NO_SINGLES)
+        facts = federation.facts.noting(NO_SINGLES.format(layer=algorithm.hiding_layer))
         federation = replace(federation, facts=facts)
     return Setup(config, settings, task, federation, algorithm.given(federation.facts))
 

@@ -40,7 +40,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge
 from torch import Tensor
 
-from fedlens.core.algorithm import Algorithm, Brought, Layer, StackError, Stage, Trip, Trips
+from fedlens.core.algorithm import (
+    Algorithm,
+    Brought,
+    Layer,
+    SiteSettings,
+    StackError,
+    Stage,
+    Trip,
+    Trips,
+)
 from fedlens.core.client import Client
 from fedlens.core.message import RING, Header, Message
 from fedlens.core.replies import Lost, Replies
@@ -80,7 +89,7 @@ from fedlens.trust.server_memory import (
     told_in,
 )
 from fedlens.trust.summand import check_totals, to_numbers, to_replies
-from fedlens.trust.vault import Declined, SimulatedVault, Vault
+from fedlens.trust.vault import Declined, SimulatedVault, Vault, open_vault
 
 FEW = 5  # of so many, one lost leaves hardly enough to hide among
 
@@ -451,6 +460,11 @@ class SecureSum(Layer):
     @property
     def keeps_secrets(self) -> bool:
         return self._vault is not None
+
+    def at_site(self, site: SiteSettings) -> Algorithm:
+        layer = super().at_site(site)
+        assert isinstance(layer, SecureSum)
+        return layer.with_vault(open_vault(site))
 
     def with_vault(self, vault: Vault) -> SecureSum:
         """This layer at a real site, with secrets of its own."""

@@ -68,7 +68,7 @@ REASONS = {
     "no-memory-left": "ran out of memory",
     "died": "its process died while it worked",
     "restarted": "was restarted while it worked",
-    "declined": "declined what would show what SecureSum hides; the site's own log says why",
+    "declined": "declined what would show what the sum hides; the site's own log says why",
     "error": "had an error; the site's own log says which",
 }
 
@@ -328,7 +328,8 @@ def answer_from_disk(
     if not site.algorithm.hides_singles:
         return _answer_once(site, message, folder, heard, forgive)
     if not site.algorithm.keeps_secrets:
-        raise SiteError("error", private="SecureSum has no vault: its masks would be no secret")
+        why = f"{site.algorithm.hiding_layer} has no vault: its masks would be no secret"
+        raise SiteError("error", private=why)
     stored = folder / "answers" / f"{message.round:06d}-{message.digest()}"
     if stored.exists():
         return Message.from_bytes(bytearray(stored.read_bytes()))
