@@ -28,7 +28,7 @@ from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Positive
 from fedlens.core.message import Message
 from fedlens.core.noisy_steps import chosen, noisy_gradients
-from fedlens.core.replies import Replies, Scalar
+from fedlens.core.replies import LOSS, SIZE, Replies, Scalar
 from fedlens.core.task import Adapt, LearningTask
 from fedlens.core.training import (
     Learner,
@@ -92,8 +92,8 @@ class FedAvg(Learner):
     )
 
     reports: ClassVar[Mapping[str, Scalar]] = {
-        "loss": Scalar("mean", weight="examples", record=True),
-        "examples": Scalar("sum", record=True),
+        LOSS: Scalar("mean", weight=SIZE, record=True),
+        SIZE: Scalar("sum", record=True),
         "steps": Scalar("local"),
         "lr_sum": Scalar("local"),
     }

@@ -20,7 +20,7 @@ from fedlens.core.limits import Limited
 from fedlens.core.message import Header, Message
 from fedlens.core.picture import Picture
 from fedlens.core.privacy import Mechanism, Unit
-from fedlens.core.replies import NEEDS, Heard, Lost, Needs, Replies, Scalar
+from fedlens.core.replies import NEEDS, SIZE, Heard, Lost, Needs, Replies, Scalar
 from fedlens.core.tree import Tree
 
 Stage = Literal["learn", "share", "merge", "wire"]
@@ -151,7 +151,12 @@ class Algorithm(metaclass=Limited):
         held_out = client.held_out
         size = len(held_out) if held_out is not None else 0
         metrics = self.evaluate(message, held_out, client.memory) if size else {}
-        scalars = {**metrics, "examples": float(size)}
+        if SIZE in metrics:
+            raise ValueError(
+                f"a metric is called {SIZE!r}, which is how much data it was measured on: give it"
+                " another name"
+            )
+        scalars = {**metrics, SIZE: float(size)}
         header = Header(round=message.round)
         return Message(scalars=scalars, sender=client.id, header=header)
 
