@@ -80,9 +80,9 @@ def with_facts(config: Config, federation: Federation) -> Config:
     """The same config, its task told what the data knows and nobody gave."""
     if all(h is None for h in federation.holdings):
         return config
-    told = config.task.cls.told_by(federation.facts)  # type: ignore[attr-defined]
-    new = {k: v for k, v in told.items() if k not in config.task.given}
-    if "classes" not in new and len(told.get("names", ())) != config.task.given.get("classes"):
+    known = config.task.cls.arguments_from_facts(federation.facts)  # type: ignore[attr-defined]
+    new = {k: v for k, v in known.items() if k not in config.task.given}
+    if "classes" not in new and len(known.get("names", ())) != config.task.given.get("classes"):
         new.pop("names", None)  # of other classes than the recipe speaks of
     if not new:
         return config

@@ -80,7 +80,7 @@ class SuperResolution(LearningTask):
         self.build = network_builder(model, scale, dict(options or {}))
 
     @classmethod
-    def told_by_weights(
+    def arguments_from_weights(
         cls, weights: Mapping[str, Tensor], given: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Which network a public checkpoint belongs to, and for which scale."""

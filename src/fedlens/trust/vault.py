@@ -60,11 +60,11 @@ class Vault(ABC):
         """Did this client sign it? Declined where nobody knows its key."""
 
     @abstractmethod
-    def claim(self, about: str, use: str, request: str) -> None:
+    def lock(self, about: str, use: str, request: str) -> None:
         """From now on `use` belongs to this request; Declined if it belongs to another."""
 
     @abstractmethod
-    def has_claimed(self, about: str, use: str) -> bool: ...
+    def is_locked(self, about: str, use: str) -> bool: ...
 
     @abstractmethod
     def meet(self, about: str, roster: str, keys: Iterable[str]) -> None:
@@ -104,10 +104,10 @@ class SimulatedVault(Vault):
     def is_signed(self, client: int, statement: bytes, signature: str) -> bool:
         return hmac.compare_digest(self._signature(client, statement), signature)
 
-    def claim(self, about: str, use: str, request: str) -> None:
+    def lock(self, about: str, use: str, request: str) -> None:
         pass
 
-    def has_claimed(self, about: str, use: str) -> bool:
+    def is_locked(self, about: str, use: str) -> bool:
         return True
 
     def meet(self, about: str, roster: str, keys: Iterable[str]) -> None:
@@ -150,7 +150,7 @@ class SiteVault(Vault):
             )
         return signature_fits(self.peers[client], statement, signature)
 
-    def claim(self, about: str, use: str, request: str) -> None:
+    def lock(self, about: str, use: str, request: str) -> None:
         uses = self._note(about, "uses")
         if uses.setdefault(use, request) != request:
             raise Declined(
@@ -159,7 +159,7 @@ class SiteVault(Vault):
             )
         self._keep(about, "uses", uses)
 
-    def has_claimed(self, about: str, use: str) -> bool:
+    def is_locked(self, about: str, use: str) -> bool:
         return use in self._note(about, "uses")
 
     def meet(self, about: str, roster: str, keys: Iterable[str]) -> None:
