@@ -16,9 +16,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from fedlens.data.suffixes import BROWSER_SUFFIXES
+
 Status = Literal["finished", "running", "stopped", "empty", "not a run"]
 MARKS = ("config.toml", "metrics.jsonl", "summary.json")  # any one of them makes a folder a run
-IMAGES = (".png", ".jpg", ".jpeg", ".webp")
 # levels of nesting; nothing FedLens writes has ten, and whatever walks a value later may recurse
 DEPTH = 50
 LARGEST = 1 << 1023  # whole numbers beyond it are no float
@@ -204,7 +205,9 @@ def _image(folder: Path, name: str) -> Path | None:
     try:
         name.encode()
         path = (folder / name).resolve()
-        allowed = path.parent == folder and path.suffix.lower() in IMAGES and path.is_file()
+        allowed = (
+            path.parent == folder and path.suffix.lower() in BROWSER_SUFFIXES and path.is_file()
+        )
     except (OSError, ValueError, RuntimeError):  # a NUL, a name of 300 letters, a link to itself
         return None
     return path if allowed else None
