@@ -85,8 +85,8 @@ from fedlens.trust.server_memory import (
     ServerMemory,
     deals_in,
     parsed,
+    put_fields,
     read_fields,
-    with_fields,
 )
 from fedlens.trust.summand import check_totals, to_numbers, to_replies
 from fedlens.trust.vault import Declined, SimulatedVault, Vault, open_vault
@@ -177,7 +177,7 @@ class SecureSum(Layer):
         if unnamed or ungreeted:
             # Clients find out which metrics they have by making them.
             down = self.inner.broadcast(state) if unnamed else Message()
-            return Trip(with_fields(down, job=memory.job, metrics=unnamed), asked, GREET)
+            return Trip(put_fields(down, job=memory.job, metrics=unnamed), asked, GREET)
         if not self.masks:
             return self._work(state, memory, trips, None)
         ready = memory.ready(state.round, asked) if not trips.evaluate else None
@@ -195,7 +195,7 @@ class SecureSum(Layer):
     def _deal(self, memory: ServerMemory, state: Message, trips: Trips, ids: Sequence[int]) -> Trip:
         purpose: Purpose = "evaluate" if trips.evaluate else "train"
         terms = self._terms(memory, state.round, purpose, ids, len(trips.asked))
-        return Trip(with_fields(Message(), **memory.invitation(terms)), sorted(ids), DEAL)
+        return Trip(put_fields(Message(), **memory.invitation(terms)), sorted(ids), DEAL)
 
     def _work(
         self, state: Message, memory: ServerMemory, trips: Trips, roster: Roster | None
@@ -208,7 +208,7 @@ class SecureSum(Layer):
         elif self._invites_early(trips):
             fields |= self._invitation(memory, state, trips)
         ids = sorted(roster.deals) if roster is not None else sorted(trips.asked)
-        return Trip(with_fields(self.inner.broadcast(state), **fields), ids, WORK)
+        return Trip(put_fields(self.inner.broadcast(state), **fields), ids, WORK)
 
     def _invites_early(self, trips: Trips) -> bool:
         """Where nothing is opened, keys for the next round come up with the work."""
@@ -227,7 +227,7 @@ class SecureSum(Layer):
         if not trips.evaluate and set(trips.upcoming) <= memory.with_trips(trips).greetings.keys():
             fields |= self._invitation(memory.with_trips(trips), state, trips)
             ids |= set(trips.upcoming)
-        return Trip(with_fields(Message(), **fields), sorted(ids), OPEN)
+        return Trip(put_fields(Message(), **fields), sorted(ids), OPEN)
 
     def _invitation(self, memory: ServerMemory, state: Message, trips: Trips) -> dict[str, Any]:
         """To deal for the next round, where it is known who will be asked."""
@@ -346,11 +346,11 @@ class SecureSum(Layer):
         fields, vault = read_fields(message), self._vault_of(message, client)
         trip = message.header.trip
         if trip == GREET:
-            return with_fields(Message(), **self._greeting(fields, message, client, vault))
+            return put_fields(Message(), **self._greeting(fields, message, client, vault))
         if trip == DEAL:
-            return with_fields(Message(), **self._dealt(fields, message, client, vault))
+            return put_fields(Message(), **self._dealt(fields, message, client, vault))
         if trip == OPEN:
-            return with_fields(Message(), **self._shares(fields, message, client, vault))
+            return put_fields(Message(), **self._shares(fields, message, client, vault))
         masks = self._masks(fields, message, client, vault)
         reply = self.inner.client_step(message, client)
         layout = self._layout(message)
@@ -359,7 +359,7 @@ class SecureSum(Layer):
             values |= {name: 0.0 for name in values if name.startswith("moment ")}
         masked = _masked(layout, values, flats, masks)
         return replace(
-            masked, texts=with_fields(Message(), **self._invited(fields, client, vault)).texts
+            masked, texts=put_fields(Message(), **self._invited(fields, client, vault)).texts
         )
 
     def score(self, message: Message, client: Client) -> Message:

@@ -19,7 +19,7 @@ WORK, GREET, DEAL, OPEN = 0, 1, 2, 3  # the trips of a round
 KEY = "secure"
 
 
-def with_fields(message: Message, **fields: Any) -> Message:
+def put_fields(message: Message, **fields: Any) -> Message:
     if not fields:
         return message
     return replace(message, texts={**message.texts, KEY: json.dumps(fields)}, _derived={})
