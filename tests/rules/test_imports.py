@@ -198,14 +198,43 @@ def test_heavy_libraries_stay_in_their_rooms() -> None:
     assert not found
 
 
+def public_names(source: str) -> list[str]:
+    """What a module defines for others: functions, classes, constants and types by another name."""
+    found: list[str] = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.append(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            stored = [n for target in targets for n in ast.walk(target)]
+            found += [n.id for n in stored if isinstance(n, ast.Name)]
+    return [name for name in dict.fromkeys(found) if not name.startswith("_")]
+
+
 def test_one_name_has_one_meaning() -> None:
-    """A public function or class is defined in one module of the package only. Methods of an
-    interface that several modules fill in are exempt, by name."""
-    shared = {"app"}  # Flower and Typer look for it under this name
+    """A public name is defined in one module of the package only; a constant of one module's own
+    begins with an underscore where another has one of that name."""
+    # Flower and Typer look for `app` under this name, config for the parts that a room offers
+    shared = {"app", "PART_KINDS"}
     places: dict[str, list[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+        for name in public_names(path.read_text()):
+            places.setdefault(name, []).append(str(path.relative_to(PACKAGE)))
     twice = {n: p for n, p in places.items() if len(p) > 1 and n not in shared}
     assert not twice
+
+
+def test_the_rule_sees_every_kind_of_definition() -> None:
+    planted = """
+import os
+from typing import Any
+A = B = 1
+C, (D, *E) = 2, (3, 4)
+F: int = 5
+_private = 6
+def g(): inner = 7
+async def h(): ...
+class I: J = 8
+Log = [x for x in "K"]
+"""
+    assert public_names(planted) == ["A", "B", "C", "D", "E", "F", "g", "h", "I", "Log"]

@@ -34,7 +34,7 @@ PACKAGES = {
     "any": ("models", "generators", "layers", "algorithms", "data", "tasks", "deblur", "metrics"),
 }
 # groups of entry points under which installed packages offer parts of each kind
-GROUPS = {
+_GROUPS = {
     "task": ("tasks",),
     "data": ("datasets",),
     "algorithm": ("layers",),
@@ -171,9 +171,9 @@ def exported_names(kind: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for package in PACKAGES[kind]:
         module = importlib.import_module(f"fedlens.{package}")
-        offered = getattr(module, "KINDS", {}).get(kind, module.__all__)
+        offered = getattr(module, "PART_KINDS", {}).get(kind, module.__all__)
         found |= {n: package for n in offered if n not in found}
-    for group in GROUPS[kind]:
+    for group in _GROUPS[kind]:
         found |= {n: f"entry points {group}" for n in plugins(group) if n not in found}
     return found
 

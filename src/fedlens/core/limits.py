@@ -31,14 +31,14 @@ Several = Annotated[int, Ge(2)]  # classes to be told apart, a batch that is nor
 MOST_WEIGHT = 1e9  # that one reply may claim, unless the recipe says otherwise
 
 EVERYWHERE = " in every entry"
-WORDS = {"gt": "above {}", "ge": "of at least {}", "lt": "below {}", "le": "at most {}"}
+_WORDS = {"gt": "above {}", "ge": "of at least {}", "lt": "below {}", "le": "at most {}"}
 
 
 def describe_limits(metadata: Iterable[Any]) -> str:
     """ "of at least 0 and below 1"."""
     found = []
     for limit in metadata:
-        for key, words in WORDS.items():
+        for key, words in _WORDS.items():
             if hasattr(limit, key):
                 found.append(words.format(getattr(limit, key)))
     return " and ".join(found)

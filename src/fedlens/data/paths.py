@@ -1,6 +1,7 @@
 """Paths: what the user named becomes a place on disk, and files are found below it.
 
-The only module that knows in which order files come. Nothing is looked for elsewhere than where the user said, or in FEDLENS_DATA.
+The only module that knows in which order files come. Nothing is looked for elsewhere than where the
+user said, or in FEDLENS_DATA.
 """
 
 from __future__ import annotations

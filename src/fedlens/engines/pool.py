@@ -21,10 +21,11 @@ from typing import Any, Generic, Self, TypeVar
 
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
+from fedlens.core.log import Log
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import Message
 from fedlens.core.replies import Arrival, Lost, Nodes
-from fedlens.engines.worker import Job, Log, Outcome, read_payload, read_report
+from fedlens.engines.worker import Job, ReplyOutcome, read_payload, read_report
 
 
 class WorkerDied(Exception):
@@ -170,7 +171,7 @@ class _Exchange:
         # asked alone, because a worker died on them or on a neighbour
         self.suspects: set[int] = set()
         self.begun: set[int] = set()  # workers that know of the message
-        self.results: dict[int, Outcome] = {}
+        self.results: dict[int, ReplyOutcome] = {}
         self.deaths = 0
 
     def assign(self, k: int) -> None:

@@ -59,7 +59,7 @@ from fedlens.generators.generator import ImageGenerator, open_store
 Role = Literal["constrained", "unconstrained", "no"]
 ROLES: tuple[Role, ...] = ("constrained", "unconstrained", "no")
 ALIGN = "balance.align"
-LOOK = 250  # samples at a time where only the loss is wanted
+_LOOK = 250  # samples at a time where only the loss is wanted
 
 
 @dataclass
@@ -247,7 +247,7 @@ class Balance(TrainingLayer):
         model = base.load(message.trees["model"]).eval()
         found = []
         with torch.no_grad():
-            for some in index.split(LOOK):
+            for some in index.split(_LOOK):
                 batch = {k: v.to(base.place) for k, v in data.batch(some).items()}
                 found.append(
                     F.cross_entropy(

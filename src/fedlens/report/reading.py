@@ -25,7 +25,7 @@ DEPTH = 50
 LARGEST = 1 << 1023  # whole numbers beyond it are no float
 # seconds without a new line after which a run without summary counts as stopped (longer if its
 # rounds are longer)
-QUIET = 120.0
+_QUIET = 120.0
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,7 @@ def _progress(
     slowest = max((r["seconds"] for r in rounds[-20:] if as_number(r.get("seconds"))), default=0.0)
     return (
         "running"
-        if time.time() - max(metrics_at, config_at) / 1e9 < max(QUIET, 5 * slowest)
+        if time.time() - max(metrics_at, config_at) / 1e9 < max(_QUIET, 5 * slowest)
         else "stopped"
     )
 

@@ -22,8 +22,8 @@ from fedlens.engines.worker import threads
 from fedlens.runs.records import memory_in_use
 from fedlens.runs.setup import Setup
 
-FEW = 4  # batches that the client works on
-SLOW = 2.0  # seconds: what takes longer is not done on more to know it better
+_FEW = 4  # batches that the client works on
+_SLOW = 2.0  # seconds: what takes longer is not done on more to know it better
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def time_client(setup: Setup, message: Message) -> tuple[float, Message]:
         return _timed(algorithm, message, everyone, 0)
     mean = sum(len(h) for h in holdings) / len(holdings)
     typical = min(range(len(holdings)), key=lambda i: abs(len(holdings[i]) - mean))
-    short = algorithm.shortened(FEW)
+    short = algorithm.shortened(_FEW)
 
     def timed(examples: int) -> tuple[float, Message]:
         part: Any = {typical: Beginning(holdings[typical], examples)}
@@ -106,8 +106,8 @@ def time_client(setup: Setup, message: Message) -> tuple[float, Message]:
 
     few = min(len(holdings[typical]), short.batch)
     warm, _ = timed(few)
-    if warm < SLOW:
-        few = min(len(holdings[typical]), FEW * short.batch)
+    if warm < _SLOW:
+        few = min(len(holdings[typical]), _FEW * short.batch)
     seconds, reply = timed(few)
     # A fixed number of local steps takes as long on little data as on much.
     of_data = mean / max(1, few) if short.by_data else 1
@@ -137,6 +137,6 @@ def time_evaluation(setup: Setup, message: Message) -> float:
             setup.algorithm.evaluate(message.with_header(evaluate=True), part, {})
         spent = time.perf_counter() - began
         seconds = spent * len(test) / max(1, len(part))
-        if part is test or spent > SLOW:
+        if part is test or spent > _SLOW:
             break
     return seconds

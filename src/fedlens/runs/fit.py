@@ -32,8 +32,8 @@ from fedlens.runs.progress import live
 from fedlens.runs.setup import Setup
 from fedlens.runs.text import rounded
 
-Row = dict[str, Any]
-Callback = Callable[[Row], Any]
+RoundRow = dict[str, Any]
+Callback = Callable[[RoundRow], Any]
 
 
 def fit(
@@ -190,7 +190,7 @@ class _Callbacks(Listener):
 # -- what comes out --------------------------------------------------------------------------------
 
 
-def as_row(record: Mapping[str, Any]) -> Row:
+def as_row(record: Mapping[str, Any]) -> RoundRow:
     """A round of `metrics.jsonl` as a flat row, counted from 1."""
     return {
         "round": record["round"] + 1,
@@ -204,7 +204,7 @@ def as_row(record: Mapping[str, Any]) -> Row:
     }
 
 
-class History(list[Row]):
+class History(list[RoundRow]):
     """A row for every round."""
 
     def table(self) -> Any:

@@ -276,7 +276,7 @@ class _Job:
         if self.account is not None:
             part: Any = accounting.private_part(self.setup.algorithm)
             seeded = part.mechanism(1, 1, 1).seeded
-            self.journal = Journal(self.folder / accounting.FILE, seeded)
+            self.journal = Journal(self.folder / accounting.PRIVACY_FILE, seeded)
             self.journal.replay(self.account)
 
     def _charge(self, number: int, asked: Sequence[int]) -> Mapping[str, float] | None:

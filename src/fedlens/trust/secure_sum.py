@@ -80,7 +80,7 @@ from fedlens.trust.server_memory import (
     DEAL,
     GREET,
     KEY,
-    OPEN,
+    OPEN_SUM,
     WORK,
     ServerMemory,
     deals_in,
@@ -227,7 +227,7 @@ class SecureSum(Layer):
         if not trips.evaluate and set(trips.upcoming) <= memory.with_trips(trips).greetings.keys():
             fields |= self._invitation(memory.with_trips(trips), state, trips)
             ids |= set(trips.upcoming)
-        return Trip(put_fields(Message(), **fields), sorted(ids), OPEN)
+        return Trip(put_fields(Message(), **fields), sorted(ids), OPEN_SUM)
 
     def _invitation(self, memory: ServerMemory, state: Message, trips: Trips) -> dict[str, Any]:
         """To deal for the next round, where it is known who will be asked."""
@@ -242,7 +242,7 @@ class SecureSum(Layer):
     def read(self, state: Message, trips: Trips) -> Brought:
         memory = ServerMemory.of(state).with_trips(trips)
         before = [
-            x for trip, lost in zip(trips.made, trips.lost) if trip.number != OPEN for x in lost
+            x for trip, lost in zip(trips.made, trips.lost) if trip.number != OPEN_SUM for x in lost
         ]
         at = trips.last(WORK)
         try:
@@ -295,7 +295,7 @@ class SecureSum(Layer):
                 raise Tampered(f"without client {missing[0]} the masks do not cancel")
             return []
         need = max(self.min_cohort, roster.terms.threshold)
-        if trips.made[-1].number != OPEN:
+        if trips.made[-1].number != OPEN_SUM:
             raise Tampered(f"{len(survivors)} of {len(roster.deals)} were heard, not {need}")
         shares = {}
         for i, h in trips.replies[-1].heard.items():
@@ -349,7 +349,7 @@ class SecureSum(Layer):
             return put_fields(Message(), **self._greeting(fields, message, client, vault))
         if trip == DEAL:
             return put_fields(Message(), **self._dealt(fields, message, client, vault))
-        if trip == OPEN:
+        if trip == OPEN_SUM:
             return put_fields(Message(), **self._shares(fields, message, client, vault))
         masks = self._masks(fields, message, client, vault)
         reply = self.inner.client_step(message, client)

@@ -15,7 +15,7 @@ from fedlens.trust.fixed_point import Layout, next_bounds
 from fedlens.trust.roster import Deal, Roster, SumTerms, is_greeting
 from fedlens.trust.vault import Declined
 
-WORK, GREET, DEAL, OPEN = 0, 1, 2, 3  # the trips of a round
+WORK, GREET, DEAL, OPEN_SUM = 0, 1, 2, 3  # the trips of a round
 KEY = "secure"
 
 
@@ -114,7 +114,7 @@ class ServerMemory:
             gone = {x.sender for x in lost}
             kept = {i: g for i, g in memory.greetings.items() if i not in gone}
             memory = replace(memory, greetings=kept)
-        if trip.number in (WORK, OPEN) and "terms" in fields:
+        if trip.number in (WORK, OPEN_SUM) and "terms" in fields:
             terms = SumTerms.read(fields["terms"])
             roster = Roster(terms, deals_in(replies, terms))
             memory = replace(memory, dealt=roster.table())

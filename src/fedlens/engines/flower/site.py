@@ -36,11 +36,12 @@ from fedlens.core.algorithm import Algorithm
 from fedlens.core.answer import answer
 from fedlens.core.federation import Federation
 from fedlens.core.files import write_atomically
+from fedlens.core.log import Log
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import BadMessage, Message
 from fedlens.core.privacy import Mechanism
 from fedlens.data.source import DataError
-from fedlens.engines.worker import Log, threads
+from fedlens.engines.worker import threads
 from fedlens.trust.accounting import as_charge, reply_cost
 from fedlens.trust.guard import Guard
 from fedlens.trust.ledger import Leaving, kind_of, protection
