@@ -275,14 +275,16 @@ class FitResult:
         write_atomically(Path(path), (self.folder / "model.safetensors").read_bytes())
 
     def _facts(self) -> dict[str, str]:
-        s = self.outcome.summary
-        rows = {"algorithm": str(s["algorithm"])}
-        rows["rounds"] = f"{s['rounds']}, {s['clients']} clients, {s['seconds']:.1f} s"
+        summary = self.outcome.summary
+        rows = {"algorithm": str(summary["algorithm"])}
+        rows["rounds"] = (
+            f"{summary['rounds']}, {summary['clients']} clients, {summary['seconds']:.1f} s"
+        )
         rows |= {k: rounded(v) for k, v in list(self.metrics.items())[:4] if v is not None}
-        if s["loss"] is not None:
-            rows["training loss"] = rounded(s["loss"])
-        if s["asked"] > s["heard"]:
-            rows["lost replies"] = f"{s['asked'] - s['heard']} of {s['asked']}"
+        if summary["loss"] is not None:
+            rows["training loss"] = rounded(summary["loss"])
+        if summary["asked"] > summary["heard"]:
+            rows["lost replies"] = f"{summary['asked'] - summary['heard']} of {summary['asked']}"
         return {**rows, "folder": str(self.folder)}
 
     def __repr__(self) -> str:
