@@ -29,7 +29,7 @@ sys.path.insert(0, str(HERE.parent))
 from blocks import fill  # noqa: E402
 from cells import Cell, Cells, compute, flat_settings, versions  # noqa: E402
 
-CELLS = Cells(HERE / "cells.jsonl", "method", "secure", "seed")
+CELLS = Cells(HERE / "cells.jsonl", "method", "secure", "seed", shared_by="method")
 DATA = os.environ.get("FEDLENS_DATA", "data")
 PHOTO = f"{DATA}/classic/gray_set12/01.png"
 SEEDS = (0, 1)
