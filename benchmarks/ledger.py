@@ -28,7 +28,7 @@ from fedlens.core.message import Message
 from fedlens.core.replies import Replies
 from fedlens.core.tree import Tree
 from fedlens.engines.flower.site import Site, answer_request, federation_of_one, to_pieces
-from fedlens.trust.ledger import FILE, Leaving, Ledger
+from fedlens.trust.ledger import LEDGER_FILE, Leaving, Ledger
 from fedlens.trust.signing import make_signing_key
 from fedlens.trust.verify import verify
 
@@ -70,7 +70,7 @@ def main() -> None:
                 spent = timed(site, node, down.with_header(round=turn))
                 if turn:  # the first one warms up
                     seconds[name].append(spent)
-        assert verify(folder / "ledger and policy" / FILE).lines == TURNS + 2
+        assert verify(folder / "ledger and policy" / LEDGER_FILE).lines == TURNS + 2
         line = time_lines(folder)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     added = medians["ledger and policy"] - medians["plain"]

@@ -40,7 +40,7 @@ from fedlens.core.tree import Tree
 from fedlens.engines.worker import Job, Worker
 from fedlens.trust.fixed_point import Slot, to_whole
 from fedlens.trust.masking import add_masks
-from fedlens.trust.secure_sum import DEAL, GREET, OPEN, WORK, SecureSum
+from fedlens.trust.secure_sum import DEAL, GREET, OPEN_SUM, WORK, SecureSum
 
 ROOT = Path(__file__).resolve().parents[1]
 BOUND = 8.0
@@ -135,7 +135,7 @@ def one_sum(size: int, clients: int, lost: int, **options: Any) -> dict[str, Any
     folded = here.trips.replies[-1]
     up = sum(h.bytes for h in folded.heard.values()) / len(folded)
     opening = here.next()
-    assert opening.number == OPEN
+    assert opening.number == OPEN_SUM
     here.make(opening)
     began = time.process_time()
     brought = here.algorithm.read(here.state, here.trips)

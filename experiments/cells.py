@@ -1,8 +1,9 @@
 """Cells: what was measured for one row of a table with one seed, a JSON line each in cells.jsonl.
 
 The first line of a file is `{"shared": {...}}`: the settings and versions that most cells have. A
-cell names those that are other, with null for what it does not have. One that is there is not
-computed again; where a cell stands twice, the later line counts.
+cell names those that are other, with null for what it does not have. Where a table puts methods
+together that have little in common, each has such a line of its own, `{"shared": {...}, "method":
+...}`. A cell that is there is not computed again; where it stands twice, the later line counts.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlens.core.files import write_atomically
+
 Cell = dict[str, Any]
 SHARED = ("settings", "versions")
 
 
 class Cells:
-    """A file of cells. identity: the keys that tell one cell from another."""
+    """A file of cells. identity: the keys that tell one cell from another. shared_by: the one whose
+    values have settings in common, if not all cells do."""
 
-    def __init__(self, path: Path, *identity: str) -> None:
-        self.path, self.identity = path, identity
+    def __init__(self, path: Path, *identity: str, shared_by: str = "") -> None:
+        self.path, self.identity, self.shared_by = path, identity, shared_by
 
     def read(self, **wanted: Any) -> list[Cell]:
         """In the order of their identities; those that have these values, None for no such key."""
@@ -42,34 +46,52 @@ class Cells:
             file.seek(0)
             text = file.read()
             file.truncate(text.rfind(b"\n") + 1)
-            shared, _ = _parse(text)
-            file.write(_line(_without(cell, shared)))
+            shared, _ = self._parse(text)
+            file.write(_line(_without(cell, self._usual(cell, shared))))
             file.flush()
 
     def tidy(self) -> None:
-        """The file written anew: sorted, each cell once, what most share on the first line. Not
-        while another process appends to it.
+        """The file written anew: sorted, each cell once, what most share on the first lines.
+        Not while another process appends to it.
         """
-        part = self.path.with_suffix(".part")
-        part.write_bytes(self.tidied())
-        part.replace(self.path)
+        write_atomically(self.path, self.tidied())
 
     def tidied(self) -> bytes:
-        cells = list(self._all().values())
-        shared = _most_common(cells)
-        head = [{"shared": shared}] if shared else []
-        return b"".join(map(_line, [*head, *(_without(cell, shared) for cell in cells)]))
+        groups: dict[str, list[Cell]] = {}
+        for cell in self._all().values():
+            groups.setdefault(self._group(cell), []).append(cell)
+        head, lines = [], []
+        for group, cells in groups.items():
+            shared = _most_common(cells)
+            named = {self.shared_by: json.loads(group)} if self.shared_by else {}
+            head += [{"shared": shared, **named}] if shared else []
+            lines += [_without(cell, shared) for cell in cells]
+        return b"".join(map(_line, [*head, *lines]))
 
     def _all(self) -> dict[str, Cell]:
         if not self.path.exists():
             return {}
-        shared, lines = _parse(self.path.read_bytes())
-        cells = [_with(line, shared) for line in lines]
+        shared, lines = self._parse(self.path.read_bytes())
+        cells = [_with(line, self._usual(line, shared)) for line in lines]
         found = {self._key(cell): cell for cell in cells}
         return {key: found[key] for key in sorted(found)}
 
     def _key(self, cell: Cell) -> str:
         return json.dumps([cell.get(name) for name in self.identity])
+
+    def _group(self, cell: Cell) -> str:
+        return json.dumps(cell.get(self.shared_by))
+
+    def _usual(self, cell: Cell, shared: Mapping[str, Cell]) -> Cell:
+        """What its group shares; what all do, where that has no line of its own."""
+        return shared.get(self._group(cell), shared.get(self._group({}), {}))
+
+    def _parse(self, text: bytes) -> tuple[dict[str, Cell], list[Cell]]:
+        """What each group shares, and the lines of cells; half a last line is none."""
+        whole = text[: text.rfind(b"\n") + 1]
+        lines = [json.loads(line) for line in whole.splitlines()]
+        shared = {self._group(line): line["shared"] for line in lines if "shared" in line}
+        return shared, [line for line in lines if "shared" not in line]
 
 
 def compute(
@@ -118,15 +140,6 @@ def _flatten(tables: Mapping[str, Any], prefix: str, out: Cell) -> None:
             _flatten(value, f"{prefix}{key}.", out)
         else:
             out[f"{prefix}{key}"] = value
-
-
-def _parse(text: bytes) -> tuple[Cell, list[Cell]]:
-    """What is shared, and the lines of cells; half a last line is none."""
-    whole = text[: text.rfind(b"\n") + 1]
-    lines = [json.loads(line) for line in whole.splitlines()]
-    if lines and "shared" in lines[0]:
-        return lines[0]["shared"], lines[1:]
-    return {}, lines
 
 
 def _line(cell: Cell) -> bytes:

@@ -27,9 +27,9 @@ from toy import Replay, same_bits
 
 from fedlens.config import recipe as recipes
 from fedlens.config.recipe import Config
+from fedlens.core.log import Log
 from fedlens.core.rounds import Engine, Progress
 from fedlens.engines.flower.engine import write_app
-from fedlens.engines.worker import Log
 from fedlens.runs.checkpoint import Checkpoint
 from fedlens.runs.folder import read_records
 from fedlens.runs.job import Interrupted, run_job

@@ -9,7 +9,7 @@ from typing import Any
 from fedlens import Client, Message
 from fedlens.algorithms import FedAvg
 from fedlens.core.replies import Arrival, Lost
-from fedlens.trust.secure_sum import GREET, OPEN, WORK
+from fedlens.trust.secure_sum import GREET, OPEN_SUM, WORK
 
 # (round, trip, client) -> "before" or "after" the client has worked
 Plan = Mapping[tuple[int, int, int], str]
@@ -20,7 +20,7 @@ LOST: dict[str, Plan] = {
     # masked replies that do not arrive, after clients have changed their memory
     "during": {(0, WORK, 3): "after", (1, WORK, 4): "after", (1, WORK, 5): "after"},
     # after their masked replies have arrived: the others' shares open them all the same
-    "after": {(0, OPEN, 0): "before", (1, OPEN, 1): "after", (2, OPEN, 2): "before"},
+    "after": {(0, OPEN_SUM, 0): "before", (1, OPEN_SUM, 1): "after", (2, OPEN_SUM, 2): "before"},
 }
 LOST["all at once"] = {**LOST["before"], **LOST["during"], **LOST["after"]}
 

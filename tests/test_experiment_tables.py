@@ -25,6 +25,7 @@ CELLS = {
     "raf": ("data", "row", "seed"),
     "trust": ("method", "secure", "seed"),
 }
+SHARED_BY = {"trust": "method"}
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 
 
@@ -85,9 +86,9 @@ def test_a_block_is_written_anew_and_the_rest_stays(monkeypatch: pytest.MonkeyPa
 def test_stored_cells_are_sorted_and_repeat_nothing(
     paper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file is what `--table` would write: each cell once, shared settings on the first line."""
-    path = EXPERIMENTS / paper / "cells.jsonl"
-    cells = load("cells.py", monkeypatch).Cells(path, *CELLS[paper])
+    """As `--table` would write: each cell once, shared settings said first."""
+    path, by = EXPERIMENTS / paper / "cells.jsonl", SHARED_BY.get(paper, "")
+    cells = load("cells.py", monkeypatch).Cells(path, *CELLS[paper], shared_by=by)
     assert path.read_bytes() == cells.tidied()
 
 
@@ -120,6 +121,37 @@ def test_a_cell_reads_back_as_it_was_with_shared_settings_said_once(
     again = {"row": "b", "seed": 0, "psnr": 9.5, "settings": {"lr": 0.1, "batch": 1}}
     cells.append(again)
     assert cells.read(row="b") == [again]
+
+
+def test_methods_with_little_in_common_share_settings_each_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written first with one line for all, as the file was before; a new method has none yet."""
+    module, path = load("cells.py", monkeypatch), tmp_path / "cells.jsonl"
+    made = [
+        {"row": "a", "seed": 0, "settings": {"lr": 0.1, "batch": 1}},
+        {"row": "a", "seed": 1, "settings": {"lr": 0.1, "batch": 1}},
+        {"row": "b", "seed": 0, "settings": {"rho": 2.0}},
+        {"row": "b", "seed": 1, "settings": {"rho": 3.0}},
+    ]
+    before = module.Cells(path, "row", "seed")
+    for cell in made:
+        before.append(cell)
+    before.tidy()
+    cells = module.Cells(path, "row", "seed", shared_by="row")
+    assert cells.read() == made
+    cells.tidy()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"shared": {"settings": {"batch": 1, "lr": 0.1}}, "row": "a"},
+        {"shared": {"settings": {"rho": 2.0}}, "row": "b"},
+        {"row": "a", "seed": 0},
+        {"row": "a", "seed": 1},
+        {"row": "b", "seed": 0},
+        {"row": "b", "seed": 1, "settings": {"rho": 3.0}},
+    ]
+    new = {"row": "c", "seed": 0, "settings": {"lr": 0.1}}
+    cells.append(new)
+    assert cells.read() == [*made, new]
 
 
 def test_a_killed_run_leaves_half_a_line_that_counts_for_nothing(

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fedlens import Batch, Data, Federation, Lost, Message, Output
+from fedlens.core.log import Log
 from fedlens.core.rounds import Engine
 from fedlens.core.task import LearningTask
 from fedlens.data.images.tensors import Tensors
 from fedlens.engines.loopback import Loopback
-from fedlens.engines.worker import Log
 from fedlens.generators import ImageGenerator
 from fedlens.runs.engines import MakeEngine, make_engine
 from fedlens.runs.setup import Setup

@@ -30,6 +30,7 @@ import torch
 from fedlens import run
 from fedlens.config.files import find_recipe, load_tables
 from fedlens.config.recipe import from_tables
+from fedlens.core.files import atomic_files
 from fedlens.engines.simulator import Simulator
 from fedlens.generators.generator import open_store
 from fedlens.runs.setup import Setup, make_setup
@@ -121,20 +122,24 @@ def folders(split: str, work: Path, data: Path) -> tuple[Path, Path]:
         return data / "cifar10" / "jpg", data / "cifar10" / "jpg" / "public"
     source, target = data / "tiny-imagenet-20", (work / "tiny").absolute()
     if not target.exists():
-        part = target.with_suffix(".part")
-        labels = dict(
-            line.split("\t")[:2]
-            for line in (source / "val" / "val_annotations.txt").read_text().splitlines()
-        )
-        for wnid in (source / "wnids.txt").read_text().split():
-            files = sorted((source / "train" / wnid / "images").glob("*.JPEG"))
-            tests = sorted(source / "val" / "images" / f for f, w in labels.items() if w == wnid)
-            for name, some in (("public", files[:50]), ("train", files[50:]), ("test", tests)):
-                (part / name / wnid).mkdir(parents=True, exist_ok=True)
-                for file in some:
-                    (part / name / wnid / file.name).symlink_to(file.absolute())
-        part.rename(target)
+        with atomic_files(target.parent) as part:
+            link_tiny(source, part / target.name)
     return target, target / "public"
+
+
+def link_tiny(source: Path, target: Path) -> None:
+    """Tiny ImageNet's classes as folders of links: 50 images each are public."""
+    labels = dict(
+        line.split("\t")[:2]
+        for line in (source / "val" / "val_annotations.txt").read_text().splitlines()
+    )
+    for wnid in (source / "wnids.txt").read_text().split():
+        files = sorted((source / "train" / wnid / "images").glob("*.JPEG"))
+        tests = sorted(source / "val" / "images" / f for f, w in labels.items() if w == wnid)
+        for name, some in (("public", files[:50]), ("train", files[50:]), ("test", tests)):
+            (target / name / wnid).mkdir(parents=True, exist_ok=True)
+            for file in some:
+                (target / name / wnid / file.name).symlink_to(file.absolute())
 
 
 def setup_of(row: str, split: str, seed: int, where: argparse.Namespace) -> Setup:

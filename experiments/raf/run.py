@@ -24,6 +24,7 @@ from fedlens import Message, Progress, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
+from fedlens.core.files import write_atomically
 from fedlens.data.pose.datasets import Lspet, PoseSource
 from fedlens.data.pose.stick_figures import StickFigures
 from fedlens.engines.simulator import Simulator
@@ -124,9 +125,8 @@ def train(
         notes["train_cpu_seconds"] += now[1] - clock[1]
         clock[:] = now
         notes["losses"].append(done.loss)
-        told = json.dumps(notes).encode()
-        part.with_suffix(".new").write_bytes(b"%d\n" % len(told) + told + here.state.to_bytes())
-        part.with_suffix(".new").replace(part)
+        written = json.dumps(notes).encode()
+        write_atomically(part, b"%d\n" % len(written) + written + here.state.to_bytes())
         print(
             f"  round {here.done}: loss {done.loss:.5f}, {notes['train_cpu_seconds']:.0f} s",
             flush=True,

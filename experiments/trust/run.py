@@ -29,7 +29,7 @@ sys.path.insert(0, str(HERE.parent))
 from blocks import fill  # noqa: E402
 from cells import Cell, Cells, compute, flat_settings, versions  # noqa: E402
 
-CELLS = Cells(HERE / "cells.jsonl", "method", "secure", "seed")
+CELLS = Cells(HERE / "cells.jsonl", "method", "secure", "seed", shared_by="method")
 DATA = os.environ.get("FEDLENS_DATA", "data")
 PHOTO = f"{DATA}/classic/gray_set12/01.png"
 SEEDS = (0, 1)
@@ -55,28 +55,27 @@ METHODS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     ),
     "FedVSR": (
         "fedvsr",
-        {"rounds": 4, "evaluate_every": 4, "data.crop": 32, "data.clips": 4, "data.groups": 4,
-         "clients": 4},
+        {"rounds": 10, "evaluate_every": 10, "data.clips": 4, "data.groups": 4, "clients": 4},
         "psnr",
         "dB",
     ),
     "FedVSSL": (
         "fedvssl",
-        {"rounds": 3, "evaluate_every": 3, "data.videos": 60, "data.tests": 48, "clients": 6},
+        {"rounds": 12, "evaluate_every": 12},
         "recall_at_1",
         "share",
     ),
     "FBL": (
         "fbl",
-        {"rounds": 3, "evaluate_every": 3, "data.root": f"{DATA}/cifar10", "data.limit": 2000,
-         "data.test_limit": 1000, "generator.root": f"{DATA}/cifar10/jpg/public", "epochs": 1,
-         "clients": 8, "cohort": 5, "Balance.cache": ""},
+        {"rounds": 20, "evaluate_every": 20, "data.root": f"{DATA}/cifar10", "data.limit": 2000,
+         "data.test_limit": 1000, "generator.root": f"{DATA}/cifar10/jpg/public", "clients": 8,
+         "cohort": 5, "Balance.cache": ""},
         "accuracy",
         "share",
     ),
     "RAF": (
         "raf",
-        {"rounds": 4, "evaluate_every": 4, "data.people": 90, "data.tests": 40},
+        {"rounds": 12, "evaluate_every": 12, "data.people": 180, "data.tests": 60},
         "pck",
         "share",
     ),

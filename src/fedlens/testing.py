@@ -34,8 +34,8 @@ from fedlens.engines.loopback import Loopback
 from fedlens.engines.worker import Job
 
 MakeAlgorithm = Callable[[], Algorithm]
-MakeEngine = Callable[[Algorithm, Federation], Engine]
-ROUNDS = 2
+EngineMaker = Callable[[Algorithm, Federation], Engine]
+_ROUNDS = 2
 
 
 # -- something small to run on ---------------------------------------------------------------------
@@ -117,21 +117,21 @@ def repeats_itself(make: MakeAlgorithm, federation: Federation) -> None:
 
     def once(seed: int) -> Message:
         algorithm = make()
-        return run(algorithm, Loopback(algorithm, federation), ROUNDS, seed=seed)
+        return run(algorithm, Loopback(algorithm, federation), _ROUNDS, seed=seed)
 
     first = once(0)
     assert same_bits(first, once(0)), "two runs with one seed differ"
     # What does not train may have no randomness to seed.
     assert not make().trains or not same_bits(first, once(1)), "another seed changes nothing"
     for name, array in arrays_of(first).items():
-        assert bool(torch.isfinite(array).all()), f"{name} is not finite after {ROUNDS} rounds"
+        assert bool(torch.isfinite(array).all()), f"{name} is not finite after {_ROUNDS} rounds"
 
 
 def keeps_its_shape(make: MakeAlgorithm, federation: Federation) -> None:
     """What is sought, a model or an image, keeps names, shapes and types, and moves."""
     algorithm = make()
     start = algorithm.init()
-    end = run(algorithm, Loopback(algorithm, federation), ROUNDS)
+    end = run(algorithm, Loopback(algorithm, federation), _ROUNDS)
     sent = [
         arrays_of(algorithm.broadcast(state.with_header(population=len(federation))))
         for state in (start, end)
@@ -154,7 +154,7 @@ def says_what_paces_it(make: MakeAlgorithm, federation: Federation) -> None:
         here = Progress(algorithm.init())
 
         def enough(progress: Progress, _: Round) -> None:
-            if progress.done == ROUNDS:
+            if progress.done == _ROUNDS:
                 raise TimeoutError
 
         with contextlib.suppress(TimeoutError):
@@ -162,7 +162,7 @@ def says_what_paces_it(make: MakeAlgorithm, federation: Federation) -> None:
             run(algorithm, engine, rounds, progress=here, after_round=enough)
         return arrays_of(here.state)
 
-    few, many = two_of(ROUNDS), two_of(7)
+    few, many = two_of(_ROUNDS), two_of(7)
     same = all(torch.equal(t, many[n]) for n, t in few.items())
     paced = any(part.paced_by for part in algorithm.parts())
     assert paced != same, "what a round does depends on how many are planned: say so in `paced_by`"
@@ -172,7 +172,7 @@ def changes_nothing_it_was_given(make: MakeAlgorithm, federation: Federation) ->
     """State and message are shared with checkpoints and other clients: nobody writes into them."""
     algorithm = make()
     n = len(federation)
-    state = algorithm.init().with_header(rounds=ROUNDS, population=n)
+    state = algorithm.init().with_header(rounds=_ROUNDS, population=n)
     message = algorithm.broadcast(state).with_header(state.header, cohort=n)
     kept = [copy.deepcopy(arrays_of(m)) for m in (state, message)]
     engine = Loopback(algorithm, federation)
@@ -239,7 +239,7 @@ def _closing(engine: Engine) -> Iterator[Engine]:
         engine.close()
 
 
-def check_engine(make: MakeEngine) -> None:
+def check_engine(make: EngineMaker) -> None:
     """make: an engine for an algorithm and a federation. The same bits as the loopback, with and
     without client memory, and a client that fails costs its own reply only."""
     from fedlens.layers.scaffold import Scaffold

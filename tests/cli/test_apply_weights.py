@@ -139,7 +139,7 @@ def test_public_checkpoints_say_what_they_are(tmp_path: Path) -> None:
             "nano": ViTPose("vit-nano", 14, 4, "conv", (64, 48)),
         }
     states = {name: net.state_dict() for name, net in nets.items()}
-    told = SuperResolution.told_by_weights
+    told = SuperResolution.arguments_from_weights
     assert told(states["vrt-6"], {}) == {"model": "vrt", "scale": 4, "options": {"frames": 6}}
     assert told(states["vrt-7"], {"scale": 4})["options"] == {"frames": 7}
     assert told(states["rvrt"], {}) == {"model": "rvrt", "scale": 4, "options": {}}
@@ -147,14 +147,18 @@ def test_public_checkpoints_say_what_they_are(tmp_path: Path) -> None:
     assert told(states["iart"], {"model": "vrt_small"}) == {}
     with pytest.raises(ValueError, match=r"no network that is known here.*backbone\.pos_embed"):
         told(states["pose"], {})
-    pose = Pose.told_by_weights(states["pose"], {})
+    pose = Pose.arguments_from_weights(states["pose"], {})
     shape = {"patch": 16, "positions": "absolute", "size": (256, 192)}
     assert pose == {"joints": "coco", "network": "vitpose-b", **shape}
-    assert Pose.told_by_weights(states["pose"], {"network": "vit-nano"}) == {"joints": "coco"}
+    assert Pose.arguments_from_weights(states["pose"], {"network": "vit-nano"}) == {
+        "joints": "coco"
+    }
     shape = {"patch": 4, "positions": "conv", "size": (64, 48)}
     nano = {"joints": "lsp", "network": "vit-nano", **shape}
-    assert Pose.told_by_weights(states["nano"], {}) == nano
-    assert Classification.told_by_weights({"fc.weight": torch.zeros(7, 3)}, {}) == {"classes": 7}
+    assert Pose.arguments_from_weights(states["nano"], {}) == nano
+    assert Classification.arguments_from_weights({"fc.weight": torch.zeros(7, 3)}, {}) == {
+        "classes": 7
+    }
 
 
 def moved(net: nn.Module) -> dict[str, Tensor]:

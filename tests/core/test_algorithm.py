@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
-from toy import Toy
+from toy import Toy, toy_federation
 
 from fedlens import Algorithm, Client, Layer, Message, Replies, StackError, stack
 from fedlens.algorithms import FedAvg
 from fedlens.core.algorithm import Stage
+from fedlens.core.client import generator
 from fedlens.layers import FedProx, Median
 
 
@@ -85,3 +86,16 @@ def test_importing_fedlens_loads_no_engine_of_others() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert out.strip() == "[]"
+
+
+class Counting(Still):
+    def evaluate(self, message: Message, data: object, memory: object) -> dict[str, float]:
+        return {"accuracy": 0.5, "examples": 7.0}
+
+
+def test_a_metric_is_not_called_like_the_size_of_what_it_was_measured_on() -> None:
+    data = toy_federation(1).holdings[0]
+    client = Client(0, data, generator(0), {}, held_out=data)
+    assert Still().score(Message(), client).scalars == {"examples": float(len(data))}
+    with pytest.raises(ValueError, match="a metric is called 'examples', which is how much data"):
+        Counting().score(Message(), client)

@@ -16,6 +16,7 @@ from toy import Blobs, Net, Toy, same_bits, toy_federation
 
 from fedlens import Batch, Facts, Federation, Layer, Message, Output, StackError, run, stack
 from fedlens.algorithms import FedAvg
+from fedlens.core.algorithm import SiteSettings
 from fedlens.core.client import Client, generator
 from fedlens.core.task import LearningTask
 from fedlens.data.images.tensors import Tensors
@@ -416,15 +417,15 @@ def test_a_site_may_say_for_itself() -> None:
         ({"generate": "constrained"}, 9, 3),
         ({}, 9, 0),
     ):
-        reply = layer.at_site(options).client_step(message, client_of(data(6, 3, 0)))
+        reply = layer.at_site(SiteSettings(options)).client_step(message, client_of(data(6, 3, 0)))
         assert (reply.scalars["examples"], reply.scalars["made"]) == (examples, made)
-    inside = Median().around(stacked(weak=1.0)).at_site({"generate": "constrained"})
+    inside = Median().around(stacked(weak=1.0)).at_site(SiteSettings({"generate": "constrained"}))
     reply = inside.client_step(message, client_of(data(6, 3, 0)))
     assert reply.scalars["made"] == 3  # also with a layer around it
     with pytest.raises(
         StackError, match="generate is one of constrained, unconstrained, no, not 'perhaps'"
     ):
-        layer.at_site({"generate": "perhaps"})
+        layer.at_site(SiteSettings({"generate": "perhaps"}))
 
 
 @dataclass
@@ -436,7 +437,7 @@ class Absent(Blobs):
 def test_who_does_not_generate_needs_no_generator() -> None:
     facts = Facts(classes=("a", "b", "c"), shape=(8,))
     layer = stack(FedAvg(PlainTask()), Balance(Absent(), cache=""))
-    layer.at_site({"generate": "no"}).given(facts)
+    layer.at_site(SiteSettings({"generate": "no"})).given(facts)
     with pytest.raises(DataError, match="no such generator here"):
         layer.given(facts)
 

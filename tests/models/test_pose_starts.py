@@ -109,14 +109,14 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 def test_a_checkpoint_tells_its_task() -> None:
     small = ViTPose("vitpose-s", 17, 16, "absolute", (256, 192)).state_dict()
-    assert Pose.told_by_weights(small, {}) == {
+    assert Pose.arguments_from_weights(small, {}) == {
         "joints": "coco",
         "network": "vitpose-s",
         "patch": 16,
         "positions": "absolute",
         "size": (256, 192),
     }
-    told = Pose.told_by_weights(ViTPose("vit-nano", 5, 4, "conv", (64, 48)).state_dict(), {})
+    told = Pose.arguments_from_weights(ViTPose("vit-nano", 5, 4, "conv", (64, 48)).state_dict(), {})
     assert told["network"] == "vit-nano" and told["positions"] == "conv"
     assert told["joints"] == {"joints": [f"joint_{k}" for k in range(1, 6)]}
     Pose(**told).model()

@@ -28,7 +28,7 @@ def test_official_sizes_are_told_by_their_weights(
         model = make(1, **options)
     state = model.state_dict()
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == millions
-    told = SuperResolution.told_by_weights(state, {})
+    told = SuperResolution.arguments_from_weights(state, {})
     assert told == {"model": make.__name__.lower(), "scale": 1, "options": options}
     assert str(model.recognise(state)).startswith(words)
 

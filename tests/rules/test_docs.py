@@ -5,14 +5,17 @@ Read from the text and the source alone, nothing is imported. A word is looked a
 - a file ending in .py or .md (`core/tree.py`, `consensus.py`) or a path into one of `FOLDERS`: in
   the code of a document, in its links, or anywhere in a docstring;
 - a dotted name in code that begins with `fedlens`, a room, a module or a class of ours, such as
-  `fedlens.core.tree`, `runs.folder.check_rounds`, `Replies.average`.
+  `fedlens.core.tree`, `runs.folder.check_rounds`, `Replies.average`;
+- a single name in code, such as `measured_state`, in a row of a table that names files of ours: it
+  must occur in one of them.
 
 A fenced block that begins with `# NAME` is that file, so the document may name it. Variables of a
 fenced program may be called like a module, so there only `fedlens.` counts.
 
-It does not see: single names without a dot, comments, other kinds of files (recipes, run folders),
-keys of recipes (`data.alpha`), names behind the attribute of a class, and whether a method named
-with a variable (`client.plus`) belongs to the class that is meant or to another in that module.
+It does not see: other single names without a dot, comments, other kinds of files (recipes, run
+folders), keys of recipes (`data.alpha`), names behind the attribute of a class, and whether a
+method named with a variable (`client.plus`) belongs to the class that is meant or to another in
+that module.
 """
 
 from __future__ import annotations
@@ -30,8 +33,11 @@ PACKAGE = ROOT / "src" / "fedlens"
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "SECURITY.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "experiments").rglob("README.md")),
+    *sorted((ROOT / "examples").rglob("README.md")),
 ]
 HISTORY = {ROOT / "docs" / "LOG.md"}  # what it names was there when it was written
 SOURCES = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "benchmarks").glob("*.py"))]
@@ -159,11 +165,31 @@ def wrong_files(text: str, beside: Path) -> list[str]:
     return sorted(name for name in files(text) if not file_exists(name, beside))
 
 
+def single_names(row: str) -> set[str]:
+    """Names in a row's code: a whole span, also as a call (`broadcast()`, `FedProx(mu=0.01)`)."""
+    spans = re.findall(r"`([^`]+)`", row)
+    called = [re.fullmatch(r"([A-Za-z_]\w+)(?:\(.*\))?", span) for span in spans]
+    return {match[1] for match in called if match}
+
+
+def wrong_in_rows(markdown: str, beside: Path) -> list[str]:
+    """Names in rows of a table that occur in none of the files the row names."""
+    found: set[str] = set()
+    for row in re.findall(r"^\|.*\|$", markdown, flags=re.MULTILINE):
+        named = {n for span in re.findall(r"`([^`]+)`", row) for n in FILE.findall(span)}
+        paths = [f / n for n in named for f in (ROOT, PACKAGE, beside) if n.endswith(".py")]
+        sources = [path.read_text() for path in paths if path.is_file()]
+        words = {word for source in sources for word in re.findall(r"\w+", source)}
+        found |= single_names(row) - words if sources else set()
+    return sorted(found)
+
+
 def wrong_in_document(markdown: str, beside: Path) -> list[str]:
     inline, fenced = code(markdown)
     found = {*wrong_files(inline, beside), *wrong_files(fenced, beside), *wrong_names(inline)}
     found -= set(re.findall(r"^```\w+\n# ([\w.]+)$", markdown, flags=re.MULTILINE))
     found |= {name for name in wrong_names(fenced) if name.startswith("fedlens.")}
+    found |= set(wrong_in_rows(markdown, beside))
     return sorted(found | {link for link in links(markdown) if not file_exists(link, beside)})
 
 
@@ -213,6 +239,24 @@ from fedlens.core.trees import add
         "runs.may_go_on",
         "tree.py",
     ]
+
+
+def test_the_rule_sees_wrong_names_in_a_row() -> None:
+    planted = """
+| what | where |
+|---|---|
+| `Replies`, `Nothing`, `gather(...)` | `core/replies.py` |
+| `watch`: change | `deblur/feddeblur.py` |
+| `watch` | nobody's file |
+| `Message`, `anything` | `README.md` |
+| `mean_of_last` of `deblur/consensus.py` and `Prior` of `deblur/priors.py` | both |
+"""
+    assert wrong_in_document(planted, ROOT / "docs") == ["Nothing", "watch"]
+
+
+def test_the_changelog_and_the_examples_are_read() -> None:
+    names = {path.relative_to(ROOT).as_posix() for path in DOCUMENTS}
+    assert {"CHANGELOG.md", "SECURITY.md", "examples/flower_app/README.md"} <= names
 
 
 def test_the_rule_sees_wrong_names_in_a_docstring() -> None:

@@ -26,7 +26,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 
 from fedlens.engines.flower.records import take_fields, take_pieces
 from fedlens.trust.departures import read_departures
-from fedlens.trust.ledger import FILE
+from fedlens.trust.ledger import LEDGER_FILE
 from fedlens.trust.signing import canonical, parse_public_key
 from fedlens.trust.verify import verify
 
@@ -109,7 +109,7 @@ def test_the_ledger_is_what_arrives_behind_the_front(tmp_path: Path) -> None:
         sites[key].add(path, body, size)
     kinds = set()
     for number, captured in enumerate(sites.values()):
-        ledger = tmp_path / f"hospital-{number}" / "memory" / FILE
+        ledger = tmp_path / f"hospital-{number}" / "memory" / LEDGER_FILE
         lines = ledger.read_bytes().splitlines()
         assert verify(ledger, parse_public_key(here.known[number].read_text())).intact
         tables = {k: json.loads(line) for k, line in enumerate(lines, 1)}

@@ -34,7 +34,7 @@ from fedlens.sites.monitor import (
 )
 from fedlens.sites.network import free_port, front_tls, site_tls
 from fedlens.sites.serve import REVOKED, revoked_keys
-from fedlens.trust.ledger import FILE, Leaving, Ledger
+from fedlens.trust.ledger import LEDGER_FILE, Leaving, Ledger
 
 
 def got(address: str, path: str) -> str:
@@ -60,7 +60,7 @@ def test_the_text_format() -> None:
 
 def test_a_sites_numbers_are_its_ledgers(tmp_path: Path) -> None:
     """A greeting of 3 bytes, then replies of 10 in rounds 0 and 1."""
-    ledger = Ledger(tmp_path / FILE, ec.generate_private_key(ec.SECP384R1()), sync=False)
+    ledger = Ledger(tmp_path / LEDGER_FILE, ec.generate_private_key(ec.SECP384R1()), sync=False)
     ledger.append(Leaving("greeting", 0, [b"abc"]))
     port = free_port()
     with Monitor(f"127.0.0.1:{port}", {"site": 0}, SiteMetrics(tmp_path)):
@@ -108,7 +108,7 @@ def test_a_servers_numbers_are_its_run_folders(tmp_path: Path) -> None:
 
 def test_somebody_elses_parser_reads_it(tmp_path: Path) -> None:
     parser = pytest.importorskip("prometheus_client.parser", reason="not installed")
-    ledger = Ledger(tmp_path / FILE, ec.generate_private_key(ec.SECP384R1()), sync=False)
+    ledger = Ledger(tmp_path / LEDGER_FILE, ec.generate_private_key(ec.SECP384R1()), sync=False)
     overhead = {"requests": 3, "headers": 40, "bodies": 2}
     ledger.append(Leaving("reply", 0, [b"0123456789"], "job", "r", 1, overhead=overhead))
     odd = Metric("fedlens_odd", "A name", [({"run": 'a"b\\c\nd'}, 64.6484)], "gauge")

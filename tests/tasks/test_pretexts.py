@@ -13,7 +13,7 @@ from fedlens.data.video.frames import ArrayFrames
 from fedlens.data.video.video_set import VideoSet
 from fedlens.tasks.ctp import CtP
 from fedlens.tasks.speed import Speed, played
-from fedlens.tasks.vcop import ORDERS, VCOP
+from fedlens.tasks.vcop import CLIP_ORDERS, VCOP
 
 
 def numbered(length: int) -> ArrayFrames:
@@ -45,7 +45,7 @@ def test_speed_shows_the_stride_it_asks_for() -> None:
 
 
 def test_the_permutation_table() -> None:
-    assert ORDERS == ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+    assert CLIP_ORDERS == ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 
 
 def test_vcop_shows_the_order_it_asks_for() -> None:
@@ -57,7 +57,7 @@ def test_vcop_shows_the_order_it_asks_for() -> None:
     for seed in range(30):
         example = task.sample(numbered(16), 0, generator(seed), True)
         first = (example["x"][:, 0, 0, 0, 0] * 255).round().tolist()
-        assert first == [6.0 * j for j in ORDERS[int(example["y"])]]
+        assert first == [6.0 * j for j in CLIP_ORDERS[int(example["y"])]]
         assert bool(((example["x"][:, 0].diff(dim=1)[:, :, 0, 0] * 255).round() == 1).all())
 
 

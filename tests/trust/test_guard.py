@@ -24,7 +24,7 @@ from fedlens.engines.flower.site import Site, answer_request, federation_of_one,
 from fedlens.sites.keys import make_authority, make_server_certificate, make_site_key
 from fedlens.testing import SmallTask
 from fedlens.trust.departures import read_departures
-from fedlens.trust.ledger import FILE, Head
+from fedlens.trust.ledger import LEDGER_FILE, Head
 from fedlens.trust.policy import strict_policy, terms_of
 from fedlens.trust.receipts import HEADS, Receipts, make_receipt, read_heads
 from fedlens.trust.signing import (
@@ -86,12 +86,14 @@ class Place:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / FILE).read_text().splitlines()][1:]
+        return [json.loads(line) for line in (self.folder / LEDGER_FILE).read_text().splitlines()][
+            1:
+        ]
 
     def verify(self, **known: Any) -> Any:
         public = parse_public_key(self.public.read_text())
         server = read_certificate_key(self.folder.parent / "keys" / "server.pem")
-        return verify(self.folder / FILE, public, server, **known)
+        return verify(self.folder / LEDGER_FILE, public, server, **known)
 
 
 def test_everything_that_leaves_is_written_down_and_countersigned(tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ def test_everything_that_leaves_is_written_down_and_countersigned(tmp_path: Path
     assert [line.get("receipt", {}).get("line") for line in place.lines] == [None, 2, 3, 4, 5]
     found = place.verify(known=read_heads(tmp_path / "run")[0])
     assert found.intact and (found.lines, found.countersigned) == (6, 5)
-    for path in (place.folder / FILE, tmp_path / "site-0"):
+    for path in (place.folder / LEDGER_FILE, tmp_path / "site-0"):
         assert path.stat().st_mode & 0o077 == 0
 
 
@@ -233,7 +235,7 @@ def test_bytes_of_a_job_are_counted_over_restarts(tmp_path: Path) -> None:
     place.node["policy"] = str(policy)  # another guard, which reads the ledger
     assert "lost" not in place.ask(1)[0]
     assert place.ask(2)[0]["detail"] == "max_bytes_job"
-    assert read_departures(place.folder / FILE).bytes_of("j") > 2 * size
+    assert read_departures(place.folder / LEDGER_FILE).bytes_of("j") > 2 * size
 
 
 class Slow(FedAvg):
@@ -264,7 +266,7 @@ def test_without_its_ledger_a_site_says_nothing(tmp_path: Path) -> None:
     """A line that cannot be written keeps the bytes in."""
     place = Place(tmp_path)
     place.ask(kind="query")
-    with (place.folder / FILE).open("a") as file:
+    with (place.folder / LEDGER_FILE).open("a") as file:
         file.write("null\n")
     with pytest.raises(ValueError, match="nothing leaves before its operator"):
         place.ask(0)
@@ -275,4 +277,4 @@ def test_a_site_without_a_key_has_no_ledger(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.node["key"] = ""
     fields, pieces = place.ask(0)
-    assert pieces and "head" not in fields and not (place.folder / FILE).exists()
+    assert pieces and "head" not in fields and not (place.folder / LEDGER_FILE).exists()

@@ -22,7 +22,7 @@ from fedlens.layers import Scaffold
 from fedlens.trust import SecureSum
 from fedlens.trust.masking import public_of
 from fedlens.trust.roster import Deal, b64, deal
-from fedlens.trust.secure_sum import DEAL, GREET, OPEN, WORK
+from fedlens.trust.secure_sum import DEAL, GREET, OPEN_SUM, WORK
 from fedlens.trust.vault import Declined, SiteVault
 
 N = 5
@@ -159,9 +159,9 @@ def test_a_key_that_was_in_another_roster(tmp_path: Path) -> None:
     """A second attempt at a round, with fresh keys of everybody but client 3: what came out about
     its old key in the first attempt would open its part of the second."""
     attack = Attack(tmp_path)
-    attack.run(before=(1, OPEN))
+    attack.run(before=(1, OPEN_SUM))
     first = json.loads(attack.message(1, WORK).texts["secure"])["roster"]
-    asked = attack.message(0, OPEN)
+    asked = attack.message(0, OPEN_SUM)
     fresh = {}
     for i in range(N):
         request = {k: v for k, v in json.loads(asked.texts["secure"]).items() if k != "survivors"}
@@ -290,7 +290,7 @@ def test_somebody_who_survived_and_is_lost(attack: Attack) -> None:
     def overlap(told: Told) -> None:
         told["lost"] = [2]
 
-    assert attack.try_(1, OPEN, 0, overlap) == (
+    assert attack.try_(1, OPEN_SUM, 0, overlap) == (
         "client 2 is to have survived and to be lost: the shares of both would open its reply"
     )
 
@@ -299,7 +299,7 @@ def test_a_second_opening(attack: Attack) -> None:
     def others(told: Told) -> None:
         told["survivors"], told["lost"] = [0, 1, 2, 3], [4]
 
-    why = attack.try_(1, OPEN, 0, others)
+    why = attack.try_(1, OPEN_SUM, 0, others)
     assert why.startswith("this site has answered another request with the same key")
 
 
@@ -310,19 +310,19 @@ def test_too_few_survivors(tmp_path: Path) -> None:
     def few(told: Told) -> None:
         told["survivors"], told["lost"] = [0, 1], [2, 3, 4]
 
-    assert attack.try_(0, OPEN, 0, few) == "2 have survived, a sum opens for 3 or more"
+    assert attack.try_(0, OPEN_SUM, 0, few) == "2 have survived, a sum opens for 3 or more"
 
     def nobody_else(told: Told) -> None:
         told["survivors"], told["lost"] = [0, 1, 2], []
 
-    assert attack.try_(0, OPEN, 0, nobody_else) == (
+    assert attack.try_(0, OPEN_SUM, 0, nobody_else) == (
         "the lists of survivors and lost are not those who took part"
     )
 
     def without_itself(told: Told) -> None:
         told["survivors"], told["lost"] = [1, 2, 3, 4], [0]
 
-    assert "this client is said to be lost" in attack.try_(0, OPEN, 0, without_itself)
+    assert "this client is said to be lost" in attack.try_(0, OPEN_SUM, 0, without_itself)
 
 
 def test_opening_what_it_added_nothing_to(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_opening_what_it_added_nothing_to(tmp_path: Path) -> None:
     asked = attack.message(0, DEAL)
     terms = json.loads(asked.texts["secure"])["terms"]
     told = {"roster": {"terms": terms, "deals": deals}, "survivors": [0, 1, 2, 3], "lost": [4]}
-    message = with_told(asked, json.dumps(told)).with_header(trip=OPEN)
+    message = with_told(asked, json.dumps(told)).with_header(trip=OPEN_SUM)
     for _ in range(2):  # asking again makes no difference
         assert attack.refusal(0, message) == (
             "a sum is to be opened that this site has added nothing to"
@@ -379,26 +379,26 @@ def test_shares_that_were_made_up(tmp_path: Path) -> None:
         told["shares"]["0"] = b64((12345).to_bytes(66, "big"))
         return with_told(reply, json.dumps(told))
 
-    lying(attack, OPEN, lie)
+    lying(attack, OPEN_SUM, lie)
     with pytest.raises(Stalled, match=r"the sum was not made: .*shares.* do not"):
         attack.run()
 
 
-@pytest.mark.parametrize("trip", [GREET, DEAL, OPEN])
+@pytest.mark.parametrize("trip", [GREET, DEAL, OPEN_SUM])
 def test_nonsense_costs_its_sender(tmp_path: Path, trip: int) -> None:
     """A site that answers a trip with nonsense is left out, or counts as one without an answer."""
     attack = Attack(tmp_path, rounds=1)
     lying(attack, trip, lambda reply: with_told(reply, '{"deal": 7, "shares": 3}'))
     attack.run()
     heard = sorted(attack.seen[0].heard)
-    assert heard == ([0, 1, 2, 3, 4] if trip == OPEN else [0, 2, 3, 4])
+    assert heard == ([0, 1, 2, 3, 4] if trip == OPEN_SUM else [0, 2, 3, 4])
 
 
 def test_memory_follows_who_was_really_heard(tmp_path: Path) -> None:
     """A reply whose sum was never opened counts for nobody, whatever it said itself."""
     algorithm = stack(FedAvg(Toy(), batch=8), Scaffold(), SecureSum("recover"))
     sites = Sites(algorithm, toy_federation(N), make_vaults(tmp_path, N))  # type: ignore[arg-type]
-    sites.change = lambda i, m: None if m.header.trip == OPEN and i > 1 else m
+    sites.change = lambda i, m: None if m.header.trip == OPEN_SUM and i > 1 else m
     seen: list[Round] = []
     with pytest.raises(Stalled, match=r"too few shares of client 0's secret came back"):
         run(algorithm, sites, 3, after_round=lambda _, r: seen.append(r))

@@ -13,7 +13,7 @@ from fedlens.config.convert import ConfigError
 from fedlens.core.files import lock_folder
 from fedlens.sites.keys import make_site_key, public_pem, site_public_key
 from fedlens.sites.serve import KnownSites, Served, read_served
-from fedlens.trust.ledger import FILE, Leaving, Ledger
+from fedlens.trust.ledger import LEDGER_FILE, Leaving, Ledger
 from fedlens.trust.retention import delete_for_good, kept_in
 from fedlens.trust.signing import make_signing_key, parse_public_key, public_text
 from fedlens.trust.vault import read_peers
@@ -29,7 +29,7 @@ def a_site() -> Path:
     """site-0 with a ledger of two lines and the memory of two jobs."""
     make_signing_key(Path("site-0"))
     folder = Path("sites/site-0")
-    Ledger(folder / FILE, Path("site-0"), sync=False).append(Leaving("reply", 0))
+    Ledger(folder / LEDGER_FILE, Path("site-0"), sync=False).append(Leaving("reply", 0))
     for job, age in (("old", 400), ("new", 2)):
         (folder / job).mkdir()
         for name in ("0.safetensors", "0.json"):
@@ -50,11 +50,11 @@ def test_a_key_is_rotated(capsys: pytest.CaptureFixture[str]) -> None:
     for secret in ("site-0", "site-0.old"):
         assert Path(secret).stat().st_mode & 0o777 == 0o600
     assert not list(Path().glob("*.new*"))
-    Ledger(folder / FILE, Path("site-0"), sync=False).append(Leaving("reply", 0))
+    Ledger(folder / LEDGER_FILE, Path("site-0"), sync=False).append(Leaving("reply", 0))
     for public in (before, after):
-        assert verify(folder / FILE, parse_public_key(public)).intact
-    Ledger(folder / FILE, Path("site-0.old"), sync=False).append(Leaving("reply", 0))
-    assert not verify(folder / FILE).intact  # the old key is void
+        assert verify(folder / LEDGER_FILE, parse_public_key(public)).intact
+    Ledger(folder / LEDGER_FILE, Path("site-0.old"), sync=False).append(Leaving("reply", 0))
+    assert not verify(folder / LEDGER_FILE).intact  # the old key is void
     assert invoke(["rotate", "site-0"]) == 2
     assert "site-0.old exists" in capsys.readouterr().err
     assert invoke(["forget", "site-0.old", "--yes"]) == 0
@@ -87,7 +87,7 @@ def test_what_is_kept_and_what_goes(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(k.kind, k.path.name) for k in kept_in(folder)] == [
         ("memory", "new"),
         ("memory", "old"),
-        ("ledger", FILE),
+        ("ledger", LEDGER_FILE),
     ]
     assert invoke(["forget", str(folder)]) == 0
     assert "nothing was deleted" in capsys.readouterr().out
@@ -98,9 +98,9 @@ def test_what_is_kept_and_what_goes(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["forget", str(folder), "--job", "older"]) == 2
     assert "no memory of a job older" in capsys.readouterr().err
     assert invoke(["forget", str(folder), "--job", "new", "--yes"]) == 0
-    assert not (folder / "new").exists() and (folder / FILE).exists()
+    assert not (folder / "new").exists() and (folder / LEDGER_FILE).exists()
     assert invoke(["forget", str(folder), "--everything", "--yes"]) == 0
-    assert not (folder / FILE).exists()
+    assert not (folder / LEDGER_FILE).exists()
     Path("policy.toml").write_text("")
     assert invoke(["forget", str(folder), "--expired"]) == 2
     assert "does not say how long" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from fedlens.cli.main import invoke
 from fedlens.config import recipe as recipes
 from fedlens.config.recipe import ConfigError
 from fedlens.core import imports
+from fedlens.core.algorithm import SiteSettings
 from fedlens.core.message import Header, Message
 from fedlens.engines.flower.site import answer_request
 from fedlens.sites.site import make_site
@@ -164,7 +165,7 @@ def test_who_generates() -> None:
     config = recipes.read("fbl")
     algorithm = config.build_algorithm(config.build_task())
     assert terms_of(config, algorithm).generates
-    assert not terms_of(config, algorithm.at_site({"generate": "no"})).generates
+    assert not terms_of(config, algorithm.at_site(SiteSettings({"generate": "no"}))).generates
 
 
 def test_modules_are_named_without_importing_them(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fedlens.layers import LossAware, Median, MixedWeights, Scaffold
 from fedlens.runs.checkpoint import Checkpoint
 from fedlens.runs.records import describe
 from fedlens.trust import SecureSum
-from fedlens.trust.secure_sum import DEAL, GREET, OPEN, WORK
+from fedlens.trust.secure_sum import DEAL, GREET, OPEN_SUM, WORK
 
 
 def secured(*layers: Any, **options: Any) -> Algorithm:
@@ -130,20 +130,20 @@ def test_trips_of_a_round() -> None:
     """Greeting and dealing once, then two trips a round; a partial cohort that is announced needs
     no more once everybody has been greeted; skipping dropouts takes one."""
     whole = simulated(secured())[2].trips
-    assert whole[:4] == [(0, GREET), (0, DEAL), (0, WORK), (0, OPEN)]
-    assert whole[4:] == [(n, t) for n in (1, 2, 3) for t in (WORK, OPEN)]
+    assert whole[:4] == [(0, GREET), (0, DEAL), (0, WORK), (0, OPEN_SUM)]
+    assert whole[4:] == [(n, t) for n in (1, 2, 3) for t in (WORK, OPEN_SUM)]
     one = simulated(secured(dropouts="skip"))[2].trips
     assert one == [(0, DEAL), (0, WORK), (1, WORK), (2, WORK), (3, WORK)]
     some = simulated(secured(dropouts="recover"), cohort=4, rounds=12)[2].trips
     late = [t for n, t in some if n == 11]
-    assert late == [WORK, OPEN]
+    assert late == [WORK, OPEN_SUM]
     open_ = simulated(secured(masks=False))[2].trips
     assert open_ == [(n, WORK) for n in range(4)]
 
 
 def test_a_client_without_keys_for_the_round_costs_one_more_trip() -> None:
-    _, seen, engine = simulated(secured(), {(0, OPEN, 3): "before"})
-    assert [t for n, t in engine.trips if n == 1] == [DEAL, WORK, OPEN]
+    _, seen, engine = simulated(secured(), {(0, OPEN_SUM, 3): "before"})
+    assert [t for n, t in engine.trips if n == 1] == [DEAL, WORK, OPEN_SUM]
     assert [len(r.heard) for r in seen] == [7, 7, 7, 7]
 
 

@@ -28,7 +28,7 @@ from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural, NotNegative, Positive
 from fedlens.core.message import Message
 from fedlens.core.noisy_steps import chosen, noisy_gradients
-from fedlens.core.replies import Replies, Scalar
+from fedlens.core.replies import LOSS, SIZE, Replies, Scalar
 from fedlens.core.task import Adapt, LearningTask
 from fedlens.core.training import (
     Learner,
@@ -55,8 +55,9 @@ class FedAvg(Learner):
     from, after the task's `init`.
 
     lr_factors: pairs of a pattern and a factor, such as ("spynet.*", 0.25): parameters whose name
-    fits learn with that multiple of lr. freeze: patterns of names that do not learn in the first
-    freeze_rounds rounds, or never if that is None; BatchNorm that is frozen keeps its statistics.
+    fits learn with that multiple of lr; to hold them still, use freeze.
+    freeze: patterns of names that do not learn in the first freeze_rounds rounds, or never if that
+    is None; BatchNorm that is frozen keeps its statistics.
     """
 
     task: LearningTask
@@ -81,7 +82,7 @@ class FedAvg(Learner):
     device: str = "auto"
     seed: Natural = 0
     init_from: str | None = None
-    lr_factors: tuple[tuple[str, float], ...] = ()
+    lr_factors: tuple[tuple[str, Positive], ...] = ()
     freeze: tuple[str, ...] = ()
     freeze_rounds: Natural | None = None
     _resident: nn.Module | None = field(default=None, init=False, repr=False, compare=False)
@@ -91,8 +92,8 @@ class FedAvg(Learner):
     )
 
     reports: ClassVar[Mapping[str, Scalar]] = {
-        "loss": Scalar("mean", weight="examples", record=True),
-        "examples": Scalar("sum", record=True),
+        LOSS: Scalar("mean", weight=SIZE, record=True),
+        SIZE: Scalar("sum", record=True),
         "steps": Scalar("local"),
         "lr_sum": Scalar("local"),
     }
@@ -101,11 +102,6 @@ class FedAvg(Learner):
         if self.trains and not isinstance(self.task, LearningTask):
             raise ValueError(
                 f"FedAvg trains a network, but the task {type(self.task).__name__} has none"
-            )
-        if bad := [pattern for pattern, factor in self.lr_factors if not factor > 0]:
-            raise ValueError(
-                f"the learning-rate factor of {bad[0]!r} must be above 0: to hold weights still,"
-                " use freeze"
             )
 
     def init(self) -> Message:

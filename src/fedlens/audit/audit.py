@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from fedlens.audit.properties import ClassCounts, Resolution
 from fedlens.audit.protections import DEBLURRING, SECURE_SUM, TRAINING, WORST_CASE, Protection
 from fedlens.config.convert import suggestion
 from fedlens.core.files import write_atomically
+from fedlens.core.log import Log
 from fedlens.engines.recorder import Exchange
 from fedlens.engines.worker import threads
 from fedlens.runs.setup import Setup
@@ -36,11 +37,9 @@ ATTACKS: tuple[Attack, ...] = (
     ClassCounts(),
     Resolution(),
 )
-ROUNDS = 12  # that are replayed of a run that trains nothing
-FEW = 3  # clients that are attacked under a protection
+_ROUNDS = 12  # that are replayed of a run that trains nothing
+_FEW = 3  # clients that are attacked under a protection
 FAILED = "An attack that fails proves nothing: another one, or more time, may succeed."
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ def audit(
     clients: Sequence[int] = (),
     attacks: Sequence[str] = (),
     minutes: float = 2.0,
-    rounds: int = ROUNDS,
+    rounds: int = _ROUNDS,
     protections: bool = True,
     log: Log = lambda text: None,
 ) -> AuditResult:
@@ -172,7 +171,7 @@ def under(protection: Protection, evidence: Evidence, source: Messages) -> Evide
     """
     if protection is PLAIN:
         return replace(evidence, over_rounds=True)
-    few = replace(evidence, clients=list(evidence.clients)[:FEW])
+    few = replace(evidence, clients=list(evidence.clients)[:_FEW])
     if protection.probe is not None:
         over = protection is WORST_CASE
         return replace(few, probe=protection.probe, over_rounds=over)

@@ -31,8 +31,8 @@ from fedlens.deblur.feddeblur import FedDeblur
 from fedlens.deblur.observation import Observation
 from fedlens.runs.setup import Setup
 
-WIDTHS = (0.0, 0.5, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)  # of the baseline's blur
-LEAST = 4  # rounds that the equations need
+_WIDTHS = (0.0, 0.5, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)  # of the baseline's blur
+_LEAST = 4  # rounds that the equations need
 EVERY = 2  # of how many more rounds the photo is drawn again
 
 
@@ -85,7 +85,7 @@ class CuriousDeblurring:
         client = evidence.clients[0]
         seen = observation(evidence.setup, client, scene)
         points: list[tuple[int, float]] = []
-        for rounds in range(LEAST, len(evidence.exchanges) + 1, EVERY):
+        for rounds in range(_LEAST, len(evidence.exchanges) + 1, EVERY):
             first = replace(evidence, exchanges=evidence.exchanges[:rounds])
             found = self.attack(first, client, scene)
             if seen is not None and found is not None:
@@ -98,7 +98,7 @@ class CuriousDeblurring:
         client was heard too seldom.
         """
         rounds = follow(evidence.exchanges, client, scene)
-        if len(rounds) < LEAST:
+        if len(rounds) < _LEAST:
             return None
         down = evidence.exchanges[0].down
         n, rho = down.header.population, down.scalars["rho"]
@@ -282,7 +282,7 @@ def shifted(image: Tensor, like: Tensor) -> Tensor:
 def best_of_published(x: Tensor, seen: Observation) -> Tensor:
     """x as it is, or under the Gaussian blur that comes closest to the truth."""
     tried = []
-    for sigma in WIDTHS:
+    for sigma in _WIDTHS:
         side = 2 * int(3 * sigma) + 1
         kernel = gaussian(side, sigma) if sigma else torch.ones(1, 1)
         h = spectrum.otf(kernel, seen.height, seen.width, torch.float64)

@@ -42,9 +42,9 @@ from fedlens.runs.setup import Setup
 ITERATIONS = 600
 MOST_STEPS = 8  # local steps that are differentiated through
 MOST_EXAMPLES = 8
-MOST_CLIENTS = 2
+_MOST_CLIENTS = 2
 SMOOTH = 1e-3  # weight of the total variation
-PACE = 0.1  # of the search
+_PACE = 0.1  # of the search
 
 
 class GradientInversion:
@@ -62,7 +62,7 @@ class GradientInversion:
         known_labels: bool = False,
         iterations: int = ITERATIONS,
         smooth: float = SMOOTH,
-        pace: float = PACE,
+        pace: float = _PACE,
     ) -> None:
         self.known_labels, self.iterations = known_labels, iterations
         self.smooth, self.pace = smooth, pace
@@ -78,7 +78,7 @@ class GradientInversion:
 
     def run(self, evidence: Evidence) -> Finding:
         began = time.perf_counter()
-        places = [(first_heard(evidence, c), c) for c in list(evidence.clients)[:MOST_CLIENTS]]
+        places = [(first_heard(evidence, c), c) for c in list(evidence.clients)[:_MOST_CLIENTS]]
         # where a picture may come out at all, also over the rounds
         later = some_rounds(evidence)[1:] if evidence.probe and evidence.over_rounds else []
         seconds = 60 * evidence.minutes / len(places + later)

@@ -24,8 +24,8 @@ from fedlens.audit.probe import Caught, catch, fedavg_of, flat_image, labelled, 
 from fedlens.audit.protections import FROM_THE_WORST
 from fedlens.runs.setup import Setup
 
-STEPS = 600  # from features to an image
-MOST = 3  # clients of whom an image is sought
+_STEPS = 600  # from features to an image
+_MOST = 3  # clients of whom an image is sought
 
 
 class LinearInversion:
@@ -45,7 +45,7 @@ class LinearInversion:
 
     def run(self, evidence: Evidence) -> Finding:
         began = time.perf_counter()
-        rows = [self._of_client(evidence, c) for c in evidence.clients[:MOST]]
+        rows = [self._of_client(evidence, c) for c in evidence.clients[:_MOST]]
         scores = [row.scores["psnr"] for row, _ in rows]
         bases = [row.baseline["psnr"] for row, _ in rows]
         errors = [e for _, e in rows]
@@ -60,7 +60,7 @@ class LinearInversion:
             numbers={"relative error of the features": f"{mean(errors):.2e}"},
             comparisons=[row for row, _ in rows],
             curve=self._curve(evidence),
-            budget=f"closed form for the features, {STEPS} steps from them to an image",
+            budget=f"closed form for the features, {_STEPS} steps from them to an image",
             seconds=time.perf_counter() - began,
         )
 
@@ -140,10 +140,10 @@ def image_of(model: nn.Module, name: str, features: Tensor, shape: torch.Size) -
     """The image whose features these are."""
     image = torch.full((1, *shape), 0.5, requires_grad=True)
     optimiser = torch.optim.Adam([image], lr=0.2)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, _STEPS)
     scale = features.square().mean().clamp_min(1e-12)
     wanted = features.nan_to_num(0.0, 0.0, 0.0)
-    for _ in range(STEPS):
+    for _ in range(_STEPS):
         optimiser.zero_grad()
         misfit = (_input_of(model, name, image)[0] - wanted).square().mean() / scale
         (misfit + 1e-2 * total_variation(image)).backward()  # type: ignore[no-untyped-call]

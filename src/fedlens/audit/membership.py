@@ -33,7 +33,7 @@ from fedlens.core.tree import Tree
 from fedlens.runs.setup import Setup
 
 SHADOWS = 4
-MOST = 2000  # images on each side
+_MOST = 2000  # images on each side
 SLOPE = 0.3  # a of RMIA: how much more members profit than others
 
 
@@ -68,7 +68,7 @@ class Membership:
         test = setup.federation.test
         assert isinstance(test, Data)
         order = torch.randperm(len(test), generator=generator(0, 0x3E3B))
-        attacker, outside = order[: len(test) // 2], order[len(test) // 2 :][:MOST]
+        attacker, outside = order[: len(test) // 2], order[len(test) // 2 :][:_MOST]
         last = evidence.exchanges[-1]
         model = last.down.trees["model"]
         rounds = max(1, last.round)
@@ -155,11 +155,11 @@ def right_class(setup: Setup, model: Tree, held: Sequence[Data]) -> Tensor:
     found = []
     with torch.no_grad():
         for data in held:
-            for index in torch.arange(min(len(data), MOST)).split(250):
+            for index in torch.arange(min(len(data), _MOST)).split(250):
                 batch = data.batch(index)
                 p = base.task.forward(network, batch).prediction.double().softmax(1)
                 found.append(p.gather(1, batch["y"][:, None])[:, 0])
-    return torch.cat(found)[:MOST]
+    return torch.cat(found)[:_MOST]
 
 
 def ratio(p: Tensor, out: Tensor) -> Tensor:

@@ -22,10 +22,10 @@ from fedlens.report.html import PAGE
 if TYPE_CHECKING:
     from fedlens.audit.audit import AuditResult, Row
 
-PARTS = Path(__file__).parent / "page_parts"
-PICTURES = 12  # rows of pictures of one attack
+_PARTS = Path(__file__).parent / "page_parts"
+_PICTURES = 12  # rows of pictures of one attack
 HISTOGRAMS = 6
-SMALL = 96  # images with fewer pixels a side are drawn pixel by pixel
+_SMALL = 96  # images with fewer pixels a side are drawn pixel by pixel
 UNITS = {"psnr": "PSNR {:.1f} dB", "ssim": "SSIM {:.3f}", "lpips": "LPIPS {:.3f}"}
 
 
@@ -43,11 +43,11 @@ def render_audit(report: AuditResult) -> str:
         *(_section(rows, attacks[rows[0].finding.attack]) for rows in groups),
         _refused(report.refused, attacks),
     ]
-    page = (PARTS / "audit.html").read_text()
+    page = (_PARTS / "audit.html").read_text()
     pieces = {
         "title": _text(f"Audit of {report.run} · FedLens"),
-        "style": (PAGE / "page.css").read_text() + (PARTS / "audit.css").read_text(),
-        "script": (PARTS / "audit.js").read_text(),
+        "style": (PAGE / "page.css").read_text() + (_PARTS / "audit.css").read_text(),
+        "script": (_PARTS / "audit.js").read_text(),
         "body": "\n".join(body),
     }
     for name, piece in pieces.items():
@@ -101,9 +101,9 @@ def _section(rows: Sequence[Row], attack: Attack) -> str:
     listed = "".join(
         f"<div><dt>{_text(k)}</dt><dd>{_text(v)}</dd></div>" for k, v in facts.items() if v
     )
-    shown = "".join(_trio(c, plain.unrelated) for c in plain.comparisons[:PICTURES])
+    shown = "".join(_trio(c, plain.unrelated) for c in plain.comparisons[:_PICTURES])
     shown += "".join(map(_histogram, plain.histograms[:HISTOGRAMS]))
-    left = len(plain.comparisons) - PICTURES
+    left = len(plain.comparisons) - _PICTURES
     more = f'<p class="soft small">{left} more clients are not drawn.</p>' if left > 0 else ""
     under = "".join(map(_protected, rows[1:]))
     protected = (
@@ -140,7 +140,7 @@ def _trio(row: Comparison, unrelated: str) -> str:
 
 def _figure(name: str, image: Tensor, scores: Mapping[str, float]) -> str:
     said = ", ".join(UNITS[k].format(v) for k, v in scores.items() if k in UNITS)
-    tiny = " tiny" if max(image.shape[-2:]) < SMALL else ""
+    tiny = " tiny" if max(image.shape[-2:]) < _SMALL else ""
     return (
         f'<figure><div class="pane{tiny}"><img alt="{_text(name)}" src="{_address(image)}"></div>'
         f"<figcaption>{_text(name)}<span>{_text(said) or '&nbsp;'}</span></figcaption></figure>"

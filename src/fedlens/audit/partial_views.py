@@ -35,7 +35,7 @@ from fedlens.core.client import generator
 from fedlens.data.video.frames import Box
 from fedlens.deblur import spectrum
 
-SIDES = (7, 11, 15, 19, 23, 27)  # kernels that are tried, the smallest first
+_SIDES = (7, 11, 15, 19, 23, 27)  # kernels that are tried, the smallest first
 EQUATIONS = 5  # for each unknown
 # misfits: only the rounding of float32 is left; this may be it; this is not the model
 EXACT, GOOD, POOR = 1e-9, 1e-6, 1e-3
@@ -58,7 +58,7 @@ def find_partial(rounds: Sequence[Iterate], n: float, rho: float, width: int) ->
     s = 1 - rho / (2 / n + rho)
     rough = find_view(rounds[0].u, width)
     best: tuple[float, Tensor] | None = None
-    for side in SIDES:
+    for side in _SIDES:
         fitted = _fit_autocorrelation(rounds, rough, side, s, width)
         if fitted is None:
             break

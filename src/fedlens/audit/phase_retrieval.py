@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from fedlens.core.client import generator
 
 TRIES = 24  # random beginnings
-STEPS = 600  # of each
+_STEPS = 600  # of each
 
 
 def retrieve_kernel(alike: Tensor, most: int = 31, tries: int = TRIES) -> tuple[Tensor, float]:
@@ -116,11 +116,11 @@ def _retrieve(
     # one of them with no phase at all: a Gaussian's or a box's H is (nearly) positive
     zero = torch.fft.irfft2(magnitude.to(torch.complex128), s=tuple(grid))
     g[0] = zero.roll((rows // 2, columns // 2), (0, 1)) * inside
-    for step in range(STEPS):
+    for step in range(_STEPS):
         spectra = torch.fft.rfft2(g)
         p = torch.fft.irfft2(magnitude * torch.sgn(spectra), s=tuple(grid))
         good = inside & (p >= 0)
-        if step % 40 < 25 and step < STEPS - 100:
+        if step % 40 < 25 and step < _STEPS - 100:
             g = torch.where(good, p, g - 0.9 * p)
         else:
             g = torch.where(good, p, 0.0)

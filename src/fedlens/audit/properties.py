@@ -31,7 +31,7 @@ from fedlens.layers.balance import Balance
 from fedlens.runs.setup import Setup
 
 RIDGE = 1e-2
-LEAST = 3  # clients
+_LEAST = 3  # clients
 
 
 class ClassCounts:
@@ -47,9 +47,9 @@ class ClassCounts:
 
     def run(self, evidence: Evidence) -> Finding:
         replies = last_replies(evidence.exchanges)
-        if len(replies) < LEAST:
+        if len(replies) < _LEAST:
             return Finding(
-                self.name, f"Fewer than {LEAST} clients were heard.", MEASURE, 1, 1, True
+                self.name, f"Fewer than {_LEAST} clients were heard.", MEASURE, 1, 1, True
             )
         shares = {}
         features = {}
@@ -98,8 +98,8 @@ class Resolution:
         replies = last_replies(evidence.exchanges)
         marks = {c: movement(reply) for c, (_, reply) in replies.items()}
         whom = [c for c in evidence.clients if c in replies]
-        if len(replies) < LEAST or not whom:
-            return Finding(self.name, f"Fewer than {LEAST} clients were heard.", "accuracy", 0, 0)
+        if len(replies) < _LEAST or not whom:
+            return Finding(self.name, f"Fewer than {_LEAST} clients were heard.", "accuracy", 0, 0)
         right, lucky = [], []
         for client in whom:
             rest = [c for c in marks if c != client]

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from fedlens.trust.ledger import Head
     from fedlens.trust.verify import Verdict
 
-MOST_CLIENTS = 20  # in a table of the terminal; the report has them all
+_MOST_CLIENTS = 20  # in a table of the terminal; the report has them all
 
-READABLE = (
+_READABLE = (
     "[bold]Protection: none.[/] {readable} of {replies} replies left in a form that the server can"
     " read one by one. In the worst case single training examples can be reconstructed from such a"
     " reply; `fedlens audit` shows what can be seen in it."
@@ -146,7 +146,7 @@ def print_departures(folder: Path, left: Departures) -> None:
     out.print(table)
     replies = sum(left.kinds[k].times for k in left.kinds if k == "reply")
     if left.readable:
-        out.print(READABLE.format(readable=left.readable, replies=replies))
+        out.print(_READABLE.format(readable=left.readable, replies=replies))
     elif left.protection:
         out.print(HIDDEN.format(layers=plain(few(sorted(left.protection)))))
 
@@ -164,10 +164,10 @@ def client_table(ledgers: dict[str, Path]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("client", "times", "size", "rounds", "first", "last"):
         table.add_column(name, justify="right" if name in ("times", "size") else "left")
-    for name, path in list(ledgers.items())[:MOST_CLIENTS]:
+    for name, path in list(ledgers.items())[:_MOST_CLIENTS]:
         table.add_row(plain(name), *columns(read_departures(path).whole))
-    if len(ledgers) > MOST_CLIENTS:
-        table.add_row(f"and {len(ledgers) - MOST_CLIENTS} more")
+    if len(ledgers) > _MOST_CLIENTS:
+        table.add_row(f"and {len(ledgers) - _MOST_CLIENTS} more")
     return table
 
 

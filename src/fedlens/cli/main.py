@@ -26,7 +26,6 @@ from fedlens.cli import (
     compare,
     export,
     ledger,
-    life,
     new,
     partition,
     privacy,
@@ -35,6 +34,7 @@ from fedlens.cli import (
     sites,
     sweep,
     trust,
+    upkeep,
 )
 from fedlens.cli import list as list_
 from fedlens.cli.options import Stopped
@@ -76,7 +76,7 @@ COMMANDS = (
     sites,
     ledger,
     trust,
-    life,
+    upkeep,
     board,
     new,
 )

@@ -13,8 +13,8 @@ from fedlens.cli.options import UsageError, examples
 from fedlens.runs.text import console
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
-PARTS = ("layer", "task", "dataset", "model")
-KINDS = (*PARTS, "recipe", "project")
+_PARTS = ("layer", "task", "dataset", "model")
+_KINDS = (*_PARTS, "recipe", "project")
 
 app = typer.Typer()
 
@@ -41,10 +41,10 @@ def write_new(
     ],
 ) -> None:
     """Write a working file with its test: a layer, task, dataset, model, recipe or project."""
-    if kind not in KINDS:
+    if kind not in _KINDS:
         from fedlens.config.convert import suggestion
 
-        raise UsageError(f"there is no template for a {kind!r}{suggestion(kind, KINDS)}")
+        raise UsageError(f"there is no template for a {kind!r}{suggestion(kind, _KINDS)}")
     files = files_of(kind, name)
     if there := [path for path in files if path.exists()]:
         raise UsageError(f"{there[0]} is already there: choose another name")

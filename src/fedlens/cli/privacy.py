@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedlens.trust.accounting import Account
 
 app = typer.Typer()
-POINTS = 10  # rounds in the table
+_POINTS = 10  # rounds in the table
 CURVE = 40  # rounds in the picture
 
 
@@ -78,7 +78,7 @@ def privacy(
     out = console()
     out.print(plain(f"{config.name}, {rounds} rounds: {statement_of(*worst).sentence()}"))
     print_sites(account, rounds)
-    steps = sorted({max(1, rounds * k // POINTS) for k in range(1, POINTS + 1)})
+    steps = sorted({max(1, rounds * k // _POINTS) for k in range(1, _POINTS + 1)})
     print_rounds(steps, spent_by_round(mechanism, steps))
     if mechanism.max_epsilon is not None:
         out.print(_ends(mechanism, rounds))
@@ -133,7 +133,7 @@ def print_sites(account: Account, rounds: int) -> None:
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
     for name in ("examples", "sites", "q", "steps a round", "epsilon"):
         table.add_column(name, justify="right", style=ACCENT if name == "epsilon" else "")
-    for size, clients in sorted(sizes.items())[:POINTS]:
+    for size, clients in sorted(sizes.items())[:_POINTS]:
         cost = after.mechanism(clients[0])
         assert cost is not None
         spent = spent_by_round(cost, [rounds])[0]

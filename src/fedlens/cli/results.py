@@ -171,10 +171,10 @@ def task_of_weights(file: Path, name: str | None, options: Sequence[str]) -> tup
             rest.append(text)
     weights = read_weights(file)
     try:
-        told = part.cls.told_by_weights(weights, part.given)  # type: ignore[attr-defined]
+        shown = part.cls.arguments_from_weights(weights, part.given)  # type: ignore[attr-defined]
     except ValueError as e:
         raise UsageError(f"{file}: {e}") from None
-    for key, value in told.items():
+    for key, value in shown.items():
         part = part if key in part.given else part.with_value(key, value)
     task: Task = part.checked().build()
     return task, rest

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedlens.runs.compare import Cell
 
 app = typer.Typer()
-SHOWN = 10  # lines of the table on a terminal
+_SHOWN = 10  # lines of the table on a terminal
 
 
 @app.command(
@@ -92,12 +92,12 @@ def sweep_recipe(
     grid = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
     for name in ("trial", *ranked[0].chosen, ranked[0].metric):
         grid.add_column(name, style=ACCENT if name == "trial" else None)
-    for t in ranked[:SHOWN]:
+    for t in ranked[:_SHOWN]:
         value = "–" if t.value is None else rounded(t.value)
         grid.add_row(t.folder.name, *(_brief(v) for v in t.chosen.values()), value)
     console().print(grid)
-    if len(ranked) > SHOWN:
-        typer.echo(f"and {len(ranked) - SHOWN} more")
+    if len(ranked) > _SHOWN:
+        typer.echo(f"and {len(ranked) - _SHOWN} more")
     best = " ".join(shlex.quote(f"{k}={_brief(v)}") for k, v in ranked[0].chosen.items())
     own = f"--algorithms {algorithm}" if algorithm else "--algorithms ..."
     typer.echo(f"The best of {len(ranked)} on one seed looks better than it is. On others:")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedlens.config.convert import ConfigError
-from fedlens.config.parts import find_class, parameters
+from fedlens.config.parts import DEFAULT_BASE, find_class, parameters
 
 Table = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ def check_types(tables: Table) -> None:
         all(isinstance(part.get("name"), str) for part in parts),
         "each [[algorithm]] table needs a name",
     )
-    names = tables.get("stack", ["FedAvg"])
+    names = tables.get("stack", [DEFAULT_BASE])
     _expect(
         isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names),
         'stack must be a list of names, such as ["FedAvg", "FedProx"]',

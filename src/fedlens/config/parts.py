@@ -34,14 +34,17 @@ PACKAGES = {
     "any": ("models", "generators", "layers", "algorithms", "data", "tasks", "deblur", "metrics"),
 }
 # groups of entry points under which installed packages offer parts of each kind
-GROUPS = {
+_GROUPS = {
     "task": ("tasks",),
     "data": ("datasets",),
     "algorithm": ("layers",),
     "any": ("models", "generators", "metrics", "layers", "tasks", "datasets"),
 }
+DEFAULT_BASE = "FedAvg"  # what layers stand on where nobody names a base
+# What `federation.secure` puts around a stack. By its name, as every part: its room is after this.
+SECURING_LAYER = "SecureSum"
 NOUNS = {"task": "task", "data": "data source", "algorithm": "algorithm or layer", "any": "part"}
-EXAMPLES = {"task": "Classification", "data": "Synthetic", "algorithm": "FedAvg", "any": "..."}
+EXAMPLES = {"task": "Classification", "data": "Synthetic", "algorithm": DEFAULT_BASE, "any": "..."}
 
 
 @dataclass(frozen=True)
@@ -168,9 +171,9 @@ def exported_names(kind: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for package in PACKAGES[kind]:
         module = importlib.import_module(f"fedlens.{package}")
-        offered = getattr(module, "KINDS", {}).get(kind, module.__all__)
+        offered = getattr(module, "PART_KINDS", {}).get(kind, module.__all__)
         found |= {n: package for n in offered if n not in found}
-    for group in GROUPS[kind]:
+    for group in _GROUPS[kind]:
         found |= {n: f"entry points {group}" for n in plugins(group) if n not in found}
     return found
 

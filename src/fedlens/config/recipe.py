@@ -21,12 +21,19 @@ from fedlens.config.convert import suggestion, toml_section, toml_value
 from fedlens.config.files import RUN_CONFIG, find_recipe, load_tables
 from fedlens.config.inherit import carry_over, renamed_part
 from fedlens.config.overrides import apply_overrides, parse_overrides
-from fedlens.config.parts import Part, exported_names, find_class, make_part
+from fedlens.config.parts import (
+    DEFAULT_BASE,
+    SECURING_LAYER,
+    Part,
+    exported_names,
+    find_class,
+    make_part,
+)
 from fedlens.core.imports import allow, importing_no_others, named_modules
 from fedlens.core.limits import MOST_WEIGHT, Count, Natural, Positive, Processes, Threads
 
 if TYPE_CHECKING:
-    from fedlens.core.algorithm import Algorithm
+    from fedlens.core.algorithm import Algorithm, Layer
     from fedlens.core.task import Task
     from fedlens.data.source import Source
 
@@ -227,7 +234,7 @@ def _wish(tables: Mapping[str, Any], pairs: Sequence[tuple[str, Any]]) -> Any:
 
 def _secured(stacked: list[Any], wish: Any) -> list[Any]:
     """The stack with or without the layer that adds replies up under masks."""
-    last = {"name": "SecureSum"}
+    last = {"name": SECURING_LAYER}
     names = [t.name if isinstance(t, Part) else str(t.get("name", "")) for t in stacked]
     has = [name.lower() == last["name"].lower() for name in names]
     if wish is True and not any(has):
@@ -235,6 +242,12 @@ def _secured(stacked: list[Any], wish: Any) -> list[Any]:
     if wish is False:
         return [t for t, secure in zip(stacked, has, strict=True) if not secure]
     return stacked
+
+
+def securing_layer() -> Layer:
+    """That layer, with its own defaults."""
+    layer: Layer = make_part("algorithm", {"name": SECURING_LAYER}, SECURING_LAYER).build()
+    return layer
 
 
 def _place_of(table: Mapping[str, Any] | Part) -> str:
@@ -261,7 +274,7 @@ def algorithm_tables(name: str) -> list[dict[str, Any]]:
                 f"there is no algorithm {piece!r}{suggestion(piece, [*NAMED, *exported.values()])}"
             )
     first = find_class("algorithm", pieces[0], "algorithm")
-    pieces = ["FedAvg", *pieces] if issubclass(first, Layer) else pieces
+    pieces = [DEFAULT_BASE, *pieces] if issubclass(first, Layer) else pieces
     return [{"name": exported.get(p.lower(), p)} for p in pieces]
 
 

@@ -8,6 +8,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from fedlens.core.limits import Limited
 from fedlens.core.message import Header, Message
 from fedlens.core.picture import Picture
 from fedlens.core.privacy import Mechanism, Unit
-from fedlens.core.replies import NEEDS, Heard, Lost, Needs, Replies, Scalar
+from fedlens.core.replies import NEEDS, SIZE, Heard, Lost, Needs, Replies, Scalar
 from fedlens.core.tree import Tree
 
 Stage = Literal["learn", "share", "merge", "wire"]
@@ -67,6 +68,22 @@ class Brought(NamedTuple):
     replies: Replies
     lost: list[Lost]
     skipped: str = ""
+
+
+class SiteSettings(NamedTuple):
+    """What a real site decides for itself and holds.
+
+    options: what it chose of the `site_options` of all parts. client: its number, of `clients`.
+    folder: its own. key, peers: its private key, and a folder with the public keys of all sites,
+    where its operator named them.
+    """
+
+    options: Mapping[str, str]
+    client: int = 0
+    clients: int = 1
+    folder: Path = Path()
+    key: Path | None = None
+    peers: Path | None = None
 
 
 class Shortened(NamedTuple):
@@ -134,7 +151,12 @@ class Algorithm(metaclass=Limited):
         held_out = client.held_out
         size = len(held_out) if held_out is not None else 0
         metrics = self.evaluate(message, held_out, client.memory) if size else {}
-        scalars = {**metrics, "examples": float(size)}
+        if SIZE in metrics:
+            raise ValueError(
+                f"a metric is called {SIZE!r}, which is how much data it was measured on: give it"
+                " another name"
+            )
+        scalars = {**metrics, SIZE: float(size)}
         header = Header(round=message.round)
         return Message(scalars=scalars, sender=client.id, header=header)
 
@@ -148,9 +170,9 @@ class Algorithm(metaclass=Limited):
         """Raise a ValueError where so few clients cannot make a round; called of every part, before
         any work."""
 
-    def at_site(self, options: Mapping[str, str]) -> Algorithm:
-        """This algorithm as one real site runs it, with what the site chose of the `site_options`
-        of all parts.
+    def at_site(self, site: SiteSettings) -> Algorithm:
+        """This algorithm as one real site runs it, with what is that site's own; a ValueError where
+        the site lacks what it needs.
         """
         return self
 
@@ -254,7 +276,13 @@ class Algorithm(metaclass=Limited):
         """Does a layer hide what single clients sent? Then there is no worst client, no spread and
         no table per client.
         """
-        return any(isinstance(part, Layer) and part.hides_replies for part in self.parts())
+        return bool(self.hiding_layer)
+
+    @property
+    def hiding_layer(self) -> str:
+        """The name of the layer that does, if one does."""
+        hiding = (p for p in self.parts() if isinstance(p, Layer) and p.hides_replies)
+        return next((type(part).__name__ for part in hiding), "")
 
     def as_saved(self, state: Message) -> Message:
         """The state as the task saves it, where the model that travels is not the one users take
@@ -440,9 +468,9 @@ class Layer(Algorithm):
     def place(self) -> torch.device:
         return self.inner.place
 
-    def at_site(self, options: Mapping[str, str]) -> Algorithm:
+    def at_site(self, site: SiteSettings) -> Algorithm:
         layer = copy.copy(self)
-        layer.inner = self.inner.at_site(options)
+        layer.inner = self.inner.at_site(site)
         return layer
 
     def deployed(self) -> Algorithm:

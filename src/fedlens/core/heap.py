@@ -18,7 +18,7 @@ from typing import Any
 
 MUCH = 1 << 30
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD, _ARENA_MAX = -3, -1, -2, -8  # of mallopt
-NAMES = (
+_NAMES = (
     "arena",
     "ordblks",
     "smblks",
@@ -35,7 +35,7 @@ NAMES = (
 class _Info(ctypes.Structure):
     """struct mallinfo2"""
 
-    _fields_ = tuple((name, ctypes.c_size_t) for name in NAMES)
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _NAMES)
 
 
 @cache

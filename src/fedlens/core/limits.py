@@ -9,7 +9,7 @@ import inspect
 import types
 import typing
 from abc import ABCMeta
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Union
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -26,18 +26,19 @@ Fraction = Annotated[float, Ge(0), Lt(1)]  # never the whole
 PositiveShare = Annotated[float, Gt(0), Le(1)]  # never nothing
 ProperShare = Annotated[float, Gt(0), Lt(1)]  # neither
 Minority = Annotated[float, Ge(0), Lt(0.5)]
-Several = Annotated[int, Ge(2)]  # classes to be told apart
+Several = Annotated[int, Ge(2)]  # classes to be told apart, a batch that is normalised
 
 MOST_WEIGHT = 1e9  # that one reply may claim, unless the recipe says otherwise
 
-WORDS = {"gt": "above {}", "ge": "of at least {}", "lt": "below {}", "le": "at most {}"}
+EVERYWHERE = " in every entry"
+_WORDS = {"gt": "above {}", "ge": "of at least {}", "lt": "below {}", "le": "at most {}"}
 
 
 def describe_limits(metadata: Iterable[Any]) -> str:
     """ "of at least 0 and below 1"."""
     found = []
     for limit in metadata:
-        for key, words in WORDS.items():
+        for key, words in _WORDS.items():
             if hasattr(limit, key):
                 found.append(words.format(getattr(limit, key)))
     return " and ".join(found)
@@ -52,6 +53,8 @@ def broken_limit(value: Any, hint: Any) -> str | None:
         return None if value is None or None in reasons else reasons[0]
     if origin is Literal and value not in arguments:
         return f"one of {', '.join(map(str, arguments))}"
+    if origin is tuple and arguments and isinstance(value, tuple | list):
+        return _broken_entry(value, arguments)
     if origin is not Annotated or isinstance(value, bool) or not isinstance(value, int | float):
         return None
     kept = all(
@@ -62,6 +65,13 @@ def broken_limit(value: Any, hint: Any) -> str | None:
         for limit in arguments[1:]
     )
     return None if kept else describe_limits(arguments[1:])
+
+
+def _broken_entry(values: Sequence[Any], hints: Sequence[Any]) -> str | None:
+    each = [hints[0]] * len(values) if hints[-1] is Ellipsis else hints
+    reasons = (broken_limit(v, hint) for v, hint in zip(values, each, strict=False))
+    reason = next((r for r in reasons if r), None)
+    return None if reason is None else f"{reason.removesuffix(EVERYWHERE)}{EVERYWHERE}"
 
 
 class Limited(ABCMeta):

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedlens.core.client import Batch, Data, NoisySteps
 from fedlens.core.noise import draw_chosen, draw_normal
 
-Loss = Callable[[Batch], Tensor]
+BatchLoss = Callable[[Batch], Tensor]
 Gradients = tuple[dict[str, Tensor], Tensor]  # by parameter, one row an example; and the losses
 
 
@@ -35,7 +35,7 @@ def chosen(data: Data, size: int, steps: int, noisy: NoisySteps, rng: Generator)
 
 
 def noisy_gradients(
-    model: nn.Module, loss: Loss, noisy: NoisySteps, size: int
+    model: nn.Module, loss: BatchLoss, noisy: NoisySteps, size: int
 ) -> Callable[[Batch], Tensor]:
     """What fills in `grad` of the model's parameters for a batch, and gives its mean loss."""
     single = ExampleGradients(model, loss)
@@ -61,7 +61,7 @@ def noisy_gradients(
 class ExampleGradients:
     """Gradients of each example of a batch by itself, of the parameters that learn."""
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    def __init__(self, model: nn.Module, loss: BatchLoss) -> None:
         self.model = model
         self.holder = _Holder(model, loss)
         self.by_vmap = True
@@ -104,7 +104,7 @@ class ExampleGradients:
 class _Holder(nn.Module):
     """A loss as a module, so that `functional_call` can put other weights into the model."""
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    def __init__(self, model: nn.Module, loss: BatchLoss) -> None:
         super().__init__()
         self.model, self.loss = model, loss
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedlens.core.client import Data
 from fedlens.core.files import write_atomically
 
-Kind = Literal["image", "compare", "strip", "sheet", "map"]
+PictureKind = Literal["image", "compare", "strip", "sheet", "map"]
 
 TILE_IMAGES = 8  # images of each kind on a tile, in two rows
 
@@ -33,7 +33,7 @@ class Picture:
     caption: str
     images: Sequence[Tensor]
     labels: Sequence[str] = ()
-    kind: Kind = "image"
+    kind: PictureKind = "image"
     facts: Mapping[str, Any] = field(default_factory=dict)
     one_scale: bool = False
 

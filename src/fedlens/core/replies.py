@@ -40,6 +40,9 @@ MOST_SCALARS = 100  # in a reply
 MOST_WEIGHTS = 10  # of one tree
 NAME_LENGTH = 100  # of a scalar
 REASON_LENGTH = 400  # that a reply was lost for
+# The two scalars that the core itself reads: what a round reports as its loss, and how much data a
+# client has worked on or was evaluated on.
+LOSS, SIZE = "loss", "examples"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,17 @@ from fedlens.core.datasets import as_data
 from fedlens.core.direction import smaller_is_better
 from fedlens.core.limits import MOST_WEIGHT
 from fedlens.core.message import Header, Message
-from fedlens.core.replies import Arrival, Heard, Lost, Replies, Scalar, Weightless, gather
+from fedlens.core.replies import (
+    LOSS,
+    SIZE,
+    Arrival,
+    Heard,
+    Lost,
+    Replies,
+    Scalar,
+    Weightless,
+    gather,
+)
 from fedlens.core.tree import is_finite
 
 MOST_SKIPPED = 3  # rounds in a row whose new state could not be used
@@ -197,7 +207,7 @@ def run(
             lost=lost,
             bytes_down=traffic[0] + scored.traffic[0],
             bytes_up=traffic[1] + scored.traffic[1],
-            loss=replies.average("loss"),
+            loss=replies.average(LOSS),
             metrics=scored.metrics,
             state=state,
             unevaluated=scored.missing,
@@ -246,7 +256,9 @@ def _take_step(
     """
     try:
         state, replies, lost, why = algorithm.read(state, trips)
-        replies = replies.limited_to(algorithm.needs, {"loss": _LOSS, **algorithm.declared()})
+        replies = replies.limited_to(
+            algorithm.needs, {LOSS: _UNDECLARED_LOSS, **algorithm.declared()}
+        )
         if why or not len(replies):
             return state, replies, lost, why
         new = algorithm.server_step(state, replies)
@@ -304,7 +316,7 @@ def _traffic(trips: Trips) -> tuple[int, int]:
     return down, up
 
 
-_LOSS = Scalar("mean", weight="examples")  # of an algorithm that does not declare its loss
+_UNDECLARED_LOSS = Scalar("mean", weight=SIZE)  # of an algorithm that does not declare its loss
 
 
 @dataclass(frozen=True)
@@ -333,7 +345,7 @@ def evaluate(
     make_trips(algorithm, engine, state, trips, here.heard)
     here.state, replies, lost, _ = algorithm.read(state, trips)
     known = [*replies.totals, *(n for h in replies.heard.values() for n in h.scalars)]
-    for name in dict.fromkeys(n for n in known if n != "examples"):
+    for name in dict.fromkeys(n for n in known if n != SIZE):
         if algorithm.hides_singles:
             if (mean := replies.average(name)) is not None:
                 metrics[f"client_{name}"] = mean

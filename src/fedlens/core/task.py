@@ -34,12 +34,12 @@ class Task(metaclass=Limited):
     shared: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def told_by(cls, facts: Facts) -> dict[str, Any]:
+    def arguments_from_facts(cls, facts: Facts) -> dict[str, Any]:
         """Arguments that the data knows, for those that nobody gives."""
         return {}
 
     @classmethod
-    def told_by_weights(
+    def arguments_from_weights(
         cls, weights: Mapping[str, Tensor], given: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Arguments that a file of weights shows, for `apply`; those that are given win."""

@@ -1,7 +1,7 @@
 """Paths: what the user named becomes a place on disk, and files are found below it.
 
-The only module that knows which files are images or videos, and in which order files
-come. Nothing is looked for elsewhere than where the user said, or in FEDLENS_DATA.
+The only module that knows in which order files come. Nothing is looked for elsewhere than where the
+user said, or in FEDLENS_DATA.
 """
 
 from __future__ import annotations
@@ -14,15 +14,8 @@ from typing import Any
 
 from fedlens.core.files import data_folder, find_named
 from fedlens.data.source import DataError
+from fedlens.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
-# still images that PIL opens
-IMAGE_SUFFIXES = (
-    ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm",
-)  # fmt: skip
-# what PyAV opens; where a list leaves the suffix out, they are tried in this order
-VIDEO_SUFFIXES = (
-    ".mp4", ".avi", ".mkv", ".webm", ".mov", ".m4v", ".mpg", ".mpeg", ".y4m",
-)  # fmt: skip
 # how folders and tables call the part that is for testing
 TEST_PARTS = ("test", "val", "valid", "validation", "testing")
 

@@ -18,7 +18,7 @@ _WHERE = {
 }
 # A room with parts of several kinds says which is which, so that looking for one does not load the
 # others.
-KINDS = {
+PART_KINDS = {
     "task": ("Deblurring",),
     "data": ("Scene",),
     "algorithm": (

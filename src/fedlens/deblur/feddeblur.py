@@ -63,7 +63,7 @@ from fedlens.core.client import Client, generator
 from fedlens.core.facts import Facts
 from fedlens.core.limits import Natural, NotNegative, Positive, PositiveShare
 from fedlens.core.message import Message
-from fedlens.core.replies import Replies, Scalar
+from fedlens.core.replies import LOSS, Replies, Scalar
 from fedlens.core.task import LearningTask, Task
 from fedlens.core.tree import Tree
 from fedlens.deblur import consensus, spectrum
@@ -185,7 +185,7 @@ class FedDeblur(Algorithm):
     draws: ClassVar[bool] = False
     loss_name: ClassVar[str] = "misfit"
     reports: ClassVar[Mapping[str, Scalar]] = {
-        "loss": Scalar("mean", record=True),
+        LOSS: Scalar("mean", record=True),
         "squared_gap": Scalar("mean"),
         "first": Scalar("sum"),
     }
@@ -372,7 +372,7 @@ class FedDeblur(Algorithm):
         if (gap := replies.average("squared_gap")) is not None:
             # a square, as long as everybody tells the truth
             notes["consensus"] = math.sqrt(max(0.0, gap))
-        if (misfit := replies.average("loss")) is not None:
+        if (misfit := replies.average(LOSS)) is not None:
             # the image the clients measured
             values = [self.regulariser.value(x) for x in state.trees["image"].values()]
             if None not in values:

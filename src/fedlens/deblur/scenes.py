@@ -38,6 +38,7 @@ from fedlens.deblur.observation import Observation, SceneFacts, without_rim
 from fedlens.deblur.scene_folder import OwnView, client_folders, read_scene
 from fedlens.deblur.spectrum import circular_blur
 
+SceneSize = Annotated[int, Ge(16)]
 KernelSize = Annotated[int, Ge(3)]  # below, camera shake has nowhere to go
 
 
@@ -56,7 +57,7 @@ class Scene(Source):
 
     image: str = "camera"
     scene: str | None = None
-    size: int | None = None
+    size: SceneSize | Literal[0] | None = None
     colour: Literal["auto", "grey", "rgb"] = "auto"
     limit: Count | None = None
     observe: Literal["complete", "partial"] = "complete"
@@ -69,8 +70,6 @@ class Scene(Source):
     align: bool = False
 
     def __post_init__(self) -> None:
-        if self.size is not None and self.size != 0 and self.size < 16:
-            raise DataError(f"size is {self.size}: a scene needs at least 16 pixels a side")
         if self.scene is not None and self.boundary == "circular":
             raise DataError(
                 "boundary=circular is for simulated views: a real photo does not continue on its"

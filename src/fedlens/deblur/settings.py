@@ -32,7 +32,7 @@ PARTIAL = {
     "synthesis": ((0.01, 0.002), (0.01, 5e-4)),
 }
 # How eta follows the noise, from the published values at n = 10: noise -> eta / eta(noise 1).
-NOISE = ((0.0, 0.002), (0.5, 0.3), (1.0, 1.0), (2.0, 3.0), (3.0, 4.0))
+_NOISE = ((0.0, 0.002), (0.5, 0.3), (1.0, 1.0), (2.0, 3.0), (3.0, 4.0))
 # (sigma, rho) for a denoiser: published for DRUNet and Eq. 5; and our own for partial views and z =
 # x, found with FFDNet on images that are in no table (experiments/feddeblur/README.md).
 DENOISE = {
@@ -75,7 +75,7 @@ def published(
         )
     else:
         eta, preset = _nearest(GREY, n)
-    return eta * _between(NOISE, level), preset
+    return eta * _between(_NOISE, level), preset
 
 
 def published_alone(prior: str, shared: bool, facts: SceneFacts) -> tuple[float, float]:

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from fedlens.core.client import generator
+from fedlens.core.limits import Limited, Share
 from fedlens.core.message import Message
 from fedlens.core.replies import Arrival, Lost
 
 
-class Flaky:
+class Flaky(metaclass=Limited):
     """before: share of clients that never get the message. after: share whose reply is lost once
     they have worked, when their memory has already changed. delay: share whose reply arrives `by`
     rounds late; nobody is asked again while a reply is on its way. What is on its way is nowhere on
@@ -25,14 +26,12 @@ class Flaky:
         self,
         engine: Any,
         *,
-        before: float = 0.0,
-        after: float = 0.0,
-        delay: float = 0.0,
+        before: Share = 0.0,
+        after: Share = 0.0,
+        delay: Share = 0.0,
         by: int = 1,
         seed: int = 0,
     ) -> None:
-        if not all(0 <= p <= 1 for p in (before, after, delay)):
-            raise ValueError("before, after and delay are shares between 0 and 1")
         self.engine, self.seed = engine, seed
         self.before, self.after, self.delay, self.by = before, after, delay, by
         self.delayed: dict[int, tuple[int, Message]] = {}  # sender -> (arrives in round, reply)

@@ -21,10 +21,11 @@ from typing import Any, Generic, Self, TypeVar
 
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
+from fedlens.core.log import Log
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import Message
 from fedlens.core.replies import Arrival, Lost, Nodes
-from fedlens.engines.worker import Job, Log, Outcome, read_payload, read_report
+from fedlens.engines.worker import Job, ReplyOutcome, read_payload, read_report
 
 
 class WorkerDied(Exception):
@@ -116,11 +117,11 @@ class WorkerPool(ABC, Generic[H]):
     ) -> Iterator[Arrival]:
         self.touch(message, ids)
         current = _Exchange(self, message, sorted(ids), heard)
-        for k in range(len(self.workers)):
-            current.assign(k)
+        for number in range(len(self.workers)):
+            current.assign(number)
         while current.busy:
-            for k in self.ready(list(current.busy), 0.2 if self.timeout else 5.0):
-                yield from current.receive(k)
+            for number in self.ready(list(current.busy), 0.2 if self.timeout else 5.0):
+                yield from current.receive(number)
             current.replace_overdue()
         yield from current.results.values()
 
@@ -162,45 +163,45 @@ class _Exchange:
         self.published = pool.publish(message)
         stretches = _cut_cohort(len(order), len(pool.workers))
         # by worker: positions it is to ask
-        self.waiting = {k: deque(stretch) for k, stretch in enumerate(stretches)}
+        self.waiting = {number: deque(stretch) for number, stretch in enumerate(stretches)}
         # by worker: positions it is asking now; none: it is handing in
         self.busy: dict[int, list[int]] = {}
         # by worker: positions it was given since it last handed in
-        self.uncollected: dict[int, list[int]] = {k: [] for k in self.waiting}
+        self.uncollected: dict[int, list[int]] = {number: [] for number in self.waiting}
         # asked alone, because a worker died on them or on a neighbour
         self.suspects: set[int] = set()
         self.begun: set[int] = set()  # workers that know of the message
-        self.results: dict[int, Outcome] = {}
+        self.results: dict[int, ReplyOutcome] = {}
         self.deaths = 0
 
-    def assign(self, k: int) -> None:
+    def assign(self, number: int) -> None:
         """Give a worker its next piece of work or, when none is left, let it hand in."""
-        worker = self.pool.workers[k]
-        if not self.waiting[k]:
-            self.take_over(k)
-        if self.waiting[k]:
-            if k not in self.begun:
+        worker = self.pool.workers[number]
+        if not self.waiting[number]:
+            self.take_over(number)
+        if self.waiting[number]:
+            if number not in self.begun:
                 worker.begin(self.published, self.sums)
-                self.begun.add(k)
-            piece = self.next_piece(k)
-            worker.work([self.job(position, k) for position in piece])
-            self.uncollected[k] += piece
-            self.busy[k] = piece
-        elif self.uncollected[k]:
+                self.begun.add(number)
+            piece = self.next_piece(number)
+            worker.work([self.job(position, number) for position in piece])
+            self.uncollected[number] += piece
+            self.busy[number] = piece
+        elif self.uncollected[number]:
             worker.finish()
-            self.busy[k] = []
+            self.busy[number] = []
 
-    def take_over(self, k: int) -> None:
+    def take_over(self, number: int) -> None:
         """The second half of the longest stretch left becomes this worker's."""
         longest = max(self.waiting.values(), key=len)
         for _ in range((len(longest) + 1) // 2):
-            self.waiting[k].appendleft(longest.pop())
+            self.waiting[number].appendleft(longest.pop())
 
-    def next_piece(self, k: int) -> list[int]:
+    def next_piece(self, number: int) -> list[int]:
         """Half of what is left of a stretch, so that the rest can still be taken over; a suspect
         alone.
         """
-        waiting = self.waiting[k]
+        waiting = self.waiting[number]
         piece = [waiting.popleft()]
         if piece[0] in self.suspects:
             return piece
@@ -208,49 +209,49 @@ class _Exchange:
             piece.append(waiting.popleft())
         return piece
 
-    def job(self, position: int, k: int) -> Job:
+    def job(self, position: int, number: int) -> Job:
         id = self.order[position]
-        moved = self.pool.last_worker.get(id, k) != k
-        self.pool.last_worker[id] = k
+        moved = self.pool.last_worker.get(id, number) != number
+        self.pool.last_worker[id] = number
         return Job(position, id, self.heard.get(id, NEVER), moved)
 
-    def receive(self, k: int) -> Iterator[Nodes]:
+    def receive(self, number: int) -> Iterator[Nodes]:
         """What a worker has answered, and its next piece of work."""
-        worker = self.pool.workers[k]
+        worker = self.pool.workers[number]
         try:
-            if self.busy[k]:
+            if self.busy[number]:
                 read_report(worker.report(), self.results, self.pool.log)
             else:
                 payload, index = worker.collect(self.sums)
                 nodes = read_payload(payload, index, self.results)
-                self.uncollected[k] = []
+                self.uncollected[number] = []
                 if nodes:
                     yield nodes
         except WorkerDied as e:
-            self.replace(k, str(e))
+            self.replace(number, str(e))
             return
-        del self.busy[k]
-        self.assign(k)
+        del self.busy[number]
+        self.assign(number)
 
     def replace_overdue(self) -> None:
         limit = self.pool.timeout
         if not limit:
             return
-        for k, piece in list(self.busy.items()):
-            if piece and self.pool.workers[k].overdue(piece, limit):
-                self.replace(k, f"took longer than {limit:g} s")
+        for number, piece in list(self.busy.items()):
+            if piece and self.pool.workers[number].overdue(piece, limit):
+                self.replace(number, f"took longer than {limit:g} s")
 
-    def replace(self, k: int, why: str) -> None:
+    def replace(self, number: int, why: str) -> None:
         """A new worker, which does again what the old one had not handed in, without the client it
         died on.
         """
-        piece, worker = self.busy.pop(k), self.pool.workers[k]
+        piece, worker = self.busy.pop(number), self.pool.workers[number]
         worker.kill()
         suspect = worker.suspect(piece)
-        again = [p for p in self.uncollected[k] if p != suspect and not self.has_failed(p)]
-        whose = f"worker {k}" if suspect is None else f"client {self.order[suspect]}"
+        again = [p for p in self.uncollected[number] if p != suspect and not self.has_failed(p)]
+        whose = f"worker {number}" if suspect is None else f"client {self.order[suspect]}"
         self.pool.log(
-            f"{whose}: {why}; worker {k} is replaced and {len(again)} clients are asked again"
+            f"{whose}: {why}; worker {number} is replaced and {len(again)} clients are asked again"
         )
         self.deaths += 1
         if self.deaths > 2 * (len(self.pool.workers) + len(self.order)):
@@ -263,11 +264,11 @@ class _Exchange:
             self.results.pop(p, None)
             # the file holds what is committed, whoever reads it
             self.pool.last_worker[self.order[p]] = NEVER
-        self.pool.workers[k] = self.pool.start(k)
-        self.begun.discard(k)
-        self.waiting[k] = deque(sorted([*again, *self.waiting[k]]))
-        self.uncollected[k] = []
-        self.assign(k)
+        self.pool.workers[number] = self.pool.start(number)
+        self.begun.discard(number)
+        self.waiting[number] = deque(sorted([*again, *self.waiting[number]]))
+        self.uncollected[number] = []
+        self.assign(number)
 
     def has_failed(self, position: int) -> bool:
         """Lost for good: it raised, or a worker died on it."""

@@ -28,10 +28,11 @@ import torch
 from fedlens.core import heap, imports
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
+from fedlens.core.log import Log
 from fedlens.core.memory import Memory
 from fedlens.core.message import Message
 from fedlens.engines.pool import WorkerDied, WorkerHandle, WorkerPool
-from fedlens.engines.worker import Job, Log, Worker
+from fedlens.engines.worker import Job, Worker
 from fedlens.trust.ledger import Ledgers
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

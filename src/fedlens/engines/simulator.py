@@ -34,11 +34,12 @@ import torch
 from fedlens.core import heap, imports
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
+from fedlens.core.log import Log
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import Message
 from fedlens.core.replies import Arrival, Lost
 from fedlens.engines.pool import WorkerDied, WorkerHandle, WorkerPool
-from fedlens.engines.worker import IDLE, Job, Log, Worker, threads
+from fedlens.engines.worker import IDLE, Job, Worker, threads
 from fedlens.trust.ledger import Ledgers
 
 MEMORY = Path("/dev/shm")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -20,14 +20,14 @@ import torch
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.answer import answer
 from fedlens.core.federation import Federation
+from fedlens.core.log import Log
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import Header, Message
 from fedlens.core.replies import Fold, Heard, Lost, Nodes, Sum, in_order, leaves_ring, refuse
 from fedlens.core.tree import Tree
 from fedlens.trust.ledger import Ledgers
 
-Log = Callable[[str], None]
-Outcome = Message | Heard | Lost  # of asking one client; Heard where its trees were folded
+ReplyOutcome = Message | Heard | Lost  # of asking one client; Heard where its trees were folded
 IDLE = -1.0  # the position on a clock while no client is being asked
 
 
@@ -67,9 +67,9 @@ class Worker:
         # by position: replies whose scalars were reported and whose trees were not yet handed in
         self.singles: dict[int, Message] = {}
 
-    def work(self, jobs: Sequence[Job]) -> list[Outcome]:
+    def work(self, jobs: Sequence[Job]) -> list[ReplyOutcome]:
         """Ask these clients in turn. Whatever one does wrong costs its own reply only."""
-        outcomes: list[Outcome] = []
+        outcomes: list[ReplyOutcome] = []
         for position, id, heard, moved in jobs:
             if moved:
                 self.memory.forget(id)
@@ -111,7 +111,7 @@ class Worker:
             return Lost(reply.sender, why, refused=True, bytes=size)
         return in_order(reply, self.expected)
 
-    def admit(self, position: int, reply: Message, own: bool = False) -> Outcome:
+    def admit(self, position: int, reply: Message, own: bool = False) -> ReplyOutcome:
         """Check a reply and fold it. own: it came over a wire, so its arrays are nobody else's."""
         checked = self.check(reply)
         if isinstance(checked, Lost) or not self.sums:
@@ -126,7 +126,7 @@ class Worker:
 
     # -- for a pool in another process -------------------------------------------------------------
 
-    def report(self, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    def report(self, jobs: Sequence[Job], outcomes: Sequence[ReplyOutcome]) -> dict[str, Any]:
         """Outcomes as a little JSON; trees stay here until the pool asks for the payload."""
         lost: list[list[Any]] = []
         heard: list[list[Any]] = []
@@ -157,7 +157,9 @@ class Worker:
         return Message(trees), {"nodes": nodes, "singles": singles}
 
 
-def read_report(report: Mapping[str, Any], results: MutableMapping[int, Outcome], log: Log) -> None:
+def read_report(
+    report: Mapping[str, Any], results: MutableMapping[int, ReplyOutcome], log: Log
+) -> None:
     """The pool's side of `Worker.report`: outcomes go to `results`, by position."""
     for position, fields in report["lost"]:
         lost = results[position] = Lost(**fields)
@@ -167,7 +169,7 @@ def read_report(report: Mapping[str, Any], results: MutableMapping[int, Outcome]
 
 
 def read_payload(
-    payload: Message, index: Mapping[str, Any], results: MutableMapping[int, Outcome]
+    payload: Message, index: Mapping[str, Any], results: MutableMapping[int, ReplyOutcome]
 ) -> Nodes:
     """The pool's side of `Worker.payload`: returns the partial sums; single replies get their trees
     in `results`.

@@ -45,7 +45,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.algorithms.fedavg import TrainingLayer
-from fedlens.core.algorithm import Algorithm, StackError
+from fedlens.core.algorithm import Algorithm, SiteSettings, StackError
 from fedlens.core.client import Batch, Client, Data, generator
 from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
@@ -59,7 +59,7 @@ from fedlens.generators.generator import ImageGenerator, open_store
 Role = Literal["constrained", "unconstrained", "no"]
 ROLES: tuple[Role, ...] = ("constrained", "unconstrained", "no")
 ALIGN = "balance.align"
-LOOK = 250  # samples at a time where only the loss is wanted
+_LOOK = 250  # samples at a time where only the loss is wanted
 
 
 @dataclass
@@ -110,10 +110,10 @@ class Balance(TrainingLayer):
                 " split into features and a linear head"
             )
 
-    def at_site(self, options: Mapping[str, str]) -> Algorithm:
-        layer = super().at_site(options)
+    def at_site(self, site: SiteSettings) -> Algorithm:
+        layer = super().at_site(site)
         assert isinstance(layer, Balance)
-        if (role := options.get("generate")) is None:
+        if (role := site.options.get("generate")) is None:
             return layer
         if role not in ROLES:
             raise StackError(f"generate is one of {', '.join(ROLES)}, not {role!r}")
@@ -247,7 +247,7 @@ class Balance(TrainingLayer):
         model = base.load(message.trees["model"]).eval()
         found = []
         with torch.no_grad():
-            for some in index.split(LOOK):
+            for some in index.split(_LOOK):
                 batch = {k: v.to(base.place) for k, v in data.batch(some).items()}
                 found.append(
                     F.cross_entropy(

@@ -19,8 +19,8 @@ from fedlens.core.tree import Tree
 if TYPE_CHECKING:
     from fedlens.layers.balance import Balance
 
-POINTS = 60  # images of each kind and class in the projection
-COLOURS = 10  # classes in the projection
+_POINTS = 60  # images of each kind and class in the projection
+_COLOURS = 10  # classes in the projection
 
 
 def show(
@@ -50,7 +50,7 @@ def show(
     if not made or next(iter(made.values())).dim() != 4:
         return ()
     names = layer._classes or [str(k) for k in range(layer.head.out_features)]
-    real = first_of_each_class(reference, sorted(made), POINTS)
+    real = first_of_each_class(reference, sorted(made), _POINTS)
     shift = layer.pace**0.5 * memory(chosen)[ALIGN]["shift"] if chosen in aligned else None
     shown = [sheet(real, made, names, chosen)]
     if is_installed("matplotlib"):
@@ -90,7 +90,7 @@ def projection(
     with torch.no_grad():
         look = {label: model.features(x.to(place)).flatten(1).cpu() for label, x in real.items()}
         seen = {
-            label: model.features(as_floats(made[label][:POINTS]).to(place)).flatten(1).cpu()
+            label: model.features(as_floats(made[label][:_POINTS]).to(place)).flatten(1).cpu()
             for label in real
         }
     moved = {label: z + shift[label] for label, z in seen.items()} if shift is not None else {}
@@ -142,7 +142,7 @@ def draw(
     pictures = []
     for _, made in panels:
         figure, ax = plt.subplots(figsize=(5.4, 4.2), layout="constrained")
-        for k, label in enumerate(list(real)[:COLOURS]):
+        for k, label in enumerate(list(real)[:_COLOURS]):
             ax.plot(*flat(real[label]), ".", color=f"C{k}", alpha=0.25, markersize=4)
             ax.plot(*flat(made[label]), "x", color=f"C{k}", alpha=0.6, markersize=4)
             ax.plot(

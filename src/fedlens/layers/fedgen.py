@@ -34,7 +34,7 @@ from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.core import tree
 from fedlens.core.algorithm import Algorithm, StackError, server_rng
 from fedlens.core.client import Batch, Client, Data, Output, Term, generator, seeded
-from fedlens.core.limits import Count, NotNegative, Positive
+from fedlens.core.limits import Count, NotNegative, Positive, Several
 from fedlens.core.message import Message
 from fedlens.core.replies import Needs, Replies
 from fedlens.core.training import train
@@ -62,7 +62,8 @@ class FeatureGenerator(nn.Module):
 @dataclass
 class FedGen(TrainingLayer):
     """alpha, beta: of the two client terms. decay: of both, per round. eta: of the diversity term.
-    noise, hidden: sizes of the generator. steps, batch, lr: of its training (Adam) in every round.
+    noise, hidden: sizes of the generator. steps, batch, lr: of its training (Adam) in every round;
+    it has BatchNorm, so that one example is no batch.
     """
 
     alpha: NotNegative = 10.0
@@ -72,7 +73,7 @@ class FedGen(TrainingLayer):
     noise: Count = 32
     hidden: Count = 256
     steps: Count = 50
-    batch: int = 32
+    batch: Several = 32
     lr: Positive = 3e-4
     own_needs: ClassVar[Needs] = "replies"
     whole: ClassVar[bool] = True
@@ -84,8 +85,6 @@ class FedGen(TrainingLayer):
                 "FedGen generates what the head reads: the model needs a `head` that is one linear"
                 " layer"
             )
-        if self.batch < 2:
-            raise StackError("FedGen's generator has BatchNorm: its batch must be at least 2")
 
     def init(self) -> Message:
         with seeded(generator(self.fedavg.seed, 0x6E)):

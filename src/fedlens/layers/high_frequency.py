@@ -33,7 +33,7 @@ from fedlens.core.message import Message
 
 BANDS = ("LLH", "LHL", "LHH", "HLL", "HLH", "HHL", "HHH")
 # samples at a time: 4 MiB and as much for the bands, so that they stay in the last-level cache
-PIECE = 1 << 20
+_PIECE = 1 << 20
 HALF = 2**-1.5  # three orthonormal steps of 1 / sqrt 2
 
 
@@ -170,7 +170,7 @@ class _Scratch:
 
 
 def _pieces(pairs: Tensor) -> Iterator[tuple[int, int]]:
-    step = max(1, PIECE // max(1, pairs[0].numel()))
+    step = max(1, _PIECE // max(1, pairs[0].numel()))
     return ((low, min(low + step, len(pairs))) for low in range(0, len(pairs), step))
 
 

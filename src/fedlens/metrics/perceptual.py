@@ -19,7 +19,7 @@ from fedlens.core.files import find_in_data_folder, find_named
 from fedlens.core.weights import read_weights
 
 SHIFT, SPREAD = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
-WIDTHS = (64, 192, 384, 256, 256)
+_WIDTHS = (64, 192, 384, 256, 256)
 
 
 class Lpips(nn.Module):
@@ -27,7 +27,7 @@ class Lpips(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        c = WIDTHS
+        c = _WIDTHS
         convs = [
             nn.Conv2d(3, c[0], 11, 4, 2),
             nn.Conv2d(c[0], c[1], 5, padding=2),

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from fedlens.models.clips import Configuration
 
-LEVELS = 255  # the published weights were trained on these, not on [0, 1]
+_LEVELS = 255  # the published weights were trained on these, not on [0, 1]
 SMALLEST = 15  # what ESA's stride and pool need
 
 
@@ -92,11 +92,11 @@ class RLFN(nn.Module):
         if min(h, w) < SMALLEST:
             more = (0, max(0, SMALLEST - w), 0, max(0, SMALLEST - h))
             frames = F.pad(frames, more, mode="replicate")
-        shallow = self.conv_1(frames * LEVELS)
+        shallow = self.conv_1(frames * _LEVELS)
         deep = shallow
         for k in range(self.blocks):
             deep = self.get_submodule(f"block_{k + 1}")(deep)
-        large: Tensor = self.upsampler(self.conv_2(deep) + shallow) / LEVELS
+        large: Tensor = self.upsampler(self.conv_2(deep) + shallow) / _LEVELS
         return large[..., : h * self.scale, : w * self.scale]
 
     @staticmethod

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from fedlens.data.images.reading import IMAGENET_MEAN, IMAGENET_STD
 
-LEVELS = 6
+_LEVELS = 6
 
 
 def pixel_grid(like: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class SpyNet(nn.Module):
     def __init__(self, scales: Sequence[int] = (1,)) -> None:
         super().__init__()
         self.scales = tuple(scales)
-        self.basic_module = nn.ModuleList(Level() for _ in range(LEVELS))
+        self.basic_module = nn.ModuleList(Level() for _ in range(_LEVELS))
         self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(IMAGENET_STD).view(1, 3, 1, 1))
 
@@ -88,7 +88,7 @@ class SpyNet(nn.Module):
         full = (math.ceil(h / 32) * 32, math.ceil(w / 32) * 32)
         pyramid = [self._normal(reference, full)], [self._normal(other, full)]
         for levels in pyramid:
-            for _ in range(LEVELS - 1):
+            for _ in range(_LEVELS - 1):
                 levels.insert(0, F.avg_pool2d(levels[0], 2))
         flow = torch.zeros_like(pyramid[0][0][:, :2])
         found = {}
@@ -96,7 +96,7 @@ class SpyNet(nn.Module):
             if i:
                 flow = F.interpolate(flow, scale_factor=2, mode="bilinear", align_corners=True) * 2
             flow = flow + level(torch.cat([a, warp(b, flow, padding="border"), flow], 1))
-            if (scale := 2 ** (LEVELS - 1 - i)) in self.scales:
+            if (scale := 2 ** (_LEVELS - 1 - i)) in self.scales:
                 found[scale] = _resize(flow, (h // scale, w // scale))
         return [found[s] for s in self.scales]
 

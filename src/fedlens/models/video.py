@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from fedlens.core.imports import load_reference
 from fedlens.data.images.reading import IMAGENET_MEAN, IMAGENET_STD
 
-SMALL = {"r3d10": (16, 32, 64, 128), "r3d10s": (8, 16, 32, 64)}
+_SMALL = {"r3d10": (16, 32, 64, 128), "r3d10s": (8, 16, 32, 64)}
 LARGE = {"r3d18": "r3d_18", "r2plus1d18": "r2plus1d_18"}
 MVIT = ("mvit_v1_b", "mvit_v2_s")
-BACKBONES = (*LARGE, *MVIT, *SMALL)
+BACKBONES = (*LARGE, *MVIT, *_SMALL)
 
 
 class VideoBackbone(nn.Module):
@@ -93,7 +93,7 @@ class TransformerBackbone(nn.Module):
         return found
 
 
-def r3d10(widths: Sequence[int] = SMALL["r3d10"]) -> VideoBackbone:
+def r3d10(widths: Sequence[int] = _SMALL["r3d10"]) -> VideoBackbone:
     """One basic block a stage: ten layers with the stem and a classifier."""
     from torchvision.models.video.resnet import BasicBlock, Conv3DSimple
 
@@ -152,7 +152,7 @@ def backbone(name: str, last_stride: int = 2) -> nn.Module:
             f"there is no backbone {name!r}: {', '.join(BACKBONES)} are known, or module:Class with"
             " forward_features"
         )
-    net = torchvision_resnet(name) if name in LARGE else r3d10(SMALL[name])
+    net = torchvision_resnet(name) if name in LARGE else r3d10(_SMALL[name])
     return keep_last_size(net) if last_stride == 1 else net
 
 

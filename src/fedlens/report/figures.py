@@ -25,7 +25,7 @@ from fedlens.report.reading import (
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#444444")
 DASHES = ("-", "--", "-.", ":")
-KINDS = ("pdf", "png", "svg", "eps")
+_FORMATS = ("pdf", "png", "svg", "eps")
 STYLE = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -46,7 +46,7 @@ STYLE = {
     "savefig.dpi": 300,
     "figure.constrained_layout.use": True,
 }
-WIDTH = 3.4  # inches: one column of a two-column paper
+_WIDTH = 3.4  # inches: one column of a two-column paper
 
 
 def write_figures(
@@ -65,8 +65,10 @@ def write_figures(
 def draw_figures(runs: Sequence[RunFolder], kinds: Sequence[str], out: Path) -> list[Path]:
     """Everything that these runs have something to show for. Returns the files written."""
     kinds = [kind.strip().lower().lstrip(".") for kind in kinds if kind.strip()]
-    if wrong := [kind for kind in kinds if kind not in KINDS]:
-        raise ValueError(f"There is no figure kind {wrong[0]!r}: choose from {', '.join(KINDS)}.")
+    if wrong := [kind for kind in kinds if kind not in _FORMATS]:
+        raise ValueError(
+            f"There is no figure kind {wrong[0]!r}: choose from {', '.join(_FORMATS)}."
+        )
     if not any(run.rounds for run in runs):
         raise ValueError(
             f"{runs[0].path} has no rounds to draw." if runs else "There are no runs to draw."
@@ -247,7 +249,7 @@ def _write(figure: Any, name: str, kinds: Sequence[str], out: Path) -> Iterator[
 
 
 @contextmanager
-def _figure(columns: int = 1, height: float = WIDTH * 0.66) -> Iterator[tuple[Any, Any]]:
+def _figure(columns: int = 1, height: float = _WIDTH * 0.66) -> Iterator[tuple[Any, Any]]:
     """Own figure, own style: whatever the caller does with matplotlib stays as it is, and no
     display is needed.
     """
@@ -256,7 +258,7 @@ def _figure(columns: int = 1, height: float = WIDTH * 0.66) -> Iterator[tuple[An
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH if columns == 1 else 2.1 * columns, height))
+        figure = Figure(figsize=(_WIDTH if columns == 1 else 2.1 * columns, height))
         FigureCanvasAgg(figure)
         yield figure, figure.subplots(1, columns)
 

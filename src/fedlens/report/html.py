@@ -30,7 +30,7 @@ PAGE = Path(__file__).parent / "page"
 SCRIPTS = ("draw.js", "pictures.js", "view.js")
 # bytes of images embedded untouched; more are compressed, so that a report stays below 5 MB (base64
 # adds a third)
-PICTURES = 3_300_000
+_PICTURES = 3_300_000
 
 
 def write_report(folder: Path | str) -> Path:
@@ -98,7 +98,7 @@ class _Images:
         paths = {
             image_digest(p): p for run in runs for entry in run.pictures for p in entry["paths"]
         }
-        excess = sum(p.stat().st_size for p in paths.values()) - PICTURES
+        excess = sum(p.stat().st_size for p in paths.values()) - _PICTURES
         self.addresses: list[str] = []
         self._place: dict[str, int] = {}
         for id, path in sorted(paths.items(), key=lambda item: -item[1].stat().st_size):

@@ -16,15 +16,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from fedlens.data.suffixes import BROWSER_SUFFIXES
+
 Status = Literal["finished", "running", "stopped", "empty", "not a run"]
 MARKS = ("config.toml", "metrics.jsonl", "summary.json")  # any one of them makes a folder a run
-IMAGES = (".png", ".jpg", ".jpeg", ".webp")
 # levels of nesting; nothing FedLens writes has ten, and whatever walks a value later may recurse
 DEPTH = 50
 LARGEST = 1 << 1023  # whole numbers beyond it are no float
 # seconds without a new line after which a run without summary counts as stopped (longer if its
 # rounds are longer)
-QUIET = 120.0
+_QUIET = 120.0
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,9 @@ def _image(folder: Path, name: str) -> Path | None:
     try:
         name.encode()
         path = (folder / name).resolve()
-        allowed = path.parent == folder and path.suffix.lower() in IMAGES and path.is_file()
+        allowed = (
+            path.parent == folder and path.suffix.lower() in BROWSER_SUFFIXES and path.is_file()
+        )
     except (OSError, ValueError, RuntimeError):  # a NUL, a name of 300 letters, a link to itself
         return None
     return path if allowed else None
@@ -344,7 +347,7 @@ def _progress(
     slowest = max((r["seconds"] for r in rounds[-20:] if as_number(r.get("seconds"))), default=0.0)
     return (
         "running"
-        if time.time() - max(metrics_at, config_at) / 1e9 < max(QUIET, 5 * slowest)
+        if time.time() - max(metrics_at, config_at) / 1e9 < max(_QUIET, 5 * slowest)
         else "stopped"
     )
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from fedlens.config.convert import suggestion
 from fedlens.config.recipe import ConfigError
+from fedlens.core.log import Log
 from fedlens.core.rounds import Engine
-from fedlens.engines.worker import Log
 from fedlens.runs.setup import Setup
 from fedlens.trust.ledger import Ledgers, protection
 

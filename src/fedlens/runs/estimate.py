@@ -22,8 +22,8 @@ from fedlens.engines.worker import threads
 from fedlens.runs.records import memory_in_use
 from fedlens.runs.setup import Setup
 
-FEW = 4  # batches that the client works on
-SLOW = 2.0  # seconds: what takes longer is not done on more to know it better
+_FEW = 4  # batches that the client works on
+_SLOW = 2.0  # seconds: what takes longer is not done on more to know it better
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,24 @@ class Beginning:
 
 
 def estimate(setup: Setup) -> Estimate:
-    s, algorithm, federation = setup.settings, setup.algorithm, setup.federation
-    cohort = s.cohort or len(federation)
-    workers = max(1, min(os.cpu_count() or 1 if s.workers is None else s.workers, len(federation)))
-    with threads(s.threads):
+    settings, algorithm, federation = setup.settings, setup.algorithm, setup.federation
+    cohort = settings.cohort or len(federation)
+    workers = max(
+        1,
+        min(os.cpu_count() or 1 if settings.workers is None else settings.workers, len(federation)),
+    )
+    with threads(settings.threads):
         before = memory_in_use()
-        header = Header(0, s.rounds, s.seed, len(federation), cohort, rehearsal=True)
+        header = Header(0, settings.rounds, settings.seed, len(federation), cohort, rehearsal=True)
         message = algorithm.broadcast(algorithm.init().with_header(header)).with_header(header)
         seconds, reply = time_client(setup, message)
         growth = max(0, memory_in_use() - before)
         evaluation = time_evaluation(setup, message)
-    evaluations = (s.rounds + s.evaluate_every - 1) // s.evaluate_every if s.evaluate_every else 0
+    evaluations = (
+        (settings.rounds + settings.evaluate_every - 1) // settings.evaluate_every
+        if settings.evaluate_every
+        else 0
+    )
     held_out = sum(len(d) for d in federation.held_out if d is not None) if setup.personal else 0
     share = (
         held_out / len(federation.test)
@@ -76,13 +83,13 @@ def estimate(setup: Setup) -> Estimate:
     work = cohort * seconds / min(workers, cohort)
     missing = [part.unrehearsed(reply) for part in algorithm.parts()]
     return Estimate(
-        seconds=s.rounds * work + evaluations * evaluation * (1 + share / workers),
+        seconds=settings.rounds * work + evaluations * evaluation * (1 + share / workers),
         client_seconds=seconds,
         memory=before + growth * (workers + 1),
         # clients evaluate what is sent to all of them for that
         bytes_down=message.count_bytes()
-        * (cohort * s.rounds + (evaluations * len(federation) if s.personal else 0)),
-        bytes_up=reply.count_bytes() * cohort * s.rounds,
+        * (cohort * settings.rounds + (evaluations * len(federation) if settings.personal else 0)),
+        bytes_up=reply.count_bytes() * cohort * settings.rounds,
         parameters=sum(t.numel() for t in message.trees.get("model", {}).values()),
         workers=workers,
         left_out="".join(f", without {what}" for what in missing if what),
@@ -98,7 +105,7 @@ def time_client(setup: Setup, message: Message) -> tuple[float, Message]:
         return _timed(algorithm, message, everyone, 0)
     mean = sum(len(h) for h in holdings) / len(holdings)
     typical = min(range(len(holdings)), key=lambda i: abs(len(holdings[i]) - mean))
-    short = algorithm.shortened(FEW)
+    short = algorithm.shortened(_FEW)
 
     def timed(examples: int) -> tuple[float, Message]:
         part: Any = {typical: Beginning(holdings[typical], examples)}
@@ -106,8 +113,8 @@ def time_client(setup: Setup, message: Message) -> tuple[float, Message]:
 
     few = min(len(holdings[typical]), short.batch)
     warm, _ = timed(few)
-    if warm < SLOW:
-        few = min(len(holdings[typical]), FEW * short.batch)
+    if warm < _SLOW:
+        few = min(len(holdings[typical]), _FEW * short.batch)
     seconds, reply = timed(few)
     # A fixed number of local steps takes as long on little data as on much.
     of_data = mean / max(1, few) if short.by_data else 1
@@ -137,6 +144,6 @@ def time_evaluation(setup: Setup, message: Message) -> float:
             setup.algorithm.evaluate(message.with_header(evaluate=True), part, {})
         spent = time.perf_counter() - began
         seconds = spent * len(test) / max(1, len(part))
-        if part is test or spent > SLOW:
+        if part is test or spent > _SLOW:
             break
     return seconds

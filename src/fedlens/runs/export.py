@@ -30,8 +30,8 @@ from fedlens.core.task import LearningTask
 from fedlens.core.weights import Misfit, check_fit, read_weights
 from fedlens.runs.setup import load_federation
 
-Kind = Literal["onnx", "torch-export"]
-SUFFIX: dict[Kind, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
+ExportFormat = Literal["onnx", "torch-export"]
+SUFFIX: dict[ExportFormat, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
 TOLERANCE = 1e-5  # of the largest output, or of 1 where that is smaller
 Run = Callable[[Tensor], Tensor]
 
@@ -51,7 +51,7 @@ class Exported:
     note: str = ""
 
 
-def export_run(folder: Path, kind: Kind, target: Path | None = None) -> Exported:
+def export_run(folder: Path, kind: ExportFormat, target: Path | None = None) -> Exported:
     """folder: a finished run. target: the file; RUN/export/model.onnx or model.pt2 by default."""
     if kind == "onnx":
         _require_onnx()
@@ -123,7 +123,7 @@ def _other_size(network: nn.Module, x: Tensor, multiple: int) -> Tensor | None:
 
 
 def _write(
-    network: nn.Module, first: Tensor, other: Tensor | None, kind: Kind, target: Path
+    network: nn.Module, first: Tensor, other: Tensor | None, kind: ExportFormat, target: Path
 ) -> Exported:
     """With open height and width, then with open number of inputs only, then not at all."""
     sides = {first.dim() - 2, first.dim() - 1}
@@ -144,7 +144,7 @@ def _write(
 
 
 def _attempt(
-    network: nn.Module, inputs: tuple[Tensor, ...], free: set[int], kind: Kind, target: Path
+    network: nn.Module, inputs: tuple[Tensor, ...], free: set[int], kind: ExportFormat, target: Path
 ) -> dict[str, float]:
     """Export, read back, compare; only then is the file where it is wanted."""
     example = inputs[0]
@@ -165,7 +165,7 @@ def _attempt(
         return {"x".join(map(str, x.shape)): _difference(network, run, x) for x in inputs}
 
 
-def _reader(file: Path, kind: Kind) -> Run:
+def _reader(file: Path, kind: ExportFormat) -> Run:
     if kind == "torch-export":
         module = torch.export.load(str(file)).module()
         return lambda x: module(x)  # type: ignore[no-any-return]

@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from fedlens.config import recipe as recipes
-from fedlens.config.parts import part_of
+from fedlens.config.parts import DEFAULT_BASE, part_of
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.algorithm import Algorithm, Layer
 from fedlens.core.files import write_atomically
@@ -32,8 +32,8 @@ from fedlens.runs.progress import live
 from fedlens.runs.setup import Setup
 from fedlens.runs.text import rounded
 
-Row = dict[str, Any]
-Callback = Callable[[Row], Any]
+RoundRow = dict[str, Any]
+Callback = Callable[[RoundRow], Any]
 
 
 def fit(
@@ -150,7 +150,7 @@ def _stack(algorithm: Any) -> list[Any]:
         if not issubclass(kind, Algorithm):
             raise ConfigError(f"algorithm: {kind.__name__} is neither a layer nor an algorithm")
         if not parts and issubclass(kind, Layer):
-            parts.append({"name": "FedAvg"})
+            parts.append({"name": DEFAULT_BASE})
         parts.append(part_of(thing, f"algorithm.{kind.__name__}"))
     return parts
 
@@ -190,7 +190,7 @@ class _Callbacks(Listener):
 # -- what comes out --------------------------------------------------------------------------------
 
 
-def as_row(record: Mapping[str, Any]) -> Row:
+def as_row(record: Mapping[str, Any]) -> RoundRow:
     """A round of `metrics.jsonl` as a flat row, counted from 1."""
     return {
         "round": record["round"] + 1,
@@ -204,7 +204,7 @@ def as_row(record: Mapping[str, Any]) -> Row:
     }
 
 
-class History(list[Row]):
+class History(list[RoundRow]):
     """A row for every round."""
 
     def table(self) -> Any:
@@ -275,14 +275,16 @@ class FitResult:
         write_atomically(Path(path), (self.folder / "model.safetensors").read_bytes())
 
     def _facts(self) -> dict[str, str]:
-        s = self.outcome.summary
-        rows = {"algorithm": str(s["algorithm"])}
-        rows["rounds"] = f"{s['rounds']}, {s['clients']} clients, {s['seconds']:.1f} s"
+        summary = self.outcome.summary
+        rows = {"algorithm": str(summary["algorithm"])}
+        rows["rounds"] = (
+            f"{summary['rounds']}, {summary['clients']} clients, {summary['seconds']:.1f} s"
+        )
         rows |= {k: rounded(v) for k, v in list(self.metrics.items())[:4] if v is not None}
-        if s["loss"] is not None:
-            rows["training loss"] = rounded(s["loss"])
-        if s["asked"] > s["heard"]:
-            rows["lost replies"] = f"{s['asked'] - s['heard']} of {s['asked']}"
+        if summary["loss"] is not None:
+            rows["training loss"] = rounded(summary["loss"])
+        if summary["asked"] > summary["heard"]:
+            rows["lost replies"] = f"{summary['asked'] - summary['heard']} of {summary['asked']}"
         return {**rows, "folder": str(self.folder)}
 
     def __repr__(self) -> str:

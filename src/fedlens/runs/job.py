@@ -192,10 +192,10 @@ class _Job:
     references: dict[str, dict[str, float]] | None = None  # as far as they are known
 
     def run(self, found: tuple[Progress, dict[int, Path]] | None) -> Outcome:
-        s = self.setup.settings
+        settings = self.setup.settings
         (self.folder / "summary.json").unlink(missing_ok=True)
         with (
-            threads(s.threads),
+            threads(settings.threads),
             contextlib.closing(
                 make_engine(self.engine_kind, self.setup, self.folder, self.listener.log)
             ) as engine,
@@ -224,7 +224,7 @@ class _Job:
                     self._save()
                     self._summarise(interrupted=True)
                 own = named_modules(self.setup.config.tables())
-                raise Interrupted(self.folder, self.safe.done, s.rounds, own) from None
+                raise Interrupted(self.folder, self.safe.done, settings.rounds, own) from None
             except Stalled:
                 with interrupts_deferred():
                     self._save()
@@ -234,33 +234,33 @@ class _Job:
                 self.curves.close()
 
     def _rounds(self, progress: Progress) -> None:
-        s = self.setup.settings
+        settings = self.setup.settings
         # the algorithm had ended the run before it was interrupted
         if progress.state.header.stop:
             return
-        if not s.rounds and s.evaluate_every:
+        if not settings.rounds and settings.evaluate_every:
             self.start = self._evaluate_start(progress)
         run(
             self.setup.algorithm,
             self.engine,
-            s.rounds,
-            cohort=s.cohort,
-            seed=s.seed,
+            settings.rounds,
+            cohort=settings.cohort,
+            seed=settings.seed,
             # a server over real sites has one of its own, which they never learn
             cohort_seed=getattr(self.engine, "cohort_seed", None),
-            late=s.late,
-            max_weight=s.max_weight,
-            patience=s.patience,
+            late=settings.late,
+            max_weight=settings.max_weight,
+            patience=settings.patience,
             progress=progress,
             test=self.setup.federation.test,
-            evaluate_every=s.evaluate_every,
+            evaluate_every=settings.evaluate_every,
             personal=self.setup.personal,
             before_round=self._charge if self.account else None,
             after_round=self._after_round,
         )
         if self.stopped:
             self._save()
-            if s.evaluate_every and not self.records[-1]["metrics"]:
+            if settings.evaluate_every and not self.records[-1]["metrics"]:
                 self.start = self._evaluate_start(progress)
 
     def _open_account(self) -> None:
@@ -276,7 +276,7 @@ class _Job:
         if self.account is not None:
             part: Any = accounting.private_part(self.setup.algorithm)
             seeded = part.mechanism(1, 1, 1).seeded
-            self.journal = Journal(self.folder / accounting.FILE, seeded)
+            self.journal = Journal(self.folder / accounting.PRIVACY_FILE, seeded)
             self.journal.replay(self.account)
 
     def _charge(self, number: int, asked: Sequence[int]) -> Mapping[str, float] | None:

@@ -28,7 +28,7 @@ from fedlens.core.weights import read_weights
 from fedlens.runs.personal import Ended
 from fedlens.runs.setup import Setup, make_setup
 
-Loss = Callable[[Mapping[str, Tensor]], float]
+LossOfWeights = Callable[[Mapping[str, Tensor]], float]
 
 
 def filter_normalised(weights: Mapping[str, Tensor], rng: Generator) -> Tree:
@@ -45,7 +45,7 @@ def filter_normalised(weights: Mapping[str, Tensor], rng: Generator) -> Tree:
 
 
 def loss_line(
-    loss: Loss,
+    loss: LossOfWeights,
     weights: Mapping[str, Tensor],
     direction: Mapping[str, Tensor],
     steps: Sequence[float],
@@ -55,7 +55,7 @@ def loss_line(
 
 
 def loss_plane(
-    loss: Loss,
+    loss: LossOfWeights,
     weights: Mapping[str, Tensor],
     one: Mapping[str, Tensor],
     two: Mapping[str, Tensor],
@@ -119,7 +119,7 @@ class FinishedRun:
         backbone = {n: t for n, t in own.items() if n.startswith("backbone.")}
         return backbone or own
 
-    def loss(self, clients: int = 4, examples: int = 16) -> Loss:
+    def loss(self, clients: int = 4, examples: int = 16) -> LossOfWeights:
         """Mean loss over a few clients' examples, with their own heads where heads are private."""
         base, task = self.base, self.base.task
         whole = set(base.resident.state_dict())

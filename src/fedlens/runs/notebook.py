@@ -12,7 +12,7 @@ from fedlens.runs.listener import Listener
 from fedlens.runs.progress import closing_lines, facts, losses, opening_lines, report_or_folder
 from fedlens.runs.setup import Setup
 
-SHOWN = 8  # rounds
+_SHOWN = 8  # rounds
 
 
 def in_notebook() -> bool:
@@ -54,7 +54,7 @@ class NotebookProgress(Listener):
 
     def _draw(self) -> None:
         bar = f"<progress max='{self.rounds}' value='{self.done}'></progress>"
-        text = [*self.head, *self.warnings[-SHOWN:], *self.lines[-SHOWN:]]
+        text = [*self.head, *self.warnings[-_SHOWN:], *self.lines[-_SHOWN:]]
         shown = "<br>".join(html.escape(line) for line in text)
         self.show(f"<div>{bar} {self.done}/{self.rounds}<br><code>{shown}</code></div>")
 

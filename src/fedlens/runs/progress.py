@@ -178,18 +178,18 @@ class CellBar(Live):
 
 
 def opening_lines(setup: Setup, folder: Path, done: int) -> list[str]:
-    s, config = setup.settings, setup.config
+    settings, config = setup.settings, setup.config
     cohort = (
-        f"{s.cohort} of {len(setup.federation)} clients a round"
-        if s.cohort
+        f"{settings.cohort} of {len(setup.federation)} clients a round"
+        if settings.cohort
         else f"{len(setup.federation)} clients"
     )
     again = f", going on after round {done}" if done else ""
     return [
         f"{config.name}: {setup.stack}",
         (
-            f"{config.task.name} on {config.data.name}, {cohort}, {s.rounds} rounds, seed"
-            f" {s.seed}{again} → {folder}"
+            f"{config.task.name} on {config.data.name}, {cohort}, {settings.rounds} rounds, seed"
+            f" {settings.seed}{again} → {folder}"
         ),
     ]
 

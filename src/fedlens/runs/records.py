@@ -34,17 +34,17 @@ def describe(done: Round, algorithm: Algorithm) -> dict[str, Any]:
         "evaluation_bytes": done.evaluation_bytes,
         "asked": done.asked,
         "heard": len(done.heard),
-        "refused": sum(x.refused for x in done.lost),
+        "refused": sum(lost.refused for lost in done.lost),
         "skipped": done.skipped,
-        "lost": [_missing(x) for x in done.lost],
-        "unevaluated": [_missing(x) for x in done.unevaluated],
+        "lost": [_missing(lost) for lost in done.lost],
+        "unevaluated": [_missing(lost) for lost in done.unevaluated],
         "clients": _by_client(done, algorithm),
         "state": {k: v for k, v in done.state.scalars.items() if math.isfinite(v)},
     }
 
 
-def _missing(x: Lost) -> dict[str, Any]:
-    return {"client": x.sender, "reason": x.reason, "refused": x.refused}
+def _missing(lost: Lost) -> dict[str, Any]:
+    return {"client": lost.sender, "reason": lost.reason, "refused": lost.refused}
 
 
 def _by_client(done: Round, algorithm: Algorithm) -> dict[str, dict[str, float]]:

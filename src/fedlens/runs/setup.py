@@ -36,7 +36,7 @@ class Setup:
 
 
 NO_SINGLES = (
-    "replies are added up under masks (SecureSum): there is no worst client, no spread between"
+    "replies are added up under masks ({layer}): there is no worst client, no spread between"
     " clients and no table of them"
 )
 
@@ -71,7 +71,7 @@ def make_setup(config: Config, federation: Federation | None = None, learn: bool
     if settings.personal or algorithm.personalises:
         federation = _with_note(config, federation)
     if algorithm.hides_singles:
-        facts = federation.facts.noting(NO_SINGLES)
+        facts = federation.facts.noting(NO_SINGLES.format(layer=algorithm.hiding_layer))
         federation = replace(federation, facts=facts)
     return Setup(config, settings, task, federation, algorithm.given(federation.facts))
 
@@ -80,9 +80,9 @@ def with_facts(config: Config, federation: Federation) -> Config:
     """The same config, its task told what the data knows and nobody gave."""
     if all(h is None for h in federation.holdings):
         return config
-    told = config.task.cls.told_by(federation.facts)  # type: ignore[attr-defined]
-    new = {k: v for k, v in told.items() if k not in config.task.given}
-    if "classes" not in new and len(told.get("names", ())) != config.task.given.get("classes"):
+    known = config.task.cls.arguments_from_facts(federation.facts)  # type: ignore[attr-defined]
+    new = {k: v for k, v in known.items() if k not in config.task.given}
+    if "classes" not in new and len(known.get("names", ())) != config.task.given.get("classes"):
         new.pop("names", None)  # of other classes than the recipe speaks of
     if not new:
         return config

@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedlens.config import recipe as recipes
-from fedlens.config.recipe import Config
-from fedlens.core.algorithm import StackError
+from fedlens.config.recipe import Config, securing_layer
+from fedlens.core.algorithm import Algorithm, Layer, StackError
 from fedlens.core.imports import allow, named_modules
-from fedlens.trust.secure_sum import SecureSum
 
 
 def recipe_hash(config: Config) -> str:
@@ -42,26 +41,33 @@ def secured(config: Config) -> tuple[Config, str]:
     """
     algorithm = config.build_algorithm(config.build_task())
     if algorithm.hides_singles:
-        return config, "SecureSum is on: the server sees sums over all sites, and no single reply"
+        return config, (
+            f"{algorithm.hiding_layer} is on: the server sees sums over all sites, and no single"
+            " reply"
+        )
+    layer = securing_layer()
+    name = type(layer).__name__
     exposed = "the server sees what each site sends"
     if config.settings.secure is False:
-        return config, f"SecureSum is off, as the recipe says: {exposed}"
-    if (config.settings.cohort or config.settings.clients) < SecureSum().min_cohort:
+        return config, f"{name} is off, as the recipe says: {exposed}"
+    try:
+        layer.check_cohort(config.settings.cohort or config.settings.clients)
+    except ValueError:
         return with_secure(config, False), (
-            f"SecureSum hides a site among three or more: {exposed}; and of two sites, each can"
+            f"{name} hides a site among three or more: {exposed}; and of two sites, each can"
             " subtract its own update from the common one and has the other's"
         )
-    why = _objection(config)
+    why = _objection(config, layer, algorithm)
     if why:
-        return with_secure(config, False), f"SecureSum is off, {exposed}: {why}"
+        return with_secure(config, False), f"{name} is off, {exposed}: {why}"
     return secured(with_secure(config, True))
 
 
-def _objection(config: Config) -> str:
+def _objection(config: Config, layer: Layer, algorithm: Algorithm) -> str:
     if config.settings.late:
         return "late replies (federation.late) have no place in a sum that is opened in its round"
     try:
-        SecureSum().around(config.build_algorithm(config.build_task()))
+        layer.around(algorithm)
     except StackError as e:
         return str(e)
     return ""

@@ -33,8 +33,8 @@ from dataclasses import dataclass, field
 
 import h11
 
+from fedlens.core.log import Log
 from fedlens.sites.keys import certified_key
-from fedlens.sites.programs import Log
 
 # of the Fleet API; not in it: register-node and unregister-node (the server's list decides),
 # get-fab (no site of ours wants code)
@@ -51,16 +51,16 @@ SIGNED = (KEY_HEADER, b"flwr-signature", b"flwr-timestamp")
 VERSION = (b"flwr-package-name", b"flwr-package-version", b"flwr-component-name")
 PASSED = frozenset((*SIGNED, *VERSION, b"content-type", b"accept"))
 BACK = frozenset((b"content-type", b"flwr-version-incompatibility-message"))
-CHUNK = 1 << 18
-SAY_AGAIN = 60.0  # seconds
-SLOW = "a body that came too slowly"
-WORDS = {
+_CHUNK = 1 << 18
+_SAY_AGAIN = 60.0  # seconds
+_SLOW = "a body that came too slowly"
+_WORDS = {
     400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
     408: "Request Timeout", 411: "Length Required", 413: "Content Too Large",
     429: "Too Many Requests", 502: "Bad Gateway", 503: "Service Unavailable",
 }  # fmt: skip
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class _Refusal(Exception):
@@ -125,7 +125,7 @@ class Front:
         oldest = next(task for task, address in waiting.items() if address == most)
         oldest.cancel()
         self._unproven.pop(oldest).abort()
-        if time.monotonic() - self._crowded > SAY_AGAIN:
+        if time.monotonic() - self._crowded > _SAY_AGAIN:
             self.log(
                 f"{self.strangers} connections have shown no certificate, most of them from"
                 f" {most}: the oldest are closed"
@@ -133,7 +133,7 @@ class Front:
             self._crowded = time.monotonic()
 
     async def _handshake(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
-        protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(CHUNK), self.converse)
+        protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(_CHUNK), self.converse)
         try:
             secure = await asyncio.get_running_loop().start_tls(
                 transport, protocol, tls, server_side=True, ssl_handshake_timeout=self.seconds
@@ -175,7 +175,7 @@ class Front:
             raise _Refusal(403, "a certificate whose key is not on the list of sites")
         return self.sites[key]
 
-    async def _exchange(self, client: int, site: Streams, link: _Link) -> bool:
+    async def _exchange(self, client: int, site: _Streams, link: _Link) -> bool:
         """One request and its response; whether there may be another."""
         reader, writer = site
         head = await self._read_head(reader)
@@ -218,7 +218,7 @@ class Front:
             async with asyncio.timeout(self.seconds + length / self.pace):
                 body = await reader.readexactly(length)
         except TimeoutError as e:
-            raise _Refusal(408, SLOW) from e
+            raise _Refusal(408, _SLOW) from e
         if why := self.objection(body):
             raise _Refusal(403, why)
         return body
@@ -268,7 +268,7 @@ class Front:
         try:
             async with asyncio.timeout(self.seconds + length / self.pace):
                 while length:
-                    chunk = await source.read(min(length, CHUNK))
+                    chunk = await source.read(min(length, _CHUNK))
                     if not chunk:
                         raise EOFError
                     target.write(chunk)
@@ -276,10 +276,10 @@ class Front:
                     length -= len(chunk)
                 await target.drain()
         except TimeoutError as e:
-            raise _Refusal(408, SLOW) from e
+            raise _Refusal(408, _SLOW) from e
 
     async def _answer(self, writer: asyncio.StreamWriter, status: int) -> None:
-        line = b"HTTP/1.1 %d %s" % (status, WORDS[status].encode())
+        line = b"HTTP/1.1 %d %s" % (status, _WORDS[status].encode())
         writer.write(_head(line, [(b"connection", b"close")], 0))
         async with asyncio.timeout(self.seconds):
             await writer.drain()
@@ -309,13 +309,13 @@ class _Link:
 
     def __init__(self, port: int, tls: ssl.SSLContext) -> None:
         self.port, self.tls, self.used = port, tls, 0.0
-        self.streams: Streams | None = None
+        self.streams: _Streams | None = None
 
-    async def open(self) -> Streams:
+    async def open(self) -> _Streams:
         if self.streams is None or time.monotonic() - self.used > self.KEPT:
             self.close()
             self.streams = await asyncio.open_connection(
-                "127.0.0.1", self.port, ssl=self.tls, limit=CHUNK
+                "127.0.0.1", self.port, ssl=self.tls, limit=_CHUNK
             )
         return self.streams
 
@@ -327,7 +327,7 @@ class _Link:
 
 def _parse(role: type[h11.CLIENT] | type[h11.SERVER], head: bytes) -> h11.Event | None:
     """The head of a message, by the strict rules of h11; None where it breaks them."""
-    connection = h11.Connection(role, max_incomplete_event_size=CHUNK)
+    connection = h11.Connection(role, max_incomplete_event_size=_CHUNK)
     if role is h11.CLIENT:  # an answer is only read after a question
         connection.send(h11.Request(method="POST", target="/", headers=[("host", "-")]))
         connection.send(h11.EndOfMessage())

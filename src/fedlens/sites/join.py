@@ -13,7 +13,7 @@ from typing import Any
 
 from fedlens.config.convert import ConfigError
 from fedlens.core.files import lock_folder
-from fedlens.sites.programs import Log
+from fedlens.core.log import Log
 from fedlens.sites.worker import COMMAND, SiteWorker
 from fedlens.trust.signing import read_signing_key
 

@@ -23,7 +23,7 @@ from fedlens.report.reading import as_list, as_number, read_overview
 from fedlens.sites.keys import certified_key
 from fedlens.sites.network import is_loopback, require_free_port, split_address
 from fedlens.trust.departures import Departures, read_departures
-from fedlens.trust.ledger import FILE
+from fedlens.trust.ledger import LEDGER_FILE
 
 SECONDS = 10.0  # that one who asks may be silent
 
@@ -64,7 +64,7 @@ class SiteMetrics:
     """Of a site: what its ledger holds."""
 
     def __init__(self, folder: Path) -> None:
-        self.path, self.read, self.left = folder / FILE, 0, Departures()
+        self.path, self.read, self.left = folder / LEDGER_FILE, 0, Departures()
 
     def __call__(self) -> Iterable[Metric]:
         if self.path.exists():

@@ -16,13 +16,12 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 from fedlens.config.convert import ConfigError
 from fedlens.core.files import home_folder
+from fedlens.core.log import Log
 
-Log = Callable[[str], None]
 Process = subprocess.Popen[bytes]
 GRACE = 8.0  # seconds between asking a program to end and killing it
 

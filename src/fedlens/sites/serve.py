@@ -15,6 +15,7 @@ from typing import Any
 
 from fedlens.config.convert import ConfigError
 from fedlens.core.files import write_atomically
+from fedlens.core.log import Log
 from fedlens.sites.front import Front, run_front
 from fedlens.sites.keys import (
     make_authority,
@@ -23,13 +24,7 @@ from fedlens.sites.keys import (
     site_public_key,
 )
 from fedlens.sites.network import front_tls, tls_context, wait_for_port
-from fedlens.sites.programs import (
-    Log,
-    Programs,
-    flower_home,
-    private_file,
-    write_connection,
-)
+from fedlens.sites.programs import Programs, flower_home, private_file, write_connection
 
 ANY_ADDRESS = ("0.0.0.0", "::")
 NOTE = "server.json"

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedlens.config.recipe import Config
 from fedlens.core.federation import Federation
+from fedlens.core.log import Log
 from fedlens.data.source import DataError
 from fedlens.report.page_data import UNEVALUATED
 from fedlens.runs.job import run_job
 from fedlens.runs.listener import Listener
 from fedlens.runs.setup import Setup, make_setup
 from fedlens.sites.agreement import recipe_hash, recipe_of_request, secured
-from fedlens.sites.programs import Log, private_file
+from fedlens.sites.programs import private_file
 from fedlens.trust.receipts import Receipts
 
 if TYPE_CHECKING:

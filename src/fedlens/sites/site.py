@@ -14,15 +14,11 @@ from fedlens.config import recipe as recipes
 from fedlens.config.convert import suggestion
 from fedlens.config.parts import parameters
 from fedlens.config.recipe import Config, ConfigError
-from fedlens.core.algorithm import Algorithm
+from fedlens.core.algorithm import Algorithm, SiteSettings
 from fedlens.core.imports import import_only
 from fedlens.engines.flower.site import Site, federation_of_one
 from fedlens.sites.agreement import recipe_hash, recipe_of_request, secured
 from fedlens.trust.policy import check_generators, check_modules, site_policy, terms_of
-from fedlens.trust.retention import VAULT
-from fedlens.trust.secure_sum import SecureSum
-from fedlens.trust.signing import public_text, read_signing_key
-from fedlens.trust.vault import SiteVault, read_peers
 
 PLACES = ("root", "folder", "file", "image")  # what data sources call the place their data lies in
 OPTION = "option-"  # begins a site option's key in the node config: option-NAME = "value"
@@ -40,10 +36,9 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
         config = with_data_at(config, own)
     settings = config.settings
     task = config.build_task()
-    algorithm = with_site_options(config.build_algorithm(task), node).deployed()
+    built = config.build_algorithm(task)
+    algorithm = built.at_site(site_settings(built, node, id, settings.clients)).deployed()
     check_generators(site_policy(node.get("policy"), ()), algorithm)
-    if isinstance(algorithm, SecureSum):
-        algorithm = with_vault(algorithm, node, id, settings.clients)
     clients = 1 if own else settings.clients
     federation = task.admit(config.build_source().federation(clients, settings.seed))
     parts = settings.clients if own else len(federation)
@@ -84,27 +79,6 @@ def agreed_recipe(node: Mapping[str, Any], request: Mapping[str, Any]) -> Config
     return recipe_of_request(request)
 
 
-def with_vault(algorithm: SecureSum, node: Mapping[str, Any], id: int, clients: int) -> SecureSum:
-    """SecureSum with this site's own secrets, its key, and the keys of the others, which its
-    operator has put there: a server that names them could put its own in their place.
-    """
-    if not node.get("key") or not node.get("peers"):
-        raise ConfigError(
-            "SecureSum is on: this site needs its private key (key) and a folder with the public"
-            " keys of all sites (peers) in its settings, as `fedlens join` has them"
-        )
-    key, folder = Path(str(node["key"])), Path(str(node["peers"]))
-    secret, peers = read_signing_key(key), read_peers(folder)
-    if missing := [str(i) for i in range(clients) if i not in peers]:
-        raise ConfigError(
-            f"SecureSum is on, and {folder} lacks the public keys of clients {', '.join(missing)}:"
-            f" ask each site's operator for its .pub file (site-{missing[0]}.pub), not the server's"
-        )
-    if public_text(peers[id]).split()[:2] != public_text(secret.public_key()).split()[:2]:
-        raise ConfigError(f"the public key of client {id} in {folder} is not that of {key}")
-    return algorithm.with_vault(SiteVault(Path(str(node["folder"])) / VAULT, secret, peers))
-
-
 def site_number(node: Mapping[str, Any]) -> int:
     for key in ("client", "partition-id"):
         if key in node:
@@ -126,8 +100,10 @@ def with_data_at(config: Config, place: str) -> Config:
     return replace(config, data=config.data.with_value(key, place).checked())
 
 
-def with_site_options(algorithm: Algorithm, node: Mapping[str, Any]) -> Algorithm:
-    """The algorithm with what this site chose; every option has to be declared by a part of it."""
+def site_settings(
+    algorithm: Algorithm, node: Mapping[str, Any], id: int, clients: int
+) -> SiteSettings:
+    """What is this site's own; every option has to be declared by a part of the algorithm."""
     chosen = {k.removeprefix(OPTION): str(v) for k, v in node.items() if k.startswith(OPTION)}
     parts = list(algorithm.parts())
     known = [name for part in parts for name in part.site_options]
@@ -135,4 +111,5 @@ def with_site_options(algorithm: Algorithm, node: Mapping[str, Any]) -> Algorith
         if name not in known:
             stack = " + ".join(type(part).__name__ for part in parts)
             raise ConfigError(f"{stack} takes no site option {name!r}{suggestion(name, known)}")
-    return algorithm.at_site(chosen)
+    key, peers = (Path(str(node[k])) if node.get(k) else None for k in ("key", "peers"))
+    return SiteSettings(chosen, id, clients, Path(str(node["folder"])), key, peers)

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.config.recipe import Config, ConfigError
+from fedlens.core.log import Log
 from fedlens.sites.monitor import note_run
 from fedlens.sites.network import split_address, wait_for_port
-from fedlens.sites.programs import Log, Programs, flower_home, write_connection
+from fedlens.sites.programs import Programs, flower_home, write_connection
 from fedlens.sites.serve import read_served
 
-SERVER = "fedlens.sites.server:run_server"
+_SERVER = "fedlens.sites.server:run_server"
 SITE = "fedlens.sites.site:make_site"
 COMPLETED = "finished:completed"
 
@@ -84,7 +85,7 @@ def _start_run(
     from fedlens.engines.flower.engine import write_app
 
     with tempfile.TemporaryDirectory(prefix="fedlens-app-") as app:
-        write_app(Path(app), SERVER, SITE, run_config)
+        write_app(Path(app), _SERVER, SITE, run_config)
         reply = _read_json(programs.run("flwr", "run", app, connection, "--format", "json"))
     run_id = str(reply.get("run-id", ""))
     if not reply.get("success") or not run_id:

@@ -22,8 +22,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fedlens.config.convert import ConfigError
+from fedlens.core.log import Log
 from fedlens.sites.logs import log_line
-from fedlens.sites.programs import Log
 from fedlens.trust.guard import Guard
 
 if TYPE_CHECKING:

@@ -88,18 +88,18 @@ class Classification(LearningTask):
     shared = ("size", "classes", "channels", "names")
 
     @classmethod
-    def told_by(cls, facts: Facts) -> dict[str, Any]:
+    def arguments_from_facts(cls, facts: Facts) -> dict[str, Any]:
         """How many classes, what they are called, and the images' channels and size."""
-        told: dict[str, Any] = {}
+        known: dict[str, Any] = {}
         if len(facts.classes) > 1:
-            told |= {"classes": len(facts.classes), "names": facts.classes}
+            known |= {"classes": len(facts.classes), "names": facts.classes}
         if len(facts.shape) == 3:
-            told["channels"] = facts.shape[0]
-            told |= {"size": facts.shape[1]} if facts.shape[1] == facts.shape[2] else {}
-        return told
+            known["channels"] = facts.shape[0]
+            known |= {"size": facts.shape[1]} if facts.shape[1] == facts.shape[2] else {}
+        return known
 
     @classmethod
-    def told_by_weights(
+    def arguments_from_weights(
         cls, weights: Mapping[str, Tensor], given: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The last matrix has a row for each class, whatever its layer is called."""

@@ -31,7 +31,7 @@ from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, check_options, in_batches
 from fedlens.tasks.classification import SHEET_IMAGES, confusion_picture, label_sheet
 
-SHOWN = 3  # images beside their targets
+_SHOWN = 3  # images beside their targets
 
 
 class Custom(LearningTask):
@@ -195,7 +195,7 @@ def _shown(images: Tensor) -> Tensor:
 
 def _side_by_side(batch: Batch, made: Tensor) -> list[Picture]:
     out = []
-    for k in range(min(SHOWN, len(made))):
+    for k in range(min(_SHOWN, len(made))):
         images = [made[k].float().clamp(0, 1), batch["y"][k].float().clamp(0, 1)]
         labels = ["ours", "target"]
         if batch["x"].shape == made.shape:

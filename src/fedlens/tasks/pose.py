@@ -99,7 +99,7 @@ class Pose(LearningTask):
             )
 
     @classmethod
-    def told_by(cls, facts: Facts) -> dict[str, Any]:
+    def arguments_from_facts(cls, facts: Facts) -> dict[str, Any]:
         """The data's joints."""
         if not isinstance(facts, PoseFacts) or not facts.skeleton:
             return {}
@@ -108,19 +108,19 @@ class Pose(LearningTask):
         return {"joints": name if known else dict(facts.skeleton)}
 
     @classmethod
-    def told_by_weights(
+    def arguments_from_weights(
         cls, weights: Mapping[str, Tensor], given: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The skeleton by its number of joints, and what a ViTPose is made of."""
         last = weights.get("keypoint_head.final_layer.weight")
-        told: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if last is not None:
             known = {len(s.joints): name for name, s in SKELETONS.items()}
             numbered = {"joints": [f"joint_{k + 1}" for k in range(len(last))]}
-            told["joints"] = known.get(len(last), numbered)
+            arguments["joints"] = known.get(len(last), numbered)
         shown = arguments_of(weights)
         other = given.get("network", shown.get("network")) != shown.get("network")
-        return told if other else told | shown
+        return arguments if other else arguments | shown
 
     def fits(self, facts: Facts) -> None:
         if not isinstance(facts, PoseFacts) or not facts.skeleton:

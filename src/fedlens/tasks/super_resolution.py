@@ -28,7 +28,7 @@ from fedlens.models.by_name import network_builder
 from fedlens.models.clips import configurations
 from fedlens.tasks.tiles import TILE, WINDOW, Tiles, TileSide, run_network
 
-Metric = Literal["psnr", "ssim", "psnr_y", "ssim_y", "temporal", "lpips", "vmaf"]
+QualityMetric = Literal["psnr", "ssim", "psnr_y", "ssim_y", "temporal", "lpips", "vmaf"]
 # under names that say that less is better
 REPORTED_AS = {"lpips": "lpips_loss", "temporal": "temporal_loss"}
 
@@ -54,7 +54,7 @@ class SuperResolution(LearningTask):
         model: Any = "light",
         scale: Literal[1, 2, 3, 4] = 4,
         options: dict[str, Any] | None = None,
-        metrics: Sequence[Metric] = ("psnr", "ssim"),
+        metrics: Sequence[QualityMetric] = ("psnr", "ssim"),
         border: Natural = 0,
         eps: Positive = 1e-9,
         lpips_weights: str | None = None,
@@ -80,7 +80,7 @@ class SuperResolution(LearningTask):
         self.build = network_builder(model, scale, dict(options or {}))
 
     @classmethod
-    def told_by_weights(
+    def arguments_from_weights(
         cls, weights: Mapping[str, Tensor], given: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Which network a public checkpoint belongs to, and for which scale."""

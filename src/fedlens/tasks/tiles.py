@@ -23,7 +23,7 @@ from fedlens.core.limits import Count, Natural
 
 TileSide = Annotated[int, Ge(8)]
 TILE, WINDOW = 256, 16  # unless somebody says otherwise
-SIDES = (512, 384, 256, 192, 128, 96, 64)  # what is tried where memory decides
+_SIDES = (512, 384, 256, 192, 128, 96, 64)  # what is tried where memory decides
 WINDOWS = (32, 16, 8, 4)
 BYTES_PER_PIXEL = 14_000  # VRT's, the hungriest that is known
 
@@ -112,7 +112,7 @@ class Tiles:
         """
         choices = [
             replace(self, tile=side, window=frames)
-            for side in ([tile] if tile else SIDES)
+            for side in ([tile] if tile else _SIDES)
             for frames in ([window] if window else WINDOWS)
         ]
         possible = [t for t in choices if t.memory(model, size) <= room]

@@ -30,7 +30,7 @@ from fedlens.tasks.video_clips import cut_clip, larger
 from fedlens.tasks.video_ssl import VideoSSL, small_normal
 
 CLIPS = 3
-ORDERS = tuple(permutations(range(CLIPS)))
+CLIP_ORDERS = tuple(permutations(range(CLIPS)))
 PAIRS = tuple(map(list, combinations(range(CLIPS), 2)))
 
 
@@ -38,7 +38,7 @@ class OrderHead(nn.Module):
     def __init__(self, width: int, hidden: int, dropout: float) -> None:
         super().__init__()
         self.pair = nn.Linear(2 * width, hidden)
-        self.order = nn.Linear(len(PAIRS) * hidden, len(ORDERS))
+        self.order = nn.Linear(len(PAIRS) * hidden, len(CLIP_ORDERS))
         self.dropout = dropout
         nn.init.kaiming_normal_(self.pair.weight, mode="fan_out", nonlinearity="relu")
         nn.init.zeros_(self.pair.bias)
@@ -68,8 +68,8 @@ class VCOP(VideoSSL):
         self, frames: Frames, label: int, rng: Generator, augment: bool
     ) -> dict[str, Tensor]:
         start = int(torch.randint(len(frames) - self.least + 1, (), generator=rng))
-        y = int(torch.randint(len(ORDERS), (), generator=rng))
-        numbers = [n for j in ORDERS[y] for n in self.clip(start, j)]
+        y = int(torch.randint(len(CLIP_ORDERS), (), generator=rng))
+        numbers = [n for j in CLIP_ORDERS[y] for n in self.clip(start, j)]
         together = cut_clip(frames, numbers, self.size, rng if augment else None)
         return {
             "x": together.unflatten(1, (CLIPS, self.frames)).transpose(0, 1).contiguous(),
@@ -96,7 +96,7 @@ class VCOP(VideoSSL):
 
     def shown(self, made: Mapping[str, Tensor]) -> Picture:
         images = [larger(clip[:, t]) for clip in made["x"] for t in (0, clip.shape[1] - 1)]
-        order = " ".join(str(j + 1) for j in ORDERS[int(made["y"])])
+        order = " ".join(str(j + 1) for j in CLIP_ORDERS[int(made["y"])])
         return Picture(
             f"A training example: clips shown in the order {order}, first and last frame of each",
             images,

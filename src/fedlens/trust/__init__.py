@@ -5,6 +5,6 @@ from __future__ import annotations
 from fedlens.core.lazy import lazily
 
 _WHERE = {"SecureSum": "secure_sum"}
-KINDS = {"algorithm": ("SecureSum",)}
+PART_KINDS = {"algorithm": ("SecureSum",)}
 __all__ = list(_WHERE)
 __getattr__, __dir__ = lazily(__name__, _WHERE)

@@ -34,7 +34,9 @@ from fedlens.core.message import Header
 from fedlens.core.privacy import Mechanism
 
 Accountant = Literal["pld", "rdp"]
-FILE = "privacy.jsonl"  # in a run folder: who was asked in which round, written before they are
+PRIVACY_FILE = (
+    "privacy.jsonl"  # in a run folder: who was asked in which round, written before they are
+)
 # of Renyi divergences: whole ones have a formula, those between are sums that may not converge
 ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
 # of privacy losses, rounded up: ten times the library's own, ten times as quick, and hardly above;

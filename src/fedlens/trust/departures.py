@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedlens.trust.ledger import FILE
+from fedlens.trust.ledger import LEDGER_FILE
 
 
 @dataclass
@@ -101,8 +101,8 @@ def find_ledgers(folder: Path) -> dict[str, Path]:
     """The ledgers in a site's folder, in a run folder, or this one file, by the client's name."""
     if folder.is_file():
         return {folder.stem: folder}
-    if (folder / FILE).is_file():
-        return {folder.name: folder / FILE}
+    if (folder / LEDGER_FILE).is_file():
+        return {folder.name: folder / LEDGER_FILE}
     below = folder / "ledger" if (folder / "ledger").is_dir() else folder
     found = {path.stem: path for path in below.glob("*.jsonl") if path.stem.isdigit()}
     return dict(sorted(found.items(), key=lambda item: int(item[0])))

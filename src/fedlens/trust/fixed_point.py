@@ -41,7 +41,7 @@ WIDE = 128
 # of a tensor about which nothing is known: 64 bits then still resolve it finer than float32
 FIRST_BOUND = 32
 LEAST_BOUND, MOST_BOUND = -40, 60
-SLACK = 16.0
+_SLACK = 16.0
 FALL = 12  # powers of two by which a tensor's bound may be below its tree's largest
 DRIFT = 6  # powers of two that a mean weight may be away from its unit
 MOST_UNIT = 256
@@ -258,7 +258,7 @@ def _next_unit(unit: int, mean: float) -> int:
 
 def _next_bound(slot: Slot, layout: Layout, totals: Mapping[str, float]) -> int:
     whole = math.sqrt(max(0.0, totals[f"moment {slot.key}"]))
-    peak = SLACK * whole / math.sqrt(layout.clients)
+    peak = _SLACK * whole / math.sqrt(layout.clients)
     bound = math.frexp(peak)[1] if peak else LEAST_BOUND
     if not is_narrow(slot.dtype):
         bound = max(bound, FIRST_BOUND)

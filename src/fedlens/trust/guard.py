@@ -6,7 +6,7 @@ import hashlib
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,16 @@ from typing import Any
 from cryptography import x509
 
 from fedlens.core.files import write_atomically
+from fedlens.core.log import Log
 from fedlens.core.message import Header, Message
 from fedlens.core.privacy import Mechanism
 from fedlens.trust.departures import Departures, read_departures
-from fedlens.trust.ledger import FILE, Head, Leaving, Ledger
+from fedlens.trust.ledger import LEDGER_FILE, Head, Leaving, Ledger
 from fedlens.trust.policy import PolicyError, Terms, site_policy
 from fedlens.trust.receipts import receipt_fits
 from fedlens.trust.signing import canonical, read_certificate_key
 
-SERVER = "server.pem"  # in a site's folder: the certificate of the server that countersigns
-
-Log = Callable[[str], None]
+_SERVER = "server.pem"  # in a site's folder: the certificate of the server that countersigns
 
 
 class Guard:
@@ -48,7 +47,7 @@ class Guard:
     ) -> None:
         self.folder, self.ca = folder, ca
         self.policy = site_policy(policy, modules)
-        self.ledger = Ledger(folder / FILE, key) if key else None
+        self.ledger = Ledger(folder / LEDGER_FILE, key) if key else None
         self.so_far, self._read = Departures(), 0
         self._catch_up()
 
@@ -117,7 +116,7 @@ class Guard:
         return head
 
     def _catch_up(self) -> None:
-        path = self.folder / FILE
+        path = self.folder / LEDGER_FILE
         if path.exists():
             size = path.stat().st_size
             read_departures(path, self.so_far, self._read)
@@ -148,7 +147,7 @@ class Guard:
 
     def _server_key(self, certificate: str) -> Any:
         """The key in the server's certificate, once the CA has vouched for that."""
-        path = self.folder / SERVER
+        path = self.folder / _SERVER
         if self.ca is None:
             raise ValueError("this site has no CA certificate to check it with")
         if not path.exists() or path.read_text() != certificate:
@@ -159,7 +158,7 @@ class Guard:
         return read_certificate_key(path)
 
     def _hash_of(self, line: int) -> str:
-        with (self.folder / FILE).open("rb") as file:
+        with (self.folder / LEDGER_FILE).open("rb") as file:
             for number, raw in enumerate(file, 1):
                 if number == line:
                     return hashlib.sha256(raw.removesuffix(b"\n")).hexdigest()

@@ -55,7 +55,7 @@ from fedlens.trust.signing import (
     sign,
 )
 
-FILE = "ledger.jsonl"  # in a site's folder
+LEDGER_FILE = "ledger.jsonl"  # in a site's folder
 NOTHING = "0" * 64  # what the first line follows
 _TAIL = 1 << 16  # bytes read at a time to find the last line
 _LONG = 200  # characters of a text that a line holds in full

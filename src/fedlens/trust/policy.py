@@ -26,10 +26,9 @@ from fedlens.trust.accounting import private_part, site_epsilon
 from fedlens.trust.departures import Departures
 from fedlens.trust.ledger import protection
 
-FILE = "policy.toml"
 SHORTEST = 12  # characters of a recipe's hash that name it
 KEY_BYTES = 1024  # of a sum under masks, for each who takes part: keys and shares of them
-SLACK = 4096  # bytes: numbers are written in more or fewer digits
+_SLACK = 4096  # bytes: numbers are written in more or fewer digits
 
 
 class PolicyError(ConfigError):
@@ -319,7 +318,7 @@ def strict_policy(terms: Terms) -> Policy:
     """The policy that allows this terms and little else."""
     trips = 1 + terms.evaluates
     keys = KEY_BYTES * terms.cohort * trips if terms.protection else 0
-    reply = _rounded(terms.reply_bytes + SLACK * trips + keys)
+    reply = _rounded(terms.reply_bytes + _SLACK * trips + keys)
     return Policy(
         recipes=(terms.digest,),
         trees=tuple(terms.trees),

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedlens.trust.ledger import FILE
+from fedlens.trust.ledger import LEDGER_FILE
 
 DAY = 86_400.0
 VAULT = "vault"  # in a site's folder: what SecureSum keeps to itself
@@ -44,7 +44,7 @@ def kept_in(folder: Path) -> list[Kept]:
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
             found.append(_measured(path, "secrets" if path.name == VAULT else "memory"))
-        elif path.name == FILE:
+        elif path.name == LEDGER_FILE:
             found.append(_measured(path, "ledger"))
         elif path.name != ".lock":
             found.append(_measured(path, "other"))

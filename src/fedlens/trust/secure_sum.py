@@ -40,10 +40,19 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge
 from torch import Tensor
 
-from fedlens.core.algorithm import Algorithm, Brought, Layer, StackError, Stage, Trip, Trips
+from fedlens.core.algorithm import (
+    Algorithm,
+    Brought,
+    Layer,
+    SiteSettings,
+    StackError,
+    Stage,
+    Trip,
+    Trips,
+)
 from fedlens.core.client import Client
 from fedlens.core.message import RING, Header, Message
-from fedlens.core.replies import Lost, Replies
+from fedlens.core.replies import SIZE, Lost, Replies
 from fedlens.core.tree import Tree
 from fedlens.trust.fixed_point import (
     MASKED,
@@ -71,16 +80,16 @@ from fedlens.trust.server_memory import (
     DEAL,
     GREET,
     KEY,
-    OPEN,
+    OPEN_SUM,
     WORK,
     ServerMemory,
     deals_in,
     parsed,
-    tell,
-    told_in,
+    put_fields,
+    read_fields,
 )
 from fedlens.trust.summand import check_totals, to_numbers, to_replies
-from fedlens.trust.vault import Declined, SimulatedVault, Vault
+from fedlens.trust.vault import Declined, SimulatedVault, Vault, open_vault
 
 FEW = 5  # of so many, one lost leaves hardly enough to hide among
 
@@ -150,7 +159,7 @@ class SecureSum(Layer):
             enough = len(greeted) >= self.min_cohort
             return self._deal(memory, state, trips, greeted) if enough else None
         if last == DEAL:
-            terms = SumTerms.read(told_in(trips.made[-1].message)["terms"])
+            terms = SumTerms.read(read_fields(trips.made[-1].message)["terms"])
             dealt = deals_in(trips.replies[-1], terms)
             if len(dealt) < max(self.min_cohort, terms.threshold):
                 return None
@@ -168,7 +177,7 @@ class SecureSum(Layer):
         if unnamed or ungreeted:
             # Clients find out which metrics they have by making them.
             down = self.inner.broadcast(state) if unnamed else Message()
-            return Trip(tell(down, job=memory.job, metrics=unnamed), asked, GREET)
+            return Trip(put_fields(down, job=memory.job, metrics=unnamed), asked, GREET)
         if not self.masks:
             return self._work(state, memory, trips, None)
         ready = memory.ready(state.round, asked) if not trips.evaluate else None
@@ -186,20 +195,20 @@ class SecureSum(Layer):
     def _deal(self, memory: ServerMemory, state: Message, trips: Trips, ids: Sequence[int]) -> Trip:
         purpose: Purpose = "evaluate" if trips.evaluate else "train"
         terms = self._terms(memory, state.round, purpose, ids, len(trips.asked))
-        return Trip(tell(Message(), **memory.invitation(terms)), sorted(ids), DEAL)
+        return Trip(put_fields(Message(), **memory.invitation(terms)), sorted(ids), DEAL)
 
     def _work(
         self, state: Message, memory: ServerMemory, trips: Trips, roster: Roster | None
     ) -> Trip:
-        told: dict[str, Any] = {"clients": len(trips.asked), "bounds": memory.bounds}
+        fields: dict[str, Any] = {"clients": len(trips.asked), "bounds": memory.bounds}
         if roster is not None:
-            told["roster"] = roster.table()
+            fields["roster"] = roster.table()
         if trips.evaluate:
-            told["metrics"] = memory.metrics or []
+            fields["metrics"] = memory.metrics or []
         elif self._invites_early(trips):
-            told |= self._invitation(memory, state, trips)
+            fields |= self._invitation(memory, state, trips)
         ids = sorted(roster.deals) if roster is not None else sorted(trips.asked)
-        return Trip(tell(self.inner.broadcast(state), **told), ids, WORK)
+        return Trip(put_fields(self.inner.broadcast(state), **fields), ids, WORK)
 
     def _invites_early(self, trips: Trips) -> bool:
         """Where nothing is opened, keys for the next round come up with the work."""
@@ -209,16 +218,16 @@ class SecureSum(Layer):
     def _open(
         self, state: Message, memory: ServerMemory, trips: Trips, here: Sequence[int]
     ) -> Trip | None:
-        told = told_in(trips.made[-1].message)
-        if len(here) < Roster.read(told["roster"]).terms.threshold:
+        fields = read_fields(trips.made[-1].message)
+        if len(here) < Roster.read(fields["roster"]).terms.threshold:
             return None
         lost = sorted(set(trips.made[-1].ids) - set(here))
-        told = {"roster": told["roster"], "survivors": list(here), "lost": lost}
+        fields = {"roster": fields["roster"], "survivors": list(here), "lost": lost}
         ids = set(here)
         if not trips.evaluate and set(trips.upcoming) <= memory.with_trips(trips).greetings.keys():
-            told |= self._invitation(memory.with_trips(trips), state, trips)
+            fields |= self._invitation(memory.with_trips(trips), state, trips)
             ids |= set(trips.upcoming)
-        return Trip(tell(Message(), **told), sorted(ids), OPEN)
+        return Trip(put_fields(Message(), **fields), sorted(ids), OPEN_SUM)
 
     def _invitation(self, memory: ServerMemory, state: Message, trips: Trips) -> dict[str, Any]:
         """To deal for the next round, where it is known who will be asked."""
@@ -233,7 +242,7 @@ class SecureSum(Layer):
     def read(self, state: Message, trips: Trips) -> Brought:
         memory = ServerMemory.of(state).with_trips(trips)
         before = [
-            x for trip, lost in zip(trips.made, trips.lost) if trip.number != OPEN for x in lost
+            x for trip, lost in zip(trips.made, trips.lost) if trip.number != OPEN_SUM for x in lost
         ]
         at = trips.last(WORK)
         try:
@@ -280,13 +289,13 @@ class SecureSum(Layer):
 
     def _left(self, trips: Trips, at: int, survivors: Sequence[int]) -> Streams:
         """The streams that are still in the sum."""
-        roster = Roster.read(told_in(trips.made[at].message)["roster"])
+        roster = Roster.read(read_fields(trips.made[at].message)["roster"])
         if not roster.terms.threshold:
             if missing := sorted(roster.deals.keys() - set(survivors)):
                 raise Tampered(f"without client {missing[0]} the masks do not cancel")
             return []
         need = max(self.min_cohort, roster.terms.threshold)
-        if trips.made[-1].number != OPEN:
+        if trips.made[-1].number != OPEN_SUM:
             raise Tampered(f"{len(survivors)} of {len(roster.deals)} were heard, not {need}")
         shares = {}
         for i, h in trips.replies[-1].heard.items():
@@ -304,16 +313,16 @@ class SecureSum(Layer):
         return message.derived("layout", lambda: self._make_layout(message))
 
     def _make_layout(self, message: Message) -> Layout:
-        told = told_in(message)
+        fields = read_fields(message)
         header = message.header
         # a message that nobody was asked with is looked at to estimate what it would cost
-        clients = told.get("clients", header.cohort or header.population)
+        clients = fields.get("clients", header.cohort or header.population)
         if type(clients) is not int or not 1 <= clients < 1 << 20:
             raise Declined("the message does not say how many are to add")
         if message.header.evaluate:
-            names = [str(name) for name in told.get("metrics", [])]
-            return Layout.of({}, {}, ["examples", *names], {}, clients, self.ring)
-        bounds = {str(k): int(e) for k, e in told.get("bounds", {}).items()}
+            names = [str(name) for name in fields.get("metrics", [])]
+            return Layout.of({}, {}, [SIZE, *names], {}, clients, self.ring)
+        bounds = {str(k): int(e) for k, e in fields.get("bounds", {}).items()}
         if any(abs(e) > MOST_UNIT for e in bounds.values()):
             raise Declined("the message has a bound that is out of all proportion")
         return Layout.of(
@@ -334,26 +343,28 @@ class SecureSum(Layer):
     # -- a client's half ---------------------------------------------------------------------------
 
     def client_step(self, message: Message, client: Client) -> Message:
-        told, vault = told_in(message), self._vault_of(message, client)
+        fields, vault = read_fields(message), self._vault_of(message, client)
         trip = message.header.trip
         if trip == GREET:
-            return tell(Message(), **self._greeting(told, message, client, vault))
+            return put_fields(Message(), **self._greeting(fields, message, client, vault))
         if trip == DEAL:
-            return tell(Message(), **self._dealt(told, message, client, vault))
-        if trip == OPEN:
-            return tell(Message(), **self._shares(told, message, client, vault))
-        masks = self._masks(told, message, client, vault)
+            return put_fields(Message(), **self._dealt(fields, message, client, vault))
+        if trip == OPEN_SUM:
+            return put_fields(Message(), **self._shares(fields, message, client, vault))
+        masks = self._masks(fields, message, client, vault)
         reply = self.inner.client_step(message, client)
         layout = self._layout(message)
         values, flats = to_numbers(layout, self.inner.declared(), message, client, reply)
         if self._is_noisy:
             values |= {name: 0.0 for name in values if name.startswith("moment ")}
         masked = _masked(layout, values, flats, masks)
-        return replace(masked, texts=tell(Message(), **self._invited(told, client, vault)).texts)
+        return replace(
+            masked, texts=put_fields(Message(), **self._invited(fields, client, vault)).texts
+        )
 
     def score(self, message: Message, client: Client) -> Message:
-        told, vault = told_in(message), self._vault_of(message, client)
-        masks = self._masks(told, message, client, vault)
+        fields, vault = read_fields(message), self._vault_of(message, client)
+        masks = self._masks(fields, message, client, vault)
         scored = super().score(message, client)
         layout = self._layout(message)
         values = dict.fromkeys(layout.names, 0.0)
@@ -367,59 +378,59 @@ class SecureSum(Layer):
         return self._vault or SimulatedVault(message.header.seed, client.id)
 
     def _greeting(
-        self, told: Mapping[str, Any], message: Message, client: Client, vault: Vault
+        self, fields: Mapping[str, Any], message: Message, client: Client, vault: Vault
     ) -> dict[str, Any]:
         out: dict[str, Any] = {}
-        if told.get("metrics"):
+        if fields.get("metrics"):
             scalars = Layer.score(self, message, client).scalars
-            out["metrics"] = sorted(n for n in scalars if n != "examples")
+            out["metrics"] = sorted(n for n in scalars if n != SIZE)
         if self.masks and self.dropouts != "skip":
-            out["greeting"] = greet(vault, client.id, str(told["job"]))
+            out["greeting"] = greet(vault, client.id, str(fields["job"]))
         return out
 
     def _dealt(
-        self, told: Mapping[str, Any], message: Message, client: Client, vault: Vault
+        self, fields: Mapping[str, Any], message: Message, client: Client, vault: Vault
     ) -> dict[str, Any]:
-        terms = SumTerms.read(told.get("terms"))
+        terms = SumTerms.read(fields.get("terms"))
         purpose = "evaluate" if message.header.evaluate else "train"
         if terms.round not in (message.round, message.round + 1) or terms.purpose != purpose:
             raise Declined("keys are asked for, but for another round")
         if client.id not in terms.holders:
             raise Declined(f"client {client.id} is not among those who are to take part")
-        return self._invited(told, client, vault)
+        return self._invited(fields, client, vault)
 
-    def _invited(self, told: Mapping[str, Any], client: Client, vault: Vault) -> dict[str, Any]:
+    def _invited(self, fields: Mapping[str, Any], client: Client, vault: Vault) -> dict[str, Any]:
         """Fresh keys for the sum of these terms, if this client was invited to it."""
-        if "terms" not in told:
+        if "terms" not in fields:
             return {}
-        terms = SumTerms.read(told["terms"])
+        terms = SumTerms.read(fields["terms"])
         if client.id not in terms.holders:
             return {}
         terms.check(self.min_cohort, self.dropouts)
-        greetings = {int(i): g for i, g in told.get("greetings", {}).items()}
+        greetings = {int(i): g for i, g in fields.get("greetings", {}).items()}
         return {"deal": deal(vault, client.id, terms, greetings).table()}
 
     def _masks(
-        self, told: Mapping[str, Any], message: Message, client: Client, vault: Vault
+        self, fields: Mapping[str, Any], message: Message, client: Client, vault: Vault
     ) -> Streams:
         """What this client adds to its reply, after every check and before any work; nothing where
         there are no masks.
         """
         if not self.masks:
             return []
-        roster = self._checked(told, message, client, vault)
+        roster = self._checked(fields, message, client, vault)
         mine, request = roster.deals[client.id].mask, message.digest()
-        vault.claim(roster.terms.about, f"roster {mine}", roster.hash)
-        vault.claim(roster.terms.about, f"work {mine}", request)
+        vault.lock(roster.terms.about, f"roster {mine}", roster.hash)
+        vault.lock(roster.terms.about, f"work {mine}", request)
         vault.forget(roster.terms.about)
         return roster.streams(vault, client.id, request)
 
     def _checked(
-        self, told: Mapping[str, Any], message: Message, client: Client, vault: Vault
+        self, fields: Mapping[str, Any], message: Message, client: Client, vault: Vault
     ) -> Roster:
-        if "roster" not in told:
+        if "roster" not in fields:
             raise Declined("a reply without masks is asked for")
-        roster = Roster.read(told["roster"])
+        roster = Roster.read(fields["roster"])
         purpose = "evaluate" if message.header.evaluate else "train"
         if (roster.terms.round, roster.terms.purpose) != (message.round, purpose):
             raise Declined(
@@ -430,20 +441,20 @@ class SecureSum(Layer):
         return roster
 
     def _shares(
-        self, told: Mapping[str, Any], message: Message, client: Client, vault: Vault
+        self, fields: Mapping[str, Any], message: Message, client: Client, vault: Vault
     ) -> dict[str, Any]:
-        invited = self._invited(told, client, vault)
-        if client.id not in told.get("survivors", []) and invited:
+        invited = self._invited(fields, client, vault)
+        if client.id not in fields.get("survivors", []) and invited:
             return invited
-        roster = self._checked(told, message, client, vault)
+        roster = self._checked(fields, message, client, vault)
         about, mine = roster.terms.about, roster.deals[client.id].mask
         survivors = check_opening(
-            roster, client.id, told.get("survivors"), told.get("lost"), self.min_cohort
+            roster, client.id, fields.get("survivors"), fields.get("lost"), self.min_cohort
         )
-        if not vault.has_claimed(about, f"work {mine}"):
+        if not vault.is_locked(about, f"work {mine}"):
             raise Declined("a sum is to be opened that this site has added nothing to")
-        vault.claim(about, f"roster {mine}", roster.hash)
-        vault.claim(about, f"open {mine}", fingerprint(*map(str, survivors)))
+        vault.lock(about, f"roster {mine}", roster.hash)
+        vault.lock(about, f"open {mine}", fingerprint(*map(str, survivors)))
         return {"shares": roster.open(vault, client.id, survivors), **invited}
 
     # -- a real site -------------------------------------------------------------------------------
@@ -451,6 +462,11 @@ class SecureSum(Layer):
     @property
     def keeps_secrets(self) -> bool:
         return self._vault is not None
+
+    def at_site(self, site: SiteSettings) -> Algorithm:
+        layer = super().at_site(site)
+        assert isinstance(layer, SecureSum)
+        return layer.with_vault(open_vault(site))
 
     def with_vault(self, vault: Vault) -> SecureSum:
         """This layer at a real site, with secrets of its own."""

@@ -15,18 +15,18 @@ from fedlens.trust.fixed_point import Layout, next_bounds
 from fedlens.trust.roster import Deal, Roster, SumTerms, is_greeting
 from fedlens.trust.vault import Declined
 
-WORK, GREET, DEAL, OPEN = 0, 1, 2, 3  # the trips of a round
+WORK, GREET, DEAL, OPEN_SUM = 0, 1, 2, 3  # the trips of a round
 KEY = "secure"
 
 
-def tell(message: Message, **told: Any) -> Message:
-    if not told:
+def put_fields(message: Message, **fields: Any) -> Message:
+    if not fields:
         return message
-    return replace(message, texts={**message.texts, KEY: json.dumps(told)}, _derived={})
+    return replace(message, texts={**message.texts, KEY: json.dumps(fields)}, _derived={})
 
 
-def told_in(message: Message) -> dict[str, Any]:
-    return message.derived("told", lambda: parsed(message.texts.get(KEY, "{}")))
+def read_fields(message: Message) -> dict[str, Any]:
+    return message.derived("fields", lambda: parsed(message.texts.get(KEY, "{}")))
 
 
 def parsed(text: str) -> dict[str, Any]:
@@ -101,12 +101,12 @@ class ServerMemory:
 
     def _with_trip(self, trip: Trip, replies: Replies, lost: Sequence[Lost]) -> ServerMemory:
         said = {i: parsed(h.texts.get(KEY, "")) for i, h in replies.heard.items()}
-        told = told_in(trip.message)
+        fields = read_fields(trip.message)
         memory = self
         if trip.number == GREET:
             new = {i: g for i, s in said.items() if is_greeting(g := s.get("greeting"))}
             memory = replace(memory, greetings={**memory.greetings, **new})
-            if told.get("metrics"):
+            if fields.get("metrics"):
                 names = {str(n) for s in said.values() for n in s.get("metrics", [])}
                 memory = replace(memory, metrics=sorted(names))
         if trip.number == WORK:
@@ -114,8 +114,8 @@ class ServerMemory:
             gone = {x.sender for x in lost}
             kept = {i: g for i, g in memory.greetings.items() if i not in gone}
             memory = replace(memory, greetings=kept)
-        if trip.number in (WORK, OPEN) and "terms" in told:
-            terms = SumTerms.read(told["terms"])
+        if trip.number in (WORK, OPEN_SUM) and "terms" in fields:
+            terms = SumTerms.read(fields["terms"])
             roster = Roster(terms, deals_in(replies, terms))
             memory = replace(memory, dealt=roster.table())
         return memory

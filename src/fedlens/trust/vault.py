@@ -17,12 +17,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlens.config.convert import ConfigError
+from fedlens.core.algorithm import SiteSettings
 from fedlens.core.files import write_atomically
 from fedlens.trust.masking import expand
+from fedlens.trust.retention import VAULT
 from fedlens.trust.signing import (
     PublicKey,
     SigningKey,
     parse_public_key,
+    public_text,
+    read_signing_key,
     sign,
     signature_fits,
 )
@@ -55,11 +60,11 @@ class Vault(ABC):
         """Did this client sign it? Declined where nobody knows its key."""
 
     @abstractmethod
-    def claim(self, about: str, use: str, request: str) -> None:
+    def lock(self, about: str, use: str, request: str) -> None:
         """From now on `use` belongs to this request; Declined if it belongs to another."""
 
     @abstractmethod
-    def has_claimed(self, about: str, use: str) -> bool: ...
+    def is_locked(self, about: str, use: str) -> bool: ...
 
     @abstractmethod
     def meet(self, about: str, roster: str, keys: Iterable[str]) -> None:
@@ -99,10 +104,10 @@ class SimulatedVault(Vault):
     def is_signed(self, client: int, statement: bytes, signature: str) -> bool:
         return hmac.compare_digest(self._signature(client, statement), signature)
 
-    def claim(self, about: str, use: str, request: str) -> None:
+    def lock(self, about: str, use: str, request: str) -> None:
         pass
 
-    def has_claimed(self, about: str, use: str) -> bool:
+    def is_locked(self, about: str, use: str) -> bool:
         return True
 
     def meet(self, about: str, roster: str, keys: Iterable[str]) -> None:
@@ -145,7 +150,7 @@ class SiteVault(Vault):
             )
         return signature_fits(self.peers[client], statement, signature)
 
-    def claim(self, about: str, use: str, request: str) -> None:
+    def lock(self, about: str, use: str, request: str) -> None:
         uses = self._note(about, "uses")
         if uses.setdefault(use, request) != request:
             raise Declined(
@@ -154,7 +159,7 @@ class SiteVault(Vault):
             )
         self._keep(about, "uses", uses)
 
-    def has_claimed(self, about: str, use: str) -> bool:
+    def is_locked(self, about: str, use: str) -> bool:
         return use in self._note(about, "uses")
 
     def meet(self, about: str, roster: str, keys: Iterable[str]) -> None:
@@ -201,6 +206,30 @@ class SiteVault(Vault):
 def _plain(text: str) -> str:
     """As the name of a folder, whoever chose it."""
     return re.sub(r"[^A-Za-z0-9-]", "_", text)[:120]
+
+
+def open_vault(site: SiteSettings) -> SiteVault:
+    """This site's own secrets, its key, and the keys of the others, which its operator has put
+    there: a server that names them could put its own in their place.
+    """
+    if site.key is None or site.peers is None:
+        raise ConfigError(
+            "SecureSum is on: this site needs its private key (key) and a folder with the public"
+            " keys of all sites (peers) in its settings, as `fedlens join` has them"
+        )
+    secret, peers = read_signing_key(site.key), read_peers(site.peers)
+    if missing := [str(i) for i in range(site.clients) if i not in peers]:
+        raise ConfigError(
+            f"SecureSum is on, and {site.peers} lacks the public keys of clients"
+            f" {', '.join(missing)}: ask each site's operator for its .pub file"
+            f" (site-{missing[0]}.pub), not the server's"
+        )
+    own = peers.get(site.client)
+    if own and public_text(own).split()[:2] != public_text(secret.public_key()).split()[:2]:
+        raise ConfigError(
+            f"the public key of client {site.client} in {site.peers} is not that of {site.key}"
+        )
+    return SiteVault(site.folder / VAULT, secret, peers)
 
 
 def read_peers(folder: Path) -> dict[int, PublicKey]:

@@ -76,7 +76,9 @@ def test_joints_of_ones_own_reach_the_task(tmp_path: Path) -> None:
     assert facts.skeleton["flips"] == [[1, 2]]
     assert facts.skeleton["bones"] == [[0, 1], [0, 2], [0, 3]]
     assert [n for n in facts.notes if "0.05 for all 4 joints" in n]
-    task = Pose(**Pose.told_by(facts), network="vit-nano", size=(32, 24), flip_test=False)
+    task = Pose(
+        **Pose.arguments_from_facts(facts), network="vit-nano", size=(32, 24), flip_test=False
+    )
     task.fits(facts)
     assert task.model()(torch.zeros(1, 3, 32, 24)).shape == (1, 4, 8 * 4, 6 * 4)
     batch = federation.holdings[0].batch(torch.arange(2))
@@ -99,7 +101,7 @@ def test_joints_of_ones_own_reach_the_task(tmp_path: Path) -> None:
     .7788: right at the thresholds .50 to .75, six of ten."""
     found["predicted"] = found["predicted"] + 3.0
     assert task.judge(found)["ap"] == 0
-    wide = {**Pose.told_by(facts)["joints"], "sigmas": [0.1] * 4}
+    wide = {**Pose.arguments_from_facts(facts)["joints"], "sigmas": [0.1] * 4}
     assert Pose(wide, network="vit-nano").judge(found)["ap"] == pytest.approx(60)
 
 

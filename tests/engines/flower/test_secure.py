@@ -28,7 +28,7 @@ from fedlens.runs.folder import read_records
 from fedlens.runs.job import run_job
 from fedlens.sites.agreement import recipe_hash, secured, with_secure
 from fedlens.trust import SecureSum
-from fedlens.trust.secure_sum import OPEN, WORK
+from fedlens.trust.secure_sum import OPEN_SUM, WORK
 from fedlens.trust.vault import Declined, SiteVault
 
 N = 4
@@ -115,7 +115,7 @@ def run_with_restarts(engine: Disks, folder: Path, rounds: int) -> tuple[Message
             restarts += 1
 
 
-@pytest.mark.parametrize("trip", [WORK, OPEN])
+@pytest.mark.parametrize("trip", [WORK, OPEN_SUM])
 @pytest.mark.parametrize("position", [1, N - 1])
 def test_a_server_killed_between_trips(tmp_path: Path, trip: int, position: int) -> None:
     """Round 1 is asked again with the same bytes: who had answered sends what it had stored and
@@ -132,7 +132,9 @@ def test_a_server_killed_between_trips(tmp_path: Path, trip: int, position: int)
     assert all(torch.equal(t, flat(state)[n]) for n, t in flat(expected).items())
     assert sorted(trained) == [(r, i) for r in range(3) for i in range(N)]
     again = {key: sent for key, sent in engine.answers.items() if len(sent) > 1}
-    assert {key[:2] for key in again} == {(1, WORK)} | ({(1, OPEN)} if trip == OPEN else set())
+    assert {key[:2] for key in again} == {(1, WORK)} | (
+        {(1, OPEN_SUM)} if trip == OPEN_SUM else set()
+    )
     assert all(len(set(sent)) == 1 for sent in again.values())
     # of what was sent, the last two rounds are kept
     kept = {p.name[:6] for p in (tmp_path / "sites" / "0" / "job" / "answers").iterdir()}
@@ -259,7 +261,7 @@ def test_a_superlink_a_serverapp_and_a_site_are_killed_between_trips(tmp_path: P
         here.study(config.to_toml(), out)
 
         def opening(number: int, client: int = 0) -> bool:
-            return any(here.jobs.glob(f"working-{client}-{number}-{OPEN}-*"))
+            return any(here.jobs.glob(f"working-{client}-{number}-{OPEN_SUM}-*"))
 
         def rounds() -> int:
             path = out / "metrics.jsonl"

@@ -277,6 +277,7 @@ def test_bad_arguments_are_refused() -> None:
         lambda: Krum(1, 0),
         lambda: Bulyan(-1),
         lambda: NormClip(0.0, "client"),
+        lambda: NormClip(-1.0),
     ):
         with pytest.raises(ValueError, match=r"must be|at least|bound"):
             make()

@@ -235,9 +235,10 @@ def test_an_open_run_that_is_deleted_says_so_until_it_is_back(
 
 
 def test_a_run_that_is_back_before_the_stream_saw_it_gone_is_shown_again(
-    tab: Tab, address: str, root: Path
+    browser: Any, address: str, root: Path
 ) -> None:
     """Here the stream is silent altogether: a page that was told 404 asks again by itself."""
+    tab = Tab(browser)
     page = tab.page
     page.add_init_script(RECORD)
     page.goto(address + "#/run/second")
@@ -248,6 +249,7 @@ def test_a_run_that_is_back_before_the_stream_saw_it_gone_is_shown_again(
     tab.wait("document.querySelector('.problems')?.textContent.includes('no longer there')")
     (root.parent / "away").rename(root / "second")
     tab.wait("!document.querySelector('.problems')")
+    tab.close()
 
 
 def test_a_run_that_goes_before_its_stream_opens_is_noticed_too(

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlens.data.paths import IMAGE_SUFFIXES
 from fedlens.data.source import DataError
+from fedlens.data.suffixes import IMAGE_SUFFIXES
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture

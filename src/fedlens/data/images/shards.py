@@ -16,8 +16,9 @@ from typing import Any
 from fedlens.core.limits import Count
 from fedlens.data.images.folders import ordered
 from fedlens.data.images.labelled import Collection, Labelled, LabelledSource, Reader, label_order
-from fedlens.data.paths import IMAGE_SUFFIXES, TEST_PARTS, locate, natural_order, walk
+from fedlens.data.paths import TEST_PARTS, locate, natural_order, walk
 from fedlens.data.source import DataError
+from fedlens.data.suffixes import IMAGE_SUFFIXES
 
 LABEL_SUFFIXES = (".cls", ".txt", ".json")
 LABEL_KEYS = ("label", "cls", "class")  # in a .json

@@ -32,8 +32,8 @@ from fedlens.data.pose.skeletons import (
 )
 from fedlens.data.source import DataError
 
-Box = tuple[float, float, float, float]  # left, top, width, height
-NAMES = ("file_name", "image", "image_path", "path")  # as tools call an image's file
+SizedBox = tuple[float, float, float, float]  # left, top, width, height
+_NAMES = ("file_name", "image", "image_path", "path")  # as tools call an image's file
 
 
 @dataclass
@@ -380,7 +380,7 @@ class CocoFile:
         if known is not None:
             return known
         if _file_name(entry):  # an annotation that names its image itself
-            return {k: v for k, v in entry.items() if k in (*NAMES, "width", "height")}
+            return {k: v for k, v in entry.items() if k in (*_NAMES, "width", "height")}
         self.tally.add("people in images that the file does not list were left out", where)
         return None
 
@@ -412,7 +412,7 @@ class CocoFile:
 
 
 def _file_name(table: Mapping[str, Any]) -> str:
-    return next((str(table[k]) for k in NAMES if isinstance(table.get(k), str) and table[k]), "")
+    return next((str(table[k]) for k in _NAMES if isinstance(table.get(k), str) and table[k]), "")
 
 
 def _number(value: Any) -> float | None:
@@ -421,7 +421,7 @@ def _number(value: Any) -> float | None:
     return float(value) if good and math.isfinite(value) and value > 0 else None
 
 
-def _box(value: Any) -> Box | None:
+def _box(value: Any) -> SizedBox | None:
     if not isinstance(value, list) or len(value) != 4:
         return None
     if not all(isinstance(v, int | float) and math.isfinite(v) for v in value):

@@ -173,12 +173,12 @@ class Lspet(PoseSource):
         return keep_usable(people[False], notes), keep_usable(people[True], notes)
 
 
-Row = tuple[str, NDArray[Any], tuple[float, float] | None, bool]
+AnnotationRow = tuple[str, NDArray[Any], tuple[float, float] | None, bool]
 
 
-def _lsp_csv(root: Path) -> list[Row]:
+def _lsp_csv(root: Path) -> list[AnnotationRow]:
     names = SKELETONS["lsp"].joints
-    rows: list[Row] = []
+    rows: list[AnnotationRow] = []
     with open(root / "joints.csv", newline="") as file:
         for row in csv.DictReader(file):
             try:
@@ -198,7 +198,7 @@ def _lsp_csv(root: Path) -> list[Row]:
     return rows
 
 
-def _lsp_mat(root: Path) -> list[Row]:
+def _lsp_mat(root: Path) -> list[AnnotationRow]:
     if not (root / "joints.mat").is_file():
         raise DataError(f"neither joints.csv nor joints.mat in {root}")
     found = _mat(root / "joints.mat")["joints"]

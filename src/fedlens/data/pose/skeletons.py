@@ -108,7 +108,7 @@ def check_sigmas(value: Sequence[float], joints: int) -> tuple[float, ...]:
     return found
 
 
-SIDES = {"left": "right", "l": "r"}
+_SIDES = {"left": "right", "l": "r"}
 
 
 def partners(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
@@ -119,7 +119,7 @@ def partners(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
     found = []
     for words, k in where.items():
         for at, word in enumerate(words):
-            other = SIDES.get(word)
+            other = _SIDES.get(word)
             match = where.get((*words[:at], other, *words[at + 1 :])) if other else None
             if match is not None:
                 found.append((k, match))

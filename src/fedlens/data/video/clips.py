@@ -19,7 +19,7 @@ from fedlens.core.limits import Count, Fraction, Natural
 from fedlens.data.paths import clips_below, locate
 from fedlens.data.source import DataError, Source
 from fedlens.data.video.cut import Cut
-from fedlens.data.video.degradations import TESTER, Degradation, Kind, degradation
+from fedlens.data.video.degradations import TESTER, Degradation, DegradationKind, degradation
 from fedlens.data.video.frame_cache import Cache, open_all
 from fedlens.data.video.frames import Frames, Stretch
 from fedlens.data.video.windows import WholeClips
@@ -62,8 +62,8 @@ class Clips(Source):
     cache_mb: Natural = 1024
     cache: str | None = None
     native: tuple[Count, ...] = (1,)
-    degradation: tuple[Kind, ...] = ("bi",)
-    test_degradation: Kind = "bi"
+    degradation: tuple[DegradationKind, ...] = ("bi",)
+    test_degradation: DegradationKind = "bi"
 
     def __post_init__(self) -> None:
         # a variant of a recipe takes back so what its base names

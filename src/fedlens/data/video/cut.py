@@ -27,7 +27,7 @@ from fedlens.core.client import Data, generator
 from fedlens.core.facts import Facts
 from fedlens.core.federation import Federation
 from fedlens.data.source import DataError
-from fedlens.data.video.degradations import Kind, degradation
+from fedlens.data.video.degradations import DegradationKind, degradation
 from fedlens.data.video.frames import Box, Frames
 from fedlens.data.video.windows import CropArea, ShrunkFrames, Windows
 
@@ -45,7 +45,7 @@ class Cut:
     repeat: int
     held_out: float
     native: Sequence[int] = (1,)
-    degradation: Sequence[Kind] = ("bi",)
+    degradation: Sequence[DegradationKind] = ("bi",)
 
     def __post_init__(self) -> None:
         if self.crop % self.scale:

@@ -29,7 +29,7 @@ from fedlens.data.source import DataError
 from fedlens.data.video.degrade import REACH, mirrored, resized, shrink
 from fedlens.data.video.files import load_av
 
-Kind = Literal["bi", "bd", "real", "camera"]
+DegradationKind = Literal["bi", "bd", "real", "camera"]
 BD_SIGMA = 0.4  # of a pixel of the low resolution
 BD_REACH = 6
 BLUR_REACH = 10
@@ -247,7 +247,7 @@ def h264(clip: Tensor, crf: int) -> Tensor:
 # -- who has which ---------------------------------------------------------------------------------
 
 
-def degradation(kind: Kind, seed: int, client: int) -> Degradation:
+def degradation(kind: DegradationKind, seed: int, client: int) -> Degradation:
     if kind == "bi":
         return BicubicShrink()
     if kind == "bd":

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from fedlens.data.images.reading import converted, opened, upright_size
-from fedlens.data.paths import IMAGE_SUFFIXES, frame_files
+from fedlens.data.paths import frame_files
 from fedlens.data.source import DataError
+from fedlens.data.suffixes import IMAGE_SUFFIXES
 
 Box = tuple[int, int, int, int]  # top, left, height, width
 

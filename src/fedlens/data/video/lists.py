@@ -24,8 +24,9 @@ import torch
 
 from fedlens.core.client import generator
 from fedlens.data.images.labelled import label_order
-from fedlens.data.paths import TEST_PARTS, VIDEO_SUFFIXES, class_folders, clips_in
+from fedlens.data.paths import TEST_PARTS, class_folders, clips_in
 from fedlens.data.source import DataError
+from fedlens.data.suffixes import VIDEO_SUFFIXES
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Fraction, Natural
 from fedlens.data.source import Source
 from fedlens.data.video.cut import Cut
-from fedlens.data.video.degradations import TESTER, Kind, degradation
+from fedlens.data.video.degradations import TESTER, DegradationKind, degradation
 from fedlens.data.video.frames import ArrayFrames, Frames
 from fedlens.data.video.windows import WholeClips
 
@@ -40,8 +40,8 @@ class MovingTextures(Source):
     held_out: Fraction = 0.0
     test_clips: Natural = 2
     native: tuple[Count, ...] = (1,)
-    degradation: tuple[Kind, ...] = ("bi",)
-    test_degradation: Kind = "bi"
+    degradation: tuple[DegradationKind, ...] = ("bi",)
+    test_degradation: DegradationKind = "bi"
 
     def __post_init__(self) -> None:
         self.cut = Cut(

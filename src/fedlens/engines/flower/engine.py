@@ -34,6 +34,7 @@ import fedlens
 from fedlens.core import heap
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.federation import Federation
+from fedlens.core.log import Log
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import BadMessage, Message
 from fedlens.core.replies import Arrival, Lost, most_bytes
@@ -46,7 +47,7 @@ from fedlens.engines.flower.site import (
     sentence,
     to_pieces,
 )
-from fedlens.engines.worker import Log, Worker
+from fedlens.engines.worker import Worker
 from fedlens.trust.receipts import Receipts
 
 try:

@@ -58,9 +58,9 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from fedlens.core.log import Log
 from fedlens.engines.flower.records import Unpacked, take_fields, take_pieces, to_records
 
-Log = Callable[[str], None]
 # header and pieces of a message in, fields and pieces of the reply out: see `site.answer_request`
 Handle = Callable[[dict[str, Any], list[bytes]], tuple[Mapping[str, Any], list[bytes]]]
 Result = TypeVar("Result")

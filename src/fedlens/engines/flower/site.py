@@ -36,11 +36,12 @@ from fedlens.core.algorithm import Algorithm
 from fedlens.core.answer import answer
 from fedlens.core.federation import Federation
 from fedlens.core.files import write_atomically
+from fedlens.core.log import Log
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import BadMessage, Message
 from fedlens.core.privacy import Mechanism
 from fedlens.data.source import DataError
-from fedlens.engines.worker import Log, threads
+from fedlens.engines.worker import threads
 from fedlens.trust.accounting import as_charge, reply_cost
 from fedlens.trust.guard import Guard
 from fedlens.trust.ledger import Leaving, kind_of, protection
@@ -70,7 +71,7 @@ REASONS = {
     "no-memory-left": "ran out of memory",
     "died": "its process died while it worked",
     "restarted": "was restarted while it worked",
-    "declined": "declined what would show what SecureSum hides; the site's own log says why",
+    "declined": "declined what would show what the sum hides; the site's own log says why",
     "error": "had an error; the site's own log says which",
 }
 
@@ -331,7 +332,8 @@ def answer_from_disk(
     if not site.algorithm.hides_singles:
         return _answer_once(site, message, folder, heard, forgive)
     if not site.algorithm.keeps_secrets:
-        raise SiteError("error", private="SecureSum has no vault: its masks would be no secret")
+        why = f"{site.algorithm.hiding_layer} has no vault: its masks would be no secret"
+        raise SiteError("error", private=why)
     stored = folder / "answers" / f"{message.round:06d}-{message.digest()}"
     if stored.exists():
         return Message.from_bytes(bytearray(stored.read_bytes()))

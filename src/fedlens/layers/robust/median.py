@@ -13,7 +13,7 @@ from fedlens.layers.robust.merge import Robust
 
 # elements sorted at a time: every row is used many times, so all of them stay in the second-level
 # cache
-CHUNK = 1 << 15
+_CHUNK = 1 << 15
 
 RowMerge = Callable[[list[Tensor]], Tensor]
 
@@ -39,9 +39,9 @@ def by_rows(trees: Sequence[Tree], merge: RowMerge) -> Tree:
         kind = first.dtype if first.is_floating_point() else torch.float64
         flat = [t[name].reshape(-1) for t in trees]
         total = torch.empty(first.numel(), dtype=kind)
-        for low in range(0, first.numel(), CHUNK):
-            total[low : low + CHUNK] = merge(
-                [t[low : low + CHUNK].to(kind, copy=True) for t in flat]
+        for low in range(0, first.numel(), _CHUNK):
+            total[low : low + _CHUNK] = merge(
+                [t[low : low + _CHUNK].to(kind, copy=True) for t in flat]
             )
         out[name] = total.reshape(first.shape)
     return out

@@ -19,6 +19,7 @@ from fedlens.algorithms.fedavg import FedAvg
 from fedlens.core import tree
 from fedlens.core.algorithm import Layer, StackError, Stage
 from fedlens.core.client import Client
+from fedlens.core.limits import NotNegative
 from fedlens.core.message import Message
 from fedlens.core.replies import Needs, Replies
 from fedlens.core.tree import Tree
@@ -28,13 +29,13 @@ from fedlens.core.tree import Tree
 class NormClip(Layer):
     """bound: C; 0 takes the median length of the round (on the server only). where: who clips."""
 
-    bound: float = 0.0
+    bound: NotNegative = 0.0
     where: Literal["server", "client"] = "server"
     stage: ClassVar[Stage] = "merge"
     post_processes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.bound < 0 or (self.where == "client" and self.bound == 0):
+        if self.where == "client" and self.bound == 0:
             raise StackError(
                 "NormClip on the clients needs a positive bound: only the server can see the"
                 " others' lengths"

@@ -33,6 +33,7 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
+from fedlens.data.suffixes import BROWSER_SUFFIXES
 from fedlens.report import html as report
 from fedlens.report import page_data as views
 from fedlens.report import reading as folders
@@ -156,7 +157,7 @@ def make_app(root: Path, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) ->
             )
         except (OSError, ValueError):
             allowed = False
-        if not allowed or path.suffix.lower() not in folders.IMAGES:
+        if not allowed or path.suffix.lower() not in BROWSER_SUFFIXES:
             raise HTTPException(404, NO_PICTURE)
         try:
             content = await _aside(path.read_bytes)

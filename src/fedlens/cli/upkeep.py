@@ -38,7 +38,7 @@ def rotate(
     other sites, whose operators put it into their folder of --peers in place of the old one.
     """
     from fedlens.core.files import lock_folder, write_atomically
-    from fedlens.trust.ledger import FILE, Ledger
+    from fedlens.trust.ledger import LEDGER_FILE, Ledger
     from fedlens.trust.signing import make_signing_key, read_signing_key
 
     home = folder or Path("sites") / key.name
@@ -49,8 +49,8 @@ def rotate(
     with lock_folder(home, "`fedlens join` is running with {folder}: end it first"):
         fresh = key.with_name(f"{key.name}.new")
         made = make_signing_key(fresh)
-        if (home / FILE).exists():
-            Ledger(home / FILE, old).rotate(made)
+        if (home / LEDGER_FILE).exists():
+            Ledger(home / LEDGER_FILE, old).rotate(made)
         public, spare = key.with_name(f"{key.name}.pub"), key.with_name(f"{key.name}.old")
         private_copy(key, spare)
         if public.exists():
