@@ -68,7 +68,7 @@ from fedlens.engines.flower.records import (
     with_fields,
 )
 
-MOST_EXAMPLES = 1 << 53  # of a site; what is computed from them then is exact
+_MOST_EXAMPLES = 1 << 53  # of a site; what is computed from them then is exact
 GREETING_BYTES = 1 << 20  # of what a site says of itself
 # A reply may take so long to come once it was announced, and a second more for every PACE bytes.
 STALL_SECONDS, PACE = 30.0, 16 << 10
@@ -406,7 +406,7 @@ class Flower:
             known = self._bound(node)
             owner = "no client" if known is None else f"client {known}"
             return f"calls itself client {client}, but its key belongs to {owner}"
-        if not 0 < examples < MOST_EXAMPLES:
+        if not 0 < examples < _MOST_EXAMPLES:
             return f"says that it has {examples} examples"
         if not readable(classes, 1 << 16):
             return "has classes whose names are too long or cannot be printed"
