@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from toy import Toy
 
 import fedlens
+from fedlens import Layer, stack
+from fedlens.algorithms import FedAvg
 from fedlens.cli.main import invoke
 from fedlens.config import recipe as recipes
 from fedlens.config.recipe import ConfigError
@@ -19,6 +22,7 @@ from fedlens.core import imports
 from fedlens.core.algorithm import SiteSettings
 from fedlens.core.message import Header, Message
 from fedlens.engines.flower.site import answer_request
+from fedlens.layers import FedGen, PFedMe
 from fedlens.sites.site import make_site
 from fedlens.trust.departures import Departures
 from fedlens.trust.policy import (
@@ -94,6 +98,21 @@ def test_work_in_steps_and_in_epochs() -> None:
     assert entries(Policy(max_epochs=5), steps) == ["max_epochs"]
     assert entries(Policy(max_epochs=5, max_steps=50), steps) == []
     assert entries(Policy(max_steps=49), steps) == ["max_steps"]
+
+
+@pytest.mark.parametrize(
+    "layer", [PFedMe(steps=5), FedGen(noise=4, hidden=8, steps=4)], ids=lambda x: type(x).__name__
+)
+def test_steps_of_a_layer_are_no_local_work(layer: Layer) -> None:
+    """PFedMe's K and the server's training of FedGen's generator: the client still makes a thousand
+    passes over its data."""
+    config = recipes.read("demo")
+    terms = terms_of(config, stack(FedAvg(Toy(), batch=8, epochs=1000), layer))
+    assert (terms.epochs, terms.steps) == (1000, 0)
+    assert entries(Policy(max_epochs=5, max_steps=50), terms) == ["max_epochs"]
+    assert entries(Policy(max_epochs=1000), terms) == []
+    terms = terms_of(config, stack(FedAvg(Toy(), batch=8, epochs=7, steps=60), layer))
+    assert (terms.epochs, terms.steps) == (0, 60)
 
 
 def test_epsilon_must_be_promised() -> None:

@@ -91,7 +91,8 @@ def terms_of(config: Config, algorithm: Algorithm) -> Terms:
     reply = Message(
         expected, dict.fromkeys(scalars, 0.0), {tree: {"mean": 0.0} for tree in expected}
     )
-    steps = max((_count(part, "steps") for part in parts), default=0)
+    # the base's: what a layer calls steps is something else (PFedMe's K, FedGen's generator)
+    steps = _count(algorithm.base, "steps")
     return Terms(
         name=config.name,
         digest=config.digest(),
@@ -102,7 +103,7 @@ def terms_of(config: Config, algorithm: Algorithm) -> Terms:
         reply_bytes=reply.write_into(memoryview(b"")),
         rounds=s.rounds,
         cohort=cohort,
-        epochs=0 if steps else max((_count(part, "epochs") for part in parts), default=0),
+        epochs=0 if steps else _count(algorithm.base, "epochs"),
         steps=steps,
         evaluates=s.personal,
         generates=any(part.generates for part in parts),
