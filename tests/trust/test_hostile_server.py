@@ -241,6 +241,18 @@ def test_nonsense(attack: Attack) -> None:
     assert attack.refusal(0, message) == "a reply without masks is asked for"
 
 
+def test_names_of_metrics_without_an_evaluation(attack: Attack) -> None:
+    """Which metrics a site has tells something about its data, and a policy that withholds them
+    looks at the header: in a greeting of a training round they are not made."""
+    asked = attack.message(0, GREET)
+    told = {**json.loads(asked.texts["secure"]), "metrics": True}
+    asked = with_told(replace(asked, trees=attack.message(0, WORK).trees), json.dumps(told))
+    for evaluate, found in ((False, None), (True, ["accuracy"])):
+        reply = attack.sites.ask(0, asked.with_header(evaluate=evaluate))
+        assert isinstance(reply, Message)
+        assert json.loads(reply.texts["secure"]).get("metrics") == found
+
+
 # -- the same masks twice --------------------------------------------------------------------------
 
 

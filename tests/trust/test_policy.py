@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import tomllib
 from pathlib import Path
@@ -21,9 +22,11 @@ from fedlens.config.recipe import ConfigError
 from fedlens.core import imports
 from fedlens.core.algorithm import SiteSettings
 from fedlens.core.message import Header, Message
+from fedlens.core.privacy import Mechanism, Unit
 from fedlens.engines.flower.site import answer_request
 from fedlens.layers import FedGen, PFedMe
 from fedlens.sites.site import make_site
+from fedlens.trust.accounting import as_charge, epsilon_of
 from fedlens.trust.departures import Departures
 from fedlens.trust.policy import (
     Policy,
@@ -132,6 +135,33 @@ def test_requests() -> None:
     assert Policy().refuses(asked) is None
     for trip in (1, 7):  # whatever else the server calls it
         assert policy.refuses(dataclasses.replace(few, trip=trip)) is not None
+
+
+def test_metrics_have_no_noise() -> None:
+    """Where an epsilon is asked for, no metric leaves, whatever `evaluation` says: it is exact, and
+    could be asked for again and again. The strict policy of such a recipe says so itself."""
+    asked = Header(cohort=0, population=9, evaluate=True)
+    for trip in (0, 1, 2):
+        why = Policy(max_epsilon=8.0).refuses(dataclasses.replace(asked, trip=trip))
+        assert getattr(why, "entry", None) == "max_epsilon"
+    assert Policy(max_epsilon=8.0).refuses(Header(cohort=3)) is None
+    noisy = dataclasses.replace(TERMS, epsilon=8.0, delta=1e-5, evaluates=True)
+    assert strict_policy(noisy).evaluation == "withhold"
+    assert strict_policy(dataclasses.replace(TERMS, evaluates=True)).evaluation == "send"
+
+
+@pytest.mark.parametrize("first, second", [("example", "client"), ("client", "example")])
+def test_what_was_spent_counts_in_any_order(first: Unit, second: Unit) -> None:
+    """A limit between the cost of one reply and of two refuses the second, of whichever unit: what
+    hides a whole client hides its examples, and what hid examples was spent on the same ones."""
+    pytest.importorskip("dp_accounting")
+    costs = {u: Mechanism(u, 1.0, 1.0, "none", 10, 1e-5, seeded=False) for u in (first, second)}
+    one, two = (epsilon_of([(costs[first], n)], 1e-5) for n in (1, 2))
+    policy = Policy(max_epsilon=(one + two) / 2)
+    assert policy.overspends(costs[second], Departures(), True) is None
+    so_far = Departures(charges={json.dumps(as_charge(costs[first]), sort_keys=True): 1})
+    why = policy.overspends(costs[second], so_far, True)
+    assert why is not None and f"epsilon would be {two:.4g}" in str(why)
 
 
 def left(*sizes: tuple[str, int, int]) -> Departures:

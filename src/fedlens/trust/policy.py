@@ -137,7 +137,8 @@ class Policy(metaclass=Limited):
         require: layers that the recipe's stack must have.
         min_cohort: clients that must be asked together.
         max_epsilon: of differential privacy: a recipe that promises none is refused, and no reply
-            leaves that would cost more, with all that the site's ledger has seen leave.
+            leaves that would cost more, with all that the site's ledger has seen leave. Metrics
+            have no noise: with this entry, none leave.
         max_delta: at which max_epsilon is meant.
         keep_days: how long ledgers, memories and checkpoints are kept; `fedlens forget` uses it.
     """
@@ -182,6 +183,8 @@ class Policy(metaclass=Limited):
         if asked.evaluate:
             if self.evaluation == "withhold":
                 return PolicyError("evaluation", "metrics on this site's own data are withheld")
+            if self.max_epsilon is not None:
+                return PolicyError("max_epsilon", "metrics on this site's own data have no noise")
         elif asked.cohort < self.min_cohort:
             return self._too_few(asked.cohort)
         return None
@@ -317,14 +320,15 @@ def check_generators(policy: Policy, algorithm: Algorithm) -> None:
 
 def strict_policy(terms: Terms) -> Policy:
     """The policy that allows this terms and little else."""
-    trips = 1 + terms.evaluates
+    sends = terms.evaluates and terms.epsilon is None
+    trips = 1 + sends
     keys = KEY_BYTES * terms.cohort * trips if terms.protection else 0
     reply = _rounded(terms.reply_bytes + _SLACK * trips + keys)
     return Policy(
         recipes=(terms.digest,),
         trees=tuple(terms.trees),
         scalars=terms.scalars,
-        evaluation="send" if terms.evaluates else "withhold",
+        evaluation="send" if sends else "withhold",
         max_bytes_round=reply,
         max_bytes_job=_rounded(reply * terms.rounds),
         max_epochs=terms.epochs or None,

@@ -381,7 +381,7 @@ class SecureSum(Layer):
         self, fields: Mapping[str, Any], message: Message, client: Client, vault: Vault
     ) -> dict[str, Any]:
         out: dict[str, Any] = {}
-        if fields.get("metrics"):
+        if fields.get("metrics") and message.header.evaluate:
             scalars = Layer.score(self, message, client).scalars
             out["metrics"] = sorted(n for n in scalars if n != SIZE)
         if self.masks and self.dropouts != "skip":
