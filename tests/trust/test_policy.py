@@ -94,6 +94,40 @@ def test_recipes_by_name_or_by_hash() -> None:
     assert entries(Policy(recipes=(TERMS.digest[:12],))) == []
     assert entries(Policy(recipes=(TERMS.digest[:11],))) == ["recipes"]  # too short to name one
     assert entries(Policy(recipes=())) == ["recipes"]
+    # a hash is never a name, whoever gave it, and a name by a server is none
+    for name in ("f" * 64, "f" * 12):
+        called = dataclasses.replace(TERMS, name=name)
+        assert entries(Policy(recipes=(name,)), called) == ["recipes"]
+    theirs = dataclasses.replace(TERMS, own_name=False)
+    assert entries(Policy(recipes=("study",)), theirs) == ["recipes"]
+    assert entries(Policy(recipes=("study", TERMS.digest)), theirs) == []
+
+
+def test_a_server_cannot_call_its_recipe_by_an_allowed_hash_or_name(tmp_path: Path) -> None:
+    """The site trusts its server within its policy, which lists one recipe. Another one is refused,
+    whatever the server calls it; the listed one is not. A recipe of the operator's own goes by its
+    name."""
+    imports.set_rules(imports.Rules())
+    agreed = RECIPE.replace("clients = 3", "clients = 3\nsecure = false")
+    other = agreed.replace("rounds = 2", "rounds = 99999")
+    listed = recipes.from_tables(tomllib.loads(agreed), "study").digest()
+    (tmp_path / "study.toml").write_text(agreed)
+
+    def ask(text: str, name: str, allowed: str, own: str = "") -> Any:
+        policy = tmp_path / f"{allowed}.toml.policy"
+        policy.write_text(f"recipes = ['{allowed}']")
+        node = {"client": 0, "folder": str(tmp_path / "site"), "policy": str(policy)}
+        node |= {"recipe": own} if own else {"trust-server": True}
+        digest = recipes.from_tables(tomllib.loads(text), name).digest()
+        request = {"version": fedlens.__version__, "recipe": digest, "job": "j", "name": name}
+        header = {"kind": "query", "request": {**request, "text": text}}
+        return answer_request(header, [], node, make_site, lambda _: None)[0].get("detail")
+
+    assert ask(agreed, "study", listed) is None
+    assert ask(agreed, "whatever", listed[:12]) is None
+    for name, allowed in ((listed, listed), (listed[:12], listed[:12]), ("study", "study")):
+        assert ask(other, name, allowed) == "recipes"
+    assert ask(agreed, "study", "study", str(tmp_path / "study.toml")) is None
 
 
 def test_work_in_steps_and_in_epochs() -> None:

@@ -48,6 +48,9 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
         )
     part = 0 if own else id
     algorithm = algorithm.given(federation.facts)
+    terms = None
+    if node.get("policy") or not node.get("stock"):
+        terms = terms_of(agreed, algorithm, own_name=bool(node.get("recipe")))
     return Site(
         id,
         algorithm,
@@ -58,7 +61,7 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
         federation.facts.classes,
         tuple(federation.facts.remarks()),
         agreed.tables(),
-        None if node.get("stock") and not node.get("policy") else terms_of(agreed, algorithm),
+        terms,
     )
 
 

@@ -8,6 +8,7 @@ no module is imported that is not listed.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -26,7 +27,7 @@ from fedlens.trust.accounting import private_part, site_epsilon
 from fedlens.trust.departures import Departures
 from fedlens.trust.ledger import protection
 
-SHORTEST = 12  # characters of a recipe's hash that name it
+_HASH = "[0-9a-f]{12,64}"  # of a recipe, or its beginning
 KEY_BYTES = 1024  # of a sum under masks, for each who takes part: keys and shares of them
 _SLACK = 4096  # bytes: numbers are written in more or fewer digits
 
@@ -45,6 +46,7 @@ class Terms:
 
     Args:
         name: the recipe's.
+        own_name: the site's operator calls it so; else a server does, which may call it anything.
         digest: its hash, see `Config.digest`.
         stack: the algorithm's parts, by name.
         protection: those of them that hide single replies.
@@ -78,9 +80,10 @@ class Terms:
     modules: tuple[str, ...] = ()
     epsilon: float | None = None
     delta: float = 0.0
+    own_name: bool = True
 
 
-def terms_of(config: Config, algorithm: Algorithm) -> Terms:
+def terms_of(config: Config, algorithm: Algorithm, own_name: bool = True) -> Terms:
     """What this recipe asks; `algorithm` is built of it and knows what is public about the data."""
     s, parts, noisy = config.settings, list(algorithm.parts()), private_part(algorithm)
     cohort = s.cohort or s.clients
@@ -110,6 +113,7 @@ def terms_of(config: Config, algorithm: Algorithm) -> Terms:
         modules=named_modules(config.tables()),
         epsilon=getattr(noisy, "max_epsilon", None),
         delta=getattr(noisy, "delta", 0.0),
+        own_name=own_name,
     )
 
 
@@ -123,7 +127,7 @@ class Policy(metaclass=Limited):
     """What a site allows.
 
     Args:
-        recipes: names, or hashes (their first 12 characters or more).
+        recipes: names of the operator's own files, or hashes (their first 12 characters or more).
         trees: that may leave in a reply, by name.
         scalars: numbers that may leave in a reply, by name.
         evaluation: whether metrics on this site's own held-out data leave: "send" or "withhold".
@@ -226,11 +230,16 @@ class Policy(metaclass=Limited):
     # -- one entry each ----------------------------------------------------------------------------
 
     def _unknown_recipe(self, terms: Terms) -> PolicyError | None:
-        if self.recipes is None or terms.name in self.recipes:
+        if self.recipes is None:
             return None
-        if any(len(r) >= SHORTEST and terms.digest.startswith(r) for r in self.recipes):
-            return None
-        return PolicyError("recipes", f"{terms.name} ({terms.digest[:16]}) is not listed")
+        for listed in self.recipes:
+            if re.fullmatch(_HASH, listed):  # which is nobody's name
+                if terms.digest.startswith(listed):
+                    return None
+            elif listed == terms.name and terms.own_name:
+                return None
+        whose = "" if terms.own_name else ", and a name that a server gives is none: list its hash"
+        return PolicyError("recipes", f"{terms.name} ({terms.digest[:16]}) is not listed{whose}")
 
     def _missing(self, entry: str, names: Iterable[str], what: str) -> PolicyError | None:
         allowed = getattr(self, entry)
@@ -350,7 +359,7 @@ def _rounded(size: int) -> int:
 
 
 _COMMENTS = {
-    "recipes": "Which recipes: names, or hashes, which change with every setting but [data].",
+    "recipes": "Which recipes: hashes, which change with every setting but [data], or own files.",
     "trees": "What may leave in a reply: arrays,",
     "scalars": "and single numbers.",
     "evaluation": 'Metrics on this site\'s own held-out data: "send" or "withhold".',
