@@ -217,6 +217,52 @@ def test_a_threshold_that_a_few_can_reach(attack: Attack) -> None:
     )
 
 
+def careful(attack: Attack, client: int, least: int) -> None:
+    """This site's policy wants more clients in a sum than the recipe does."""
+    layer = attack.algorithm.with_vault(attack.vaults[client], least)  # type: ignore[attr-defined]
+    attack.sites.workers[client].algorithm = layer
+
+
+def test_fewer_than_the_sites_own_policy_wants(tmp_path: Path) -> None:
+    """The header says that five are asked, and they are: with the greeting. Then the server loses
+    two of them. Three are enough for the recipe, not for site 0, also in an evaluation."""
+    attack = Attack(tmp_path, rounds=1)
+    careful(attack, 0, N)
+
+    def lose_two(i: int, message: Message) -> Message | None:
+        return None if i > 2 and message.header.trip != GREET else message
+
+    attack.sites.change = lose_two
+    with pytest.raises(Stalled):
+        run(attack.algorithm, attack.sites, 1)
+    assert attack.message(0, WORK).header.cohort == N
+    told = [(i, r) for i, m, r in attack.sites.sent if m.header.trip == WORK]
+    assert [i for i, r in told if isinstance(r, Message)] == [1, 2]
+    assert isinstance(told[0][1], Lost)
+    assert told[0][1].reason == "Declined: 3 are to take part, not the 5 there must be"
+
+    def few(told: Told) -> None:
+        told["terms"] |= {"holders": [0, 1, 2], "threshold": 2, "purpose": "evaluate"}
+
+    message = attack.message(0, DEAL)
+    asked = json.loads(message.texts["secure"])
+    few(asked)
+    evaluation = with_told(message, json.dumps(asked)).with_header(evaluate=True)
+    assert attack.refusal(0, evaluation).startswith("a sum of 3 is none that hides anybody")
+
+
+def test_fewer_survivors_than_the_sites_own_policy_wants(tmp_path: Path) -> None:
+    attack = Attack(tmp_path, rounds=1)
+    careful(attack, 0, N)
+    attack.run(before=(0, OPEN))
+    told = json.loads(attack.message(0, WORK).texts["secure"])
+    opening = {"roster": told["roster"], "survivors": [0, 1, 2], "lost": [3, 4]}
+    message = with_told(attack.message(0, DEAL), json.dumps(opening)).with_header(trip=OPEN)
+    assert attack.refusal(0, message) == "3 have survived, a sum opens for 5 or more"
+    reply = attack.sites.ask(1, message)  # a site without such a policy
+    assert isinstance(reply, Message) and "shares" in json.loads(reply.texts["secure"])
+
+
 def test_a_list_without_the_site_itself(attack: Attack) -> None:
     def leave_out(told: Told) -> None:
         del told["roster"]["deals"]["0"]

@@ -25,7 +25,8 @@ from fedlens.core.message import Header, Message
 from fedlens.core.privacy import Mechanism, Unit
 from fedlens.engines.flower.site import answer_request
 from fedlens.layers import FedGen, PFedMe
-from fedlens.sites.site import make_site
+from fedlens.sites.site import make_site, site_settings
+from fedlens.trust import SecureSum
 from fedlens.trust.accounting import as_charge, epsilon_of
 from fedlens.trust.departures import Departures
 from fedlens.trust.policy import (
@@ -38,6 +39,7 @@ from fedlens.trust.policy import (
     strict_policy,
     terms_of,
 )
+from fedlens.trust.signing import make_signing_key
 
 TERMS = Terms(
     name="study",
@@ -196,6 +198,33 @@ def test_what_was_spent_counts_in_any_order(first: Unit, second: Unit) -> None:
     so_far = Departures(charges={json.dumps(as_charge(costs[first]), sort_keys=True): 1})
     why = policy.overspends(costs[second], so_far, True)
     assert why is not None and f"epsilon would be {two:.4g}" in str(why)
+
+
+def test_all_are_asked_in_an_evaluation() -> None:
+    policy = Policy(min_cohort=3)
+    for population, found in ((2, "min_cohort"), (3, None)):
+        asked = Header(cohort=0, population=population, evaluate=True)
+        assert getattr(policy.refuses(asked), "entry", None) == found
+
+
+def test_a_site_under_masks_counts_who_takes_part_by_its_policy(tmp_path: Path) -> None:
+    """The layer that checks the others' keys has the policy's number, where that is the larger."""
+    for i in range(3):
+        make_signing_key(tmp_path / f"site-{i}")
+    node = {"key": tmp_path / "site-0", "peers": tmp_path, "folder": tmp_path / "site"}
+    node["policy"] = tmp_path / "policy.toml"
+    built = stack(FedAvg(Toy(), batch=8), SecureSum())
+    for least, found in ((1, 3), (10, 10)):
+        node["policy"].write_text(f"min_cohort = {least}")
+        layer = built.at_site(site_settings(built, node, 0, 3))
+        assert isinstance(layer, SecureSum) and layer.min_cohort == found
+
+
+def test_the_strict_policy_leaves_room_for_dropouts() -> None:
+    """Ten are asked; a sum of those who are left is opened by more than half of them."""
+    assert strict_policy(dataclasses.replace(TERMS, cohort=10)).min_cohort == 6
+    assert strict_policy(dataclasses.replace(TERMS, cohort=4)).min_cohort == 3
+    assert strict_policy(dataclasses.replace(TERMS, cohort=10, protection=())).min_cohort == 10
 
 
 def left(*sizes: tuple[str, int, int]) -> Departures:

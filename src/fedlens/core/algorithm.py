@@ -75,7 +75,7 @@ class SiteSettings(NamedTuple):
 
     options: what it chose of the `site_options` of all parts. client: its number, of `clients`.
     folder: its own. key, peers: its private key, and a folder with the public keys of all sites,
-    where its operator named them.
+    where its operator named them. least: clients in a sum that its policy wants.
     """
 
     options: Mapping[str, str]
@@ -84,6 +84,7 @@ class SiteSettings(NamedTuple):
     folder: Path = Path()
     key: Path | None = None
     peers: Path | None = None
+    least: int = 1
 
 
 class Shortened(NamedTuple):

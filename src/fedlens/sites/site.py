@@ -115,4 +115,5 @@ def site_settings(
             stack = " + ".join(type(part).__name__ for part in parts)
             raise ConfigError(f"{stack} takes no site option {name!r}{suggestion(name, known)}")
     key, peers = (Path(str(node[k])) if node.get(k) else None for k in ("key", "peers"))
-    return SiteSettings(chosen, id, clients, Path(str(node["folder"])), key, peers)
+    least = site_policy(node.get("policy"), ()).min_cohort
+    return SiteSettings(chosen, id, clients, Path(str(node["folder"])), key, peers, least)

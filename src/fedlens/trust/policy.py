@@ -139,7 +139,8 @@ class Policy(metaclass=Limited):
         generators: whether a generator of images may run here.
         modules: of somebody's own code that a recipe may import.
         require: layers that the recipe's stack must have.
-        min_cohort: clients that must be asked together.
+        min_cohort: clients that must be asked together; under SecureSum also those whose keys make
+            a sum, and those for whom it is opened.
         max_epsilon: of differential privacy: a recipe that promises none is refused, and no reply
             leaves that would cost more, with all that the site's ledger has seen leave. Metrics
             have no noise: with this entry, none leave.
@@ -183,15 +184,14 @@ class Policy(metaclass=Limited):
 
     def refuses(self, asked: Header) -> PolicyError | None:
         """Why this request is not worked on. The server says how many it asks; only a layer that
-        needs the others' keys can check it."""
+        needs the others' keys can check it (`SecureSum.with_vault`)."""
         if asked.evaluate:
             if self.evaluation == "withhold":
                 return PolicyError("evaluation", "metrics on this site's own data are withheld")
             if self.max_epsilon is not None:
                 return PolicyError("max_epsilon", "metrics on this site's own data have no noise")
-        elif asked.cohort < self.min_cohort:
-            return self._too_few(asked.cohort)
-        return None
+        together = asked.population if asked.evaluate else asked.cohort
+        return self._too_few(together) if together < self.min_cohort else None
 
     def withholds(
         self, kind: str, message: Message, size: int, job: str, so_far: Departures
@@ -345,7 +345,8 @@ def strict_policy(terms: Terms) -> Policy:
         generators=terms.generates,
         modules=terms.modules,
         require=terms.protection,
-        min_cohort=terms.cohort,
+        # of a sum under masks, some may be lost: more than half open it
+        min_cohort=max(3, terms.cohort // 2 + 1) if terms.protection else terms.cohort,
         max_epsilon=terms.epsilon,
         max_delta=terms.delta or Policy.max_delta,
         keep_days=365,
@@ -371,7 +372,7 @@ _COMMENTS = {
     "generators": "May a generator of images run here?",
     "modules": "Python modules of somebody's own code that a recipe may import.",
     "require": "Layers without which this site does not take part.",
-    "min_cohort": "Clients that must be asked together: a sum of few tells much about each.",
+    "min_cohort": "Clients asked, and added up, together: a sum of few tells much about each.",
     "max_epsilon": "The weakest differential privacy that is accepted (larger is weaker).",
     "max_delta": "The chance that is left to it to fail.",
     "keep_days": "Days that ledgers, memories and checkpoints are kept (fedlens forget --expired).",

@@ -466,14 +466,16 @@ class SecureSum(Layer):
     def at_site(self, site: SiteSettings) -> Algorithm:
         layer = super().at_site(site)
         assert isinstance(layer, SecureSum)
-        return layer.with_vault(open_vault(site))
+        return layer.with_vault(open_vault(site), site.least)
 
-    def with_vault(self, vault: Vault) -> SecureSum:
-        """This layer at a real site, with secrets of its own."""
+    def with_vault(self, vault: Vault, least: int = 0) -> SecureSum:
+        """This layer at a real site, with secrets of its own. least: clients in a sum that the
+        site's own policy wants, if that is more than the recipe does.
+        """
         if not self.masks:
             raise Declined("masks = false is for simulations: it hides nothing")
         layer = copy.copy(self)
-        layer._vault = vault
+        layer._vault, layer.min_cohort = vault, max(self.min_cohort, least)
         return layer
 
 
