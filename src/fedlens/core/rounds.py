@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -344,18 +345,47 @@ def evaluate(
     trips = Trips(list(engine.ids()), evaluate=True)
     make_trips(algorithm, engine, state, trips, here.heard)
     here.state, replies, lost, _ = algorithm.read(state, trips)
-    known = [*replies.totals, *(n for h in replies.heard.values() for n in h.scalars)]
-    for name in dict.fromkeys(n for n in known if n != SIZE):
-        if algorithm.hides_singles:
-            if (mean := replies.average(name)) is not None:
-                metrics[f"client_{name}"] = mean
-            continue
+    replies, misnamed = _without_misnamed(replies)
+    return Scored(metrics | _summary(replies), [*lost, *misnamed], _traffic(trips))
+
+
+def _summary(replies: Replies) -> dict[str, float]:
+    """Of clients' metrics; only the mean where single ones are hidden."""
+    means = {n: replies.average(n) for n in replies.totals if n != SIZE}
+    found = {f"client_{n}": mean for n, mean in means.items() if mean is not None}
+    voices = _voices(replies)
+    for name in (n for n in voices if n not in _clashing(voices)):
         values = replies.values(name)
-        metrics[f"client_{name}"] = float(np.mean(values))
         worst = max(values) if smaller_is_better(name) else min(values)
-        metrics[f"client_{name}_spread"] = float(np.std(values))
-        metrics[f"client_{name}_worst"] = worst
-    return Scored(metrics, lost, _traffic(trips))
+        found[f"client_{name}"] = float(np.mean(values))
+        found[f"client_{name}_spread"] = float(np.std(values))
+        found[f"client_{name}_worst"] = worst
+    return found
+
+
+def _voices(replies: Replies) -> Counter[str]:
+    """How many clients have each metric."""
+    return Counter(n for h in replies.heard.values() for n in h.scalars if n != SIZE)
+
+
+def _clashing(names: Collection[str]) -> dict[str, str]:
+    """Metrics that are called as the spread or the worst of another one is: name -> the other."""
+    ends = [(f"{name}_{end}", name) for name in names for end in ("spread", "worst")]
+    return {long: name for long, name in ends if long in names}
+
+
+def _without_misnamed(replies: Replies) -> tuple[Replies, list[Lost]]:
+    """Without those clients whose metric would be mistaken for one that more of them have. Which
+    names are right nobody declares: honest clients' differ with the classes they hold."""
+    voices, odd = _voices(replies), dict[int, str]()
+    for pair in _clashing(voices).items():
+        fewer, more = sorted(pair, key=lambda name: voices[name])
+        if voices[fewer] < voices[more]:
+            odd |= {i: fewer for i, h in replies.heard.items() if fewer in h.scalars}
+    why = "its metric {!r} could be mistaken for one of the others': none of its metrics count"
+    lost = [Lost(i, why.format(odd[i]), True, replies.heard[i].bytes) for i in sorted(odd)]
+    kept = {i: h for i, h in replies.heard.items() if i not in odd}
+    return replace(replies, heard=kept), lost
 
 
 def _in_time(item: Arrival, number: int, late: int) -> Arrival:
