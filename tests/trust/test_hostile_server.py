@@ -452,6 +452,54 @@ def test_nonsense_costs_its_sender(tmp_path: Path, trip: int) -> None:
     assert heard == ([0, 1, 2, 3, 4] if trip == OPEN_SUM else [0, 2, 3, 4])
 
 
+ODD_TEXTS = {
+    "deep": "[" * 50_000,
+    "deeper inside": '{"metrics": ' + "[" * 50_000,
+    "null": '{"metrics": null, "deal": null, "greeting": null, "shares": null}',
+    "number": '{"metrics": 7, "deal": 7, "greeting": 7, "shares": 7}',
+    "table": '{"metrics": {"accuracy": 1}, "deal": {}, "greeting": {}, "shares": {}}',
+    "mixed": '{"metrics": ["accuracy", null, ["x"], 3], "shares": {"0": null, "x": [1]}}',
+    "long": json.dumps({"metrics": ["x" * 10_000, "\u001b[2J"]}),
+    "many": json.dumps({"metrics": [f"m{k}" for k in range(50_000)]}),
+}
+
+
+@pytest.mark.parametrize("trip", [GREET, DEAL, OPEN])
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_a_text_costs_its_sender_and_not_the_run(tmp_path: Path, trip: int, text: str) -> None:
+    """Whatever client 1 writes where keys, shares or the names of its metrics are expected: the run
+    goes on with the others, and what is measured is what they measure."""
+    attack = Attack(tmp_path, rounds=2)
+    lying(attack, trip, lambda reply: with_told(reply, ODD_TEXTS[text]))
+    run(
+        attack.algorithm,
+        attack.sites,
+        2,
+        evaluate_every=1,
+        personal=True,
+        after_round=lambda _, r: attack.seen.append(r),
+    )
+    for seen in attack.seen:
+        assert {0, 2, 3, 4} <= seen.heard.keys() and not seen.skipped
+        assert list(seen.metrics) == ["client_accuracy"]
+
+
+def test_a_metric_of_one_client_is_not_asked_of_all(tmp_path: Path) -> None:
+    """Nor could it be shown: it would be that client's. It could be anything, such as what is
+    called the worst of the others."""
+    attack = Attack(tmp_path, rounds=1)
+
+    def lie(reply: Message) -> Message:
+        told = json.loads(reply.texts["secure"])
+        named = {"metrics": [*told["metrics"], "accuracy_worst"]} if "metrics" in told else {}
+        return with_told(reply, json.dumps({**told, **named}))
+
+    lying(attack, GREET, lie)
+    run(attack.algorithm, attack.sites, 1, evaluate_every=1, personal=True)
+    asked = [json.loads(m.texts["secure"]) for _, m, _ in attack.sites.sent if m.header.evaluate]
+    assert [told["metrics"] for told in asked if "bounds" in told] == [["accuracy"]] * N
+
+
 def test_memory_follows_who_was_really_heard(tmp_path: Path) -> None:
     """A reply whose sum was never opened counts for nobody, whatever it said itself."""
     algorithm = stack(FedAvg(Toy(), batch=8), Scaffold(), SecureSum("recover"))

@@ -33,6 +33,8 @@ from fedlens.core.replies import (
 from fedlens.core.tree import is_finite
 
 MOST_SKIPPED = 3  # rounds in a row whose new state could not be used
+# what numbers and texts of clients may lead to; an error of another kind is one of the program
+LED_NOWHERE = (ArithmeticError, ValueError, RuntimeError)
 
 
 class Stalled(ValueError):
@@ -234,7 +236,7 @@ def make_trips(
     """Every message of a round or an evaluation, in turn: mostly one."""
     header = state.header
     cohort = 0 if trips.evaluate else len(trips.asked)
-    while (trip := algorithm.next_trip(state, trips)) is not None:
+    while (trip := _next_trip(algorithm, state, trips)) is not None:
         message = trip.message.with_header(
             header, cohort=cohort, evaluate=trips.evaluate, trip=trip.number
         )
@@ -246,6 +248,20 @@ def make_trips(
     return trips
 
 
+def _next_trip(algorithm: Algorithm, state: Message, trips: Trips) -> Trip | None:
+    try:
+        return algorithm.next_trip(state, trips)
+    except LED_NOWHERE as e:
+        if not trips.made:  # nothing of a client's was looked at
+            raise
+        trips.broken = _in_a_line(e)
+        return None
+
+
+def _in_a_line(e: Exception) -> str:
+    return f"{type(e).__name__}: {e}".strip().splitlines()[0]
+
+
 def _take_step(
     algorithm: Algorithm, state: Message, trips: Trips
 ) -> tuple[Message, Replies, list[Lost], str]:
@@ -253,8 +269,10 @@ def _take_step(
     state is the one before, and nobody was heard: clients forget what they did.
 
     What clients send is checked for its form (`replies.refuse`), but numbers of the right form can
-    still lead nowhere. An error of another kind than those below is one of the program.
+    still lead nowhere.
     """
+    if trips.broken:
+        return state, Replies(), trips.without_effect(trips.broken), trips.broken
     try:
         state, replies, lost, why = algorithm.read(state, trips)
         replies = replies.limited_to(
@@ -267,14 +285,11 @@ def _take_step(
         why = unusable(new, state, sent)
     except Weightless as e:
         why = str(e)
-    except (ArithmeticError, ValueError, RuntimeError) as e:
-        why = f"{type(e).__name__}: {e}".strip().splitlines()[0]
+    except LED_NOWHERE as e:
+        why = _in_a_line(e)
     if not why:
         return new.with_header(state.header, stop=new.header.stop), replies, lost, ""
-    missing = {x.sender: x for some in trips.lost for x in some}
-    for id in (id for some in trips.replies for id in some.heard):
-        missing.setdefault(id, Lost(id, why, refused=True))
-    return state, Replies(), [missing[id] for id in sorted(missing)], why
+    return state, Replies(), trips.without_effect(why), why
 
 
 def unusable(new: Message, old: Message, sent: Iterable[str] | None = None) -> str:
@@ -344,9 +359,22 @@ def evaluate(
         return Scored(metrics)
     trips = Trips(list(engine.ids()), evaluate=True)
     make_trips(algorithm, engine, state, trips, here.heard)
-    here.state, replies, lost, _ = algorithm.read(state, trips)
+    here.state, replies, lost = _read_scores(algorithm, state, trips)
     replies, misnamed = _without_misnamed(replies)
     return Scored(metrics | _summary(replies), [*lost, *misnamed], _traffic(trips))
+
+
+def _read_scores(
+    algorithm: Algorithm, state: Message, trips: Trips
+) -> tuple[Message, Replies, list[Lost]]:
+    """What an evaluation brought. One that led nowhere costs its metrics, not the run."""
+    why = trips.broken
+    if not why:
+        try:
+            return algorithm.read(state, trips)[:3]
+        except LED_NOWHERE as e:
+            why = _in_a_line(e)
+    return state, Replies(), trips.without_effect(why)
 
 
 def _summary(replies: Replies) -> dict[str, float]:

@@ -153,8 +153,17 @@ def from_b64(text: str) -> bytes:
 
 def is_key(text: str) -> bool:
     """Has it the form of a public key?"""
+    return _holds(text, 32)
+
+
+def is_share(text: Any) -> bool:
+    """Has it the form of a share? One that has none is missing, like one that did not come."""
+    return isinstance(text, str) and _holds(text, SHARE_BYTES)
+
+
+def _holds(text: str, size: int) -> bool:
     try:
-        return len(from_b64(text)) == 32
+        return len(from_b64(text)) == size
     except Tampered:
         return False
 

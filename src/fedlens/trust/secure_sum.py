@@ -74,6 +74,7 @@ from fedlens.trust.roster import (
     check_opening,
     deal,
     greet,
+    is_share,
     recover,
 )
 from fedlens.trust.server_memory import (
@@ -151,7 +152,7 @@ class SecureSum(Layer):
         if len(here) < self.min_cohort:
             return None
         if last == GREET:
-            memory = memory.with_trips(trips)
+            memory = memory.with_trips(trips, self.min_cohort)
             if not self.masks:
                 return self._work(state, memory, trips, None)
             recovers = self.recovers(len(trips.asked))
@@ -163,7 +164,8 @@ class SecureSum(Layer):
             dealt = deals_in(trips.replies[-1], terms)
             if len(dealt) < max(self.min_cohort, terms.threshold):
                 return None
-            return self._work(state, memory.with_trips(trips), trips, Roster(terms, dealt))
+            memory = memory.with_trips(trips, self.min_cohort)
+            return self._work(state, memory, trips, Roster(terms, dealt))
         if last == WORK and self.masks and self.recovers(len(trips.asked)):
             return self._open(state, memory, trips, here)
         return None
@@ -224,8 +226,9 @@ class SecureSum(Layer):
         lost = sorted(set(trips.made[-1].ids) - set(here))
         fields = {"roster": fields["roster"], "survivors": list(here), "lost": lost}
         ids = set(here)
-        if not trips.evaluate and set(trips.upcoming) <= memory.with_trips(trips).greetings.keys():
-            fields |= self._invitation(memory.with_trips(trips), state, trips)
+        memory = memory.with_trips(trips, self.min_cohort)
+        if not trips.evaluate and set(trips.upcoming) <= memory.greetings.keys():
+            fields |= self._invitation(memory, state, trips)
             ids |= set(trips.upcoming)
         return Trip(put_fields(Message(), **fields), sorted(ids), OPEN_SUM)
 
@@ -240,7 +243,7 @@ class SecureSum(Layer):
     # -- the server's half: what came --------------------------------------------------------------
 
     def read(self, state: Message, trips: Trips) -> Brought:
-        memory = ServerMemory.of(state).with_trips(trips)
+        memory = ServerMemory.of(state).with_trips(trips, self.min_cohort)
         before = [
             x for trip, lost in zip(trips.made, trips.lost) if trip.number != OPEN_SUM for x in lost
         ]
@@ -301,7 +304,7 @@ class SecureSum(Layer):
         for i, h in trips.replies[-1].heard.items():
             found = parsed(h.texts.get(KEY, "")).get("shares")
             if i in survivors and isinstance(found, Mapping):
-                shares[i] = {str(k): str(v) for k, v in found.items()}
+                shares[i] = {k: v for k, v in found.items() if is_share(v)}
         return recover(roster, survivors, shares, trips.made[at].message.digest())
 
     def server_step(self, state: Message, replies: Replies) -> Message:
