@@ -13,7 +13,7 @@ from fedlens.core.algorithm import Trip, Trips
 from fedlens.core.message import Message
 from fedlens.core.replies import MOST_SCALARS, Lost, Replies, is_name
 from fedlens.trust.fixed_point import Layout, next_bounds
-from fedlens.trust.roster import Deal, Roster, SumTerms, is_greeting
+from fedlens.trust.roster import Deal, KnownKeys, Roster, SumTerms
 from fedlens.trust.vault import Declined
 
 WORK, GREET, DEAL, OPEN_SUM = 0, 1, 2, 3  # the trips of a round
@@ -50,8 +50,8 @@ def common_names(said: Iterable[Mapping[str, Any]], least: int) -> list[str]:
     return sorted(n for n, times in voices.items() if times >= least)
 
 
-def deals_in(replies: Replies, terms: SumTerms) -> dict[int, Deal]:
-    """By client, of those who are among the holders and dealt at all."""
+def deals_in(replies: Replies, terms: SumTerms, known: KnownKeys) -> dict[int, Deal]:
+    """By client, of those among the holders who dealt keys of their own that sites accept."""
     found = {}
     for i, heard in replies.heard.items():
         table = parsed(heard.texts.get(KEY, "")).get("deal")
@@ -61,7 +61,8 @@ def deals_in(replies: Replies, terms: SumTerms) -> dict[int, Deal]:
             found[i] = Deal.read(i, table)
         except Declined:
             continue
-    return found
+    masks = Counter(deal.mask for deal in found.values())
+    return {i: d for i, d in found.items() if masks[d.mask] == 1 and known.accept_deal(d, terms)}
 
 
 @dataclass(frozen=True)
@@ -104,21 +105,22 @@ class ServerMemory:
         fits = terms.round == number and list(terms.holders) == sorted(asked)
         return roster if fits and roster.deals.keys() == set(asked) else None
 
-    def with_trips(self, trips: Trips, least: int) -> ServerMemory:
+    def with_trips(self, trips: Trips, least: int, known: KnownKeys) -> ServerMemory:
         """With what the trips of a round brought, besides sums. least: clients in a sum."""
         memory = self if trips.evaluate else replace(self, dealt=None)
         for trip, replies, lost in zip(trips.made, trips.replies, trips.lost, strict=True):
-            memory = memory._with_trip(trip, replies, lost, least)
+            memory = memory._with_trip(trip, replies, lost, least, known)
         return memory
 
     def _with_trip(
-        self, trip: Trip, replies: Replies, lost: Sequence[Lost], least: int
+        self, trip: Trip, replies: Replies, lost: Sequence[Lost], least: int, known: KnownKeys
     ) -> ServerMemory:
         said = {i: parsed(h.texts.get(KEY, "")) for i, h in replies.heard.items()}
         fields = read_fields(trip.message)
         memory = self
         if trip.number == GREET:
-            new = {i: g for i, s in said.items() if is_greeting(g := s.get("greeting"))}
+            greetings = {i: table.get("greeting") for i, table in said.items()}
+            new = {i: g for i, g in greetings.items() if known.accept_greeting(i, self.job, g)}
             memory = replace(memory, greetings={**memory.greetings, **new})
             if fields.get("metrics"):
                 memory = replace(memory, metrics=common_names(said.values(), least) or None)
@@ -129,7 +131,7 @@ class ServerMemory:
             memory = replace(memory, greetings=kept)
         if trip.number in (WORK, OPEN_SUM) and "terms" in fields:
             terms = SumTerms.read(fields["terms"])
-            roster = Roster(terms, deals_in(replies, terms))
+            roster = Roster(terms, deals_in(replies, terms, known))
             memory = replace(memory, dealt=roster.table())
         return memory
 
