@@ -527,7 +527,9 @@ def unusable(attack: Attack, told: Told) -> None:
 
 
 @pytest.mark.parametrize("dropouts", ["recover", "skip"])
-@pytest.mark.parametrize("trips", [(GREET,), (DEAL,), (WORK,), (OPEN_SUM,), (GREET, DEAL, WORK, OPEN_SUM)])
+@pytest.mark.parametrize(
+    "trips", [(GREET,), (DEAL,), (WORK,), (OPEN_SUM,), (GREET, DEAL, WORK, OPEN_SUM)]
+)
 @pytest.mark.parametrize("lie", [badly_signed, unusable])
 def test_keys_that_nobody_can_use_cost_their_sender(
     tmp_path: Path, dropouts: str, trips: tuple[int, ...], lie: Callable[[Attack, Told], None]
