@@ -123,6 +123,60 @@ def test_a_draft_lives_until_the_round_it_belongs_to_counts() -> None:
         assert torch.allclose(torch.as_tensor(total) / 7, c.double(), atol=1e-5)
 
 
+class Touchy(Confirmed):
+    """What came with the greeting of round 1, and of every evaluation, cannot be read: found out
+    between two trips, or after the last."""
+
+    between: ClassVar[bool] = True
+
+    def next_trip(self, state: Message, trips: Trips) -> Trip | None:
+        if trips.made and self.between and (trips.evaluate or state.round == 1):
+            raise ValueError("client 2 wrote nonsense")
+        return super().next_trip(state, trips)
+
+    def read(self, state: Message, trips: Trips) -> Brought:
+        if trips.evaluate:
+            raise RecursionError("too deep")
+        return super().read(state, trips)
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_what_cannot_be_read_costs_its_round_or_its_evaluation(between: bool) -> None:
+    """Not the run: the round is skipped, as if its sum could not be used, and of an evaluation
+    everybody is missing, with the reason."""
+    layer = Touchy()
+    layer.between = between  # type: ignore[misc]
+    algorithm = stack(FedAvg(Toy(), batch=8), layer)
+    seen: list[Round] = []
+    run(
+        algorithm,
+        Loopback(algorithm, toy_federation(4)),
+        3,
+        evaluate_every=1,
+        personal=True,
+        after_round=lambda _, r: seen.append(r),
+    )
+    skipped = "ValueError: client 2 wrote nonsense" if between else ""
+    assert [r.skipped for r in seen] == ["", skipped, ""]
+    assert [len(r.heard) for r in seen] == [4, 0 if between else 4, 4]
+    why = "ValueError: client 2 wrote nonsense" if between else "RecursionError: too deep"
+    for r in seen:
+        assert [(x.sender, x.reason) for x in r.unevaluated] == [(i, why) for i in range(4)]
+        assert not r.metrics and r.evaluation_bytes >= 0
+
+
+def test_a_cohort_that_cannot_work_still_ends_the_run() -> None:
+    """Before the first trip nothing of a client's is looked at: that error is the operator's."""
+
+    class Few(Confirmed):
+        def next_trip(self, state: Message, trips: Trips) -> Trip | None:
+            raise ValueError("at least 9")
+
+    algorithm = stack(FedAvg(Toy(), batch=8), Few())
+    with pytest.raises(ValueError, match="at least 9"):
+        ended(Loopback(algorithm, toy_federation(4)), algorithm)
+
+
 class Otherwise(Confirmed):
     """Client 1 averages what is to be added, client 2 adds in another ring."""
 

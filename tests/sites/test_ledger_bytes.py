@@ -1,5 +1,6 @@
 """What a site's ledger says, held against the bytes that arrive behind the server's front, captured
-at a socket: three real sites under masks, one of which withholds its evaluation.
+at a socket: four real sites under masks, one of which withholds its evaluation; the other three are
+enough for a sum of metrics.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ from deployment import TESTS
 from hospitals import STUDY, Federation
 
 pytest.importorskip("flwr")
+from flwr.app import ConfigRecord
 from flwr.app.message.arraychunk import ArrayChunk
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from fedlens.engines.flower.records import take_fields, take_pieces
+from fedlens.engines.flower.records import PIECES, take_fields, take_pieces
 from fedlens.trust.departures import read_departures
 from fedlens.trust.ledger import LEDGER_FILE
 from fedlens.trust.signing import canonical, parse_public_key
 from fedlens.trust.verify import verify
 
 pytestmark = [pytest.mark.trust, pytest.mark.timeout(600)]
-SITES = 3
-STUDY_OF_THREE = STUDY.replace("clients = 2", f"clients = {SITES}\npersonal = true").replace(
+SITES = 4
+STUDY_OF_FOUR = STUDY.replace("clients = 2", f"clients = {SITES}\npersonal = true").replace(
     '"malignant"]', '"malignant"]\nholdout = 0.4'
 )
 PUSH, CONFIRM = "/push-messages", "/confirm-message-received"
@@ -83,12 +85,12 @@ def first_request(data: bytes) -> tuple[bytes, str, bytes, bytes] | None:
 
 def test_the_ledger_is_what_arrives_behind_the_front(tmp_path: Path) -> None:
     tap = tmp_path / "tap"
-    here = Federation(tmp_path, SITES, STUDY_OF_THREE)
+    here = Federation(tmp_path, SITES, STUDY_OF_FOUR)
     (tmp_path / "policy.toml").write_text('evaluation = "withhold"\n')
     try:
         here.serve("--json-log", program=(str(TESTS / "tapped_serve.py"), str(tap)))
         for site in range(SITES):
-            here.join(site, *(("--policy", str(tmp_path / "policy.toml")) if site == 2 else ()))
+            here.join(site, *(("--policy", str(tmp_path / "policy.toml")) if site == 3 else ()))
         for site in range(SITES):
             here.wait_until_joined(site)
         code, output = here.run("run")
@@ -104,17 +106,16 @@ def test_the_ledger_is_what_arrives_behind_the_front(tmp_path: Path) -> None:
         if path.endswith("/push-object"):
             pushed = PushObjectRequest.FromString(body)
             objects[pushed.object_id] = pushed.object_content
-            if pushed.object_content.startswith(b"ArrayChunk"):
-                size = len(ArrayChunk.inflate(pushed.object_content).data)
+            size = payload_in(pushed.object_content)
         sites[key].add(path, body, size)
-    kinds = set()
+    kinds = []
     for number, captured in enumerate(sites.values()):
         ledger = tmp_path / f"hospital-{number}" / "memory" / LEDGER_FILE
         lines = ledger.read_bytes().splitlines()
         assert verify(ledger, parse_public_key(here.known[number].read_text())).intact
         tables = {k: json.loads(line) for k, line in enumerate(lines, 1)}
         assert tables.pop(1)["kind"] == "key"
-        kinds |= {table["kind"] for table in tables.values()}
+        kinds.append({table["kind"] for table in tables.values()})
         arrived = dict(messages(captured, objects))
         assert arrived.keys() == tables.keys()  # nothing else came, nothing else is claimed
         for k, (fields, payload) in arrived.items():
@@ -127,11 +128,24 @@ def test_the_ledger_is_what_arrives_behind_the_front(tmp_path: Path) -> None:
         check_overhead(captured, list(tables.values()), payload)
         left = read_departures(ledger)
         assert left.overhead.times == sum(t["overhead"]["requests"] for t in tables.values())
-    assert kinds == {"greeting", "reply", "protocol", "failure"}
+    assert all({"greeting", "reply", "protocol"} <= found for found in kinds)
+    assert ["evaluation" in found for found in kinds] == [True, True, True, False]
+    assert "failure" in kinds[3]
     said = here.log("server")
     ours = " ".join(our_words(said))
     assert "sites can join" in ours and "site-2.pub may join as client 2" in ours
     assert said.count("may join as client") == ours.count("may join as client") == SITES
+
+
+def payload_in(content: bytes) -> int:
+    """Bytes of a message in one of Flower's objects: a large one comes in chunks, a small one rides
+    among the fields."""
+    if content.startswith(b"ArrayChunk"):
+        return len(ArrayChunk.inflate(content).data)
+    if content.startswith(b"ConfigRecord"):
+        riding: Any = ConfigRecord.inflate(content).get(PIECES, [])
+        return sum(map(len, riding))
+    return 0
 
 
 def messages(

@@ -24,7 +24,8 @@ from fedlens.engines.flower.site import Site, answer_request, federation_of_one,
 from fedlens.sites.keys import make_authority, make_server_certificate, make_site_key
 from fedlens.testing import SmallTask
 from fedlens.trust.departures import read_departures
-from fedlens.trust.ledger import LEDGER_FILE, Head
+from fedlens.trust.guard import Guard
+from fedlens.trust.ledger import LEDGER_FILE, Head, Leaving
 from fedlens.trust.policy import strict_policy, terms_of
 from fedlens.trust.receipts import HEADS, Receipts, make_receipt, read_heads
 from fedlens.trust.signing import (
@@ -236,6 +237,22 @@ def test_bytes_of_a_job_are_counted_over_restarts(tmp_path: Path) -> None:
     assert "lost" not in place.ask(1)[0]
     assert place.ask(2)[0]["detail"] == "max_bytes_job"
     assert read_departures(place.folder / LEDGER_FILE).bytes_of("j") > 2 * size
+
+
+def test_a_torn_line_hides_nothing_that_leaves_after_it(tmp_path: Path) -> None:
+    """A kill left half a line. The ledger removes it and goes on in its place; what leaves then is
+    counted at once, not only by the next process."""
+    place = Place(tmp_path)
+    place.ask(0)
+    with (place.folder / LEDGER_FILE).open("a") as file:
+        file.write('{"bytes":1,"client":0,"half')
+    guard = Guard.of(place.node)
+    before = guard.so_far.bytes_of("j")
+    cost = {"unit": "example", "noise": 1.0}
+    guard.pass_words(Leaving("reply", 0, [b"x" * 1000], "j", "r", 1, privacy=cost))
+    assert guard.so_far.bytes_of("j") == before + 1000
+    assert sum(guard.so_far.charges.values()) == 1 and not guard.so_far.odd
+    assert guard.so_far == read_departures(place.folder / LEDGER_FILE)
 
 
 class Slow(FedAvg):

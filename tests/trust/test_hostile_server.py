@@ -16,12 +16,15 @@ from vaults import Sites, make_vaults, with_told
 
 from fedlens import Message, Round, run, stack
 from fedlens.algorithms import FedAvg
+from fedlens.config import recipe as recipes
 from fedlens.core.replies import Lost
 from fedlens.core.rounds import Stalled
 from fedlens.layers import Scaffold
+from fedlens.sites.keys import public_pem
+from fedlens.sites.server import _bindings, _deployed, _prepare
 from fedlens.trust import SecureSum
 from fedlens.trust.masking import public_of
-from fedlens.trust.roster import Deal, b64, deal
+from fedlens.trust.roster import Deal, SumTerms, _greeting, b64, deal, greet
 from fedlens.trust.secure_sum import DEAL, GREET, OPEN_SUM, WORK
 from fedlens.trust.vault import Declined, SiteVault
 
@@ -41,6 +44,8 @@ class Attack:
         self.seen: list[Round] = []
         self.stop: tuple[int, int] | None = None
         self.rounds = rounds
+        self.job = ""  # what a liar was asked about
+        self.terms: Any = None
 
     def run(self, before: tuple[int, int] | None = None) -> None:
         """Up to the trip (round, number), which is not made any more."""
@@ -217,6 +222,52 @@ def test_a_threshold_that_a_few_can_reach(attack: Attack) -> None:
     )
 
 
+def careful(attack: Attack, client: int, least: int) -> None:
+    """This site's policy wants more clients in a sum than the recipe does."""
+    layer = attack.algorithm.with_vault(attack.vaults[client], least)  # type: ignore[attr-defined]
+    attack.sites.workers[client].algorithm = layer
+
+
+def test_fewer_than_the_sites_own_policy_wants(tmp_path: Path) -> None:
+    """The header says that five are asked, and they are: with the greeting. Then the server loses
+    two of them. Three are enough for the recipe, not for site 0, also in an evaluation."""
+    attack = Attack(tmp_path, rounds=1)
+    careful(attack, 0, N)
+
+    def lose_two(i: int, message: Message) -> Message | None:
+        return None if i > 2 and message.header.trip != GREET else message
+
+    attack.sites.change = lose_two
+    with pytest.raises(Stalled):
+        run(attack.algorithm, attack.sites, 1)
+    assert attack.message(0, WORK).header.cohort == N
+    told = [(i, r) for i, m, r in attack.sites.sent if m.header.trip == WORK]
+    assert [i for i, r in told if isinstance(r, Message)] == [1, 2]
+    assert isinstance(told[0][1], Lost)
+    assert told[0][1].reason == "Declined: 3 are to take part, not the 5 there must be"
+
+    def few(told: Told) -> None:
+        told["terms"] |= {"holders": [0, 1, 2], "threshold": 2, "purpose": "evaluate"}
+
+    message = attack.message(0, DEAL)
+    asked = json.loads(message.texts["secure"])
+    few(asked)
+    evaluation = with_told(message, json.dumps(asked)).with_header(evaluate=True)
+    assert attack.refusal(0, evaluation).startswith("a sum of 3 is none that hides anybody")
+
+
+def test_fewer_survivors_than_the_sites_own_policy_wants(tmp_path: Path) -> None:
+    attack = Attack(tmp_path, rounds=1)
+    careful(attack, 0, N)
+    attack.run(before=(0, OPEN_SUM))
+    told = json.loads(attack.message(0, WORK).texts["secure"])
+    opening = {"roster": told["roster"], "survivors": [0, 1, 2], "lost": [3, 4]}
+    message = with_told(attack.message(0, DEAL), json.dumps(opening)).with_header(trip=OPEN_SUM)
+    assert attack.refusal(0, message) == "3 have survived, a sum opens for 5 or more"
+    reply = attack.sites.ask(1, message)  # a site without such a policy
+    assert isinstance(reply, Message) and "shares" in json.loads(reply.texts["secure"])
+
+
 def test_a_list_without_the_site_itself(attack: Attack) -> None:
     def leave_out(told: Told) -> None:
         del told["roster"]["deals"]["0"]
@@ -239,6 +290,18 @@ def test_nonsense(attack: Attack) -> None:
         assert "malformed" in attack.refusal(0, message)
     message = with_told(attack.message(0, WORK), "[not json")
     assert attack.refusal(0, message) == "a reply without masks is asked for"
+
+
+def test_names_of_metrics_without_an_evaluation(attack: Attack) -> None:
+    """Which metrics a site has tells something about its data, and a policy that withholds them
+    looks at the header: in a greeting of a training round they are not made."""
+    asked = attack.message(0, GREET)
+    told = {**json.loads(asked.texts["secure"]), "metrics": True}
+    asked = with_told(replace(asked, trees=attack.message(0, WORK).trees), json.dumps(told))
+    for evaluate, found in ((False, None), (True, ["accuracy"])):
+        reply = attack.sites.ask(0, asked.with_header(evaluate=evaluate))
+        assert isinstance(reply, Message)
+        assert json.loads(reply.texts["secure"]).get("metrics") == found
 
 
 # -- the same masks twice --------------------------------------------------------------------------
@@ -392,6 +455,153 @@ def test_nonsense_costs_its_sender(tmp_path: Path, trip: int) -> None:
     attack.run()
     heard = sorted(attack.seen[0].heard)
     assert heard == ([0, 1, 2, 3, 4] if trip == OPEN_SUM else [0, 2, 3, 4])
+
+
+ODD_TEXTS = {
+    "deep": "[" * 50_000,
+    "deeper inside": '{"metrics": ' + "[" * 50_000,
+    "null": '{"metrics": null, "deal": null, "greeting": null, "shares": null}',
+    "number": '{"metrics": 7, "deal": 7, "greeting": 7, "shares": 7}',
+    "table": '{"metrics": {"accuracy": 1}, "deal": {}, "greeting": {}, "shares": {}}',
+    "mixed": '{"metrics": ["accuracy", null, ["x"], 3], "shares": {"0": null, "x": [1]}}',
+    "long": json.dumps({"metrics": ["x" * 10_000, "\u001b[2J"]}),
+    "many": json.dumps({"metrics": [f"m{k}" for k in range(50_000)]}),
+}
+
+
+@pytest.mark.parametrize("trip", [GREET, DEAL, OPEN_SUM])
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_a_text_costs_its_sender_and_not_the_run(tmp_path: Path, trip: int, text: str) -> None:
+    """Whatever client 1 writes where keys, shares or the names of its metrics are expected: the run
+    goes on with the others, and what is measured is what they measure."""
+    attack = Attack(tmp_path, rounds=2)
+    lying(attack, trip, lambda reply: with_told(reply, ODD_TEXTS[text]))
+    run(
+        attack.algorithm,
+        attack.sites,
+        2,
+        evaluate_every=1,
+        personal=True,
+        after_round=lambda _, r: attack.seen.append(r),
+    )
+    for seen in attack.seen:
+        assert {0, 2, 3, 4} <= seen.heard.keys() and not seen.skipped
+        assert list(seen.metrics) == ["client_accuracy"]
+
+
+def test_a_metric_of_one_client_is_not_asked_of_all(tmp_path: Path) -> None:
+    """Nor could it be shown: it would be that client's. It could be anything, such as what is
+    called the worst of the others."""
+    attack = Attack(tmp_path, rounds=1)
+
+    def lie(reply: Message) -> Message:
+        told = json.loads(reply.texts["secure"])
+        named = {"metrics": [*told["metrics"], "accuracy_worst"]} if "metrics" in told else {}
+        return with_told(reply, json.dumps({**told, **named}))
+
+    lying(attack, GREET, lie)
+    run(attack.algorithm, attack.sites, 1, evaluate_every=1, personal=True)
+    asked = [json.loads(m.texts["secure"]) for _, m, _ in attack.sites.sent if m.header.evaluate]
+    assert [told["metrics"] for told in asked if "bounds" in told] == [["accuracy"]] * N
+
+
+ZERO = b64(bytes(32))  # a point with which everybody's exchange comes to the same
+
+
+def badly_signed(attack: Attack, told: Told) -> None:
+    """Client 0's signature under client 1's keys."""
+    for name in ("deal", "greeting"):
+        if name in told:
+            told[name]["signature"] = attack.vaults[0].sign(b"something")
+
+
+def unusable(attack: Attack, told: Told) -> None:
+    """Signed by client 1, and no key at all."""
+    vault = attack.vaults[1]
+    if "greeting" in told:
+        told["greeting"] = {"box": ZERO, "signature": vault.sign(_greeting(1, attack.job, ZERO))}
+    if "deal" in told:
+        keys = Deal.read(1, {**told["deal"], "mask": ZERO})
+        signature = vault.sign(keys.statement(attack.terms))
+        told["deal"] = replace(keys, signature=signature).table()
+
+
+@pytest.mark.parametrize("dropouts", ["recover", "skip"])
+@pytest.mark.parametrize(
+    "trips", [(GREET,), (DEAL,), (WORK,), (OPEN_SUM,), (GREET, DEAL, WORK, OPEN_SUM)]
+)
+@pytest.mark.parametrize("lie", [badly_signed, unusable])
+def test_keys_that_nobody_can_use_cost_their_sender(
+    tmp_path: Path, dropouts: str, trips: tuple[int, ...], lie: Callable[[Attack, Told], None]
+) -> None:
+    """Every honest site would decline a sum with them. A server that knows whose key is whose
+    leaves their sender out and names it, and goes on with the others, also in an evaluation.
+    """
+    attack = Attack(tmp_path, rounds=3, dropouts=dropouts)
+    attack.algorithm = attack.algorithm.with_known(attack.vaults[0].peers)  # type: ignore[attr-defined]
+    ask, lied = attack.sites.ask, 0
+
+    def answer(i: int, message: Message, *rest: int) -> Any:
+        nonlocal lied
+        reply = ask(i, message, *rest)
+        asked = json.loads(message.texts.get("secure", "{}"))
+        if i != 1 or message.header.trip not in trips or not isinstance(reply, Message):
+            return reply
+        if "secure" not in reply.texts:
+            return reply
+        attack.job = asked.get("job", "")
+        attack.terms = SumTerms.read(asked["terms"]) if "terms" in asked else None
+        told = json.loads(reply.texts["secure"])
+        lied += "deal" in told or "greeting" in told
+        lie(attack, told)
+        return with_told(reply, json.dumps(told))
+
+    attack.sites.ask = answer  # type: ignore[method-assign]
+    run(
+        attack.algorithm,
+        attack.sites,
+        3,
+        evaluate_every=1,
+        personal=True,
+        after_round=lambda _, r: attack.seen.append(r),
+    )
+    assert len(attack.seen) == 3
+    for seen in attack.seen:
+        assert {0, 2, 3, 4} <= seen.heard.keys() and not seen.skipped
+        assert "client_accuracy" in seen.metrics
+        # whoever is left out is named, and it is nobody else
+        assert [x.sender for x in seen.lost] == [i for i in (1,) if i not in seen.heard]
+        assert all("its keys" in x.reason and x.refused for x in seen.lost)
+    if len(trips) > 1:
+        assert lied and not any(1 in seen.heard for seen in attack.seen)
+
+
+def test_a_real_server_has_the_keys_of_its_list(tmp_path: Path) -> None:
+    """As it comes with a run: client -> PEM. Nobody bound them: only sites can tell."""
+    vaults = make_vaults(tmp_path, 2)
+    pem = {str(i): public_pem(key).decode() for i, key in vaults[0].peers.items()}
+    setup = _prepare(recipes.read("demo", ["secure=true"]), print)
+    for bound, refused in ((pem, True), (None, False)):
+        layer = _deployed(setup, _bindings({"bindings": json.dumps(bound)})).algorithm
+        assert isinstance(layer, SecureSum)
+        fine, other = (greet(vault, 0, "job") for vault in vaults)
+        assert layer._known.accept_greeting(0, "job", fine)
+        assert layer._known.accept_greeting(0, "job", other) is not refused
+        assert not layer._known.accept_greeting(0, "job", {**fine, "box": ZERO})
+
+
+def test_too_few_are_left_and_who_is_to_blame_is_said(tmp_path: Path) -> None:
+    attack = Attack(tmp_path, rounds=3, min_cohort=N)
+    attack.algorithm = attack.algorithm.with_known(attack.vaults[0].peers)  # type: ignore[attr-defined]
+
+    def lie(reply: Message) -> Message:
+        told = json.loads(reply.texts["secure"])
+        badly_signed(attack, told)
+        return with_told(reply, json.dumps(told))
+
+    lying(attack, DEAL, lie)
+    with pytest.raises(Stalled, match="4 of 5 took part; client 1: its keys"):
+        attack.run()
 
 
 def test_memory_follows_who_was_really_heard(tmp_path: Path) -> None:

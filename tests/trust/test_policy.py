@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import tomllib
 from pathlib import Path
@@ -10,16 +11,23 @@ from typing import Any
 
 import pytest
 import torch
+from toy import Toy
 
 import fedlens
+from fedlens import Layer, stack
+from fedlens.algorithms import FedAvg
 from fedlens.cli.main import invoke
 from fedlens.config import recipe as recipes
 from fedlens.config.recipe import ConfigError
 from fedlens.core import imports
 from fedlens.core.algorithm import SiteSettings
 from fedlens.core.message import Header, Message
+from fedlens.core.privacy import Mechanism, Unit
 from fedlens.engines.flower.site import answer_request
-from fedlens.sites.site import make_site
+from fedlens.layers import FedGen, PFedMe
+from fedlens.sites.site import make_site, site_settings
+from fedlens.trust import SecureSum
+from fedlens.trust.accounting import as_charge, epsilon_of
 from fedlens.trust.departures import Departures
 from fedlens.trust.policy import (
     Policy,
@@ -31,6 +39,7 @@ from fedlens.trust.policy import (
     strict_policy,
     terms_of,
 )
+from fedlens.trust.signing import make_signing_key
 
 TERMS = Terms(
     name="study",
@@ -87,6 +96,40 @@ def test_recipes_by_name_or_by_hash() -> None:
     assert entries(Policy(recipes=(TERMS.digest[:12],))) == []
     assert entries(Policy(recipes=(TERMS.digest[:11],))) == ["recipes"]  # too short to name one
     assert entries(Policy(recipes=())) == ["recipes"]
+    # a hash is never a name, whoever gave it, and a name by a server is none
+    for name in ("f" * 64, "f" * 12):
+        called = dataclasses.replace(TERMS, name=name)
+        assert entries(Policy(recipes=(name,)), called) == ["recipes"]
+    theirs = dataclasses.replace(TERMS, own_name=False)
+    assert entries(Policy(recipes=("study",)), theirs) == ["recipes"]
+    assert entries(Policy(recipes=("study", TERMS.digest)), theirs) == []
+
+
+def test_a_server_cannot_call_its_recipe_by_an_allowed_hash_or_name(tmp_path: Path) -> None:
+    """The site trusts its server within its policy, which lists one recipe. Another one is refused,
+    whatever the server calls it; the listed one is not. A recipe of the operator's own goes by its
+    name."""
+    imports.set_rules(imports.Rules())
+    agreed = RECIPE.replace("clients = 3", "clients = 3\nsecure = false")
+    other = agreed.replace("rounds = 2", "rounds = 99999")
+    listed = recipes.from_tables(tomllib.loads(agreed), "study").digest()
+    (tmp_path / "study.toml").write_text(agreed)
+
+    def ask(text: str, name: str, allowed: str, own: str = "") -> Any:
+        policy = tmp_path / f"{allowed}.toml.policy"
+        policy.write_text(f"recipes = ['{allowed}']")
+        node = {"client": 0, "folder": str(tmp_path / "site"), "policy": str(policy)}
+        node |= {"recipe": own} if own else {"trust-server": True}
+        digest = recipes.from_tables(tomllib.loads(text), name).digest()
+        request = {"version": fedlens.__version__, "recipe": digest, "job": "j", "name": name}
+        header = {"kind": "query", "request": {**request, "text": text}}
+        return answer_request(header, [], node, make_site, lambda _: None)[0].get("detail")
+
+    assert ask(agreed, "study", listed) is None
+    assert ask(agreed, "whatever", listed[:12]) is None
+    for name, allowed in ((listed, listed), (listed[:12], listed[:12]), ("study", "study")):
+        assert ask(other, name, allowed) == "recipes"
+    assert ask(agreed, "study", "study", str(tmp_path / "study.toml")) is None
 
 
 def test_work_in_steps_and_in_epochs() -> None:
@@ -94,6 +137,21 @@ def test_work_in_steps_and_in_epochs() -> None:
     assert entries(Policy(max_epochs=5), steps) == ["max_epochs"]
     assert entries(Policy(max_epochs=5, max_steps=50), steps) == []
     assert entries(Policy(max_steps=49), steps) == ["max_steps"]
+
+
+@pytest.mark.parametrize(
+    "layer", [PFedMe(steps=5), FedGen(noise=4, hidden=8, steps=4)], ids=lambda x: type(x).__name__
+)
+def test_steps_of_a_layer_are_no_local_work(layer: Layer) -> None:
+    """PFedMe's K and the server's training of FedGen's generator: the client still makes a thousand
+    passes over its data."""
+    config = recipes.read("demo")
+    terms = terms_of(config, stack(FedAvg(Toy(), batch=8, epochs=1000), layer))
+    assert (terms.epochs, terms.steps) == (1000, 0)
+    assert entries(Policy(max_epochs=5, max_steps=50), terms) == ["max_epochs"]
+    assert entries(Policy(max_epochs=1000), terms) == []
+    terms = terms_of(config, stack(FedAvg(Toy(), batch=8, epochs=7, steps=60), layer))
+    assert (terms.epochs, terms.steps) == (0, 60)
 
 
 def test_epsilon_must_be_promised() -> None:
@@ -113,6 +171,60 @@ def test_requests() -> None:
     assert Policy().refuses(asked) is None
     for trip in (1, 7):  # whatever else the server calls it
         assert policy.refuses(dataclasses.replace(few, trip=trip)) is not None
+
+
+def test_metrics_have_no_noise() -> None:
+    """Where an epsilon is asked for, no metric leaves, whatever `evaluation` says: it is exact, and
+    could be asked for again and again. The strict policy of such a recipe says so itself."""
+    asked = Header(cohort=0, population=9, evaluate=True)
+    for trip in (0, 1, 2):
+        why = Policy(max_epsilon=8.0).refuses(dataclasses.replace(asked, trip=trip))
+        assert getattr(why, "entry", None) == "max_epsilon"
+    assert Policy(max_epsilon=8.0).refuses(Header(cohort=3)) is None
+    noisy = dataclasses.replace(TERMS, epsilon=8.0, delta=1e-5, evaluates=True)
+    assert strict_policy(noisy).evaluation == "withhold"
+    assert strict_policy(dataclasses.replace(TERMS, evaluates=True)).evaluation == "send"
+
+
+@pytest.mark.parametrize("first, second", [("example", "client"), ("client", "example")])
+def test_what_was_spent_counts_in_any_order(first: Unit, second: Unit) -> None:
+    """A limit between the cost of one reply and of two refuses the second, of whichever unit: what
+    hides a whole client hides its examples, and what hid examples was spent on the same ones."""
+    pytest.importorskip("dp_accounting")
+    costs = {u: Mechanism(u, 1.0, 1.0, "none", 10, 1e-5, seeded=False) for u in (first, second)}
+    one, two = (epsilon_of([(costs[first], n)], 1e-5) for n in (1, 2))
+    policy = Policy(max_epsilon=(one + two) / 2)
+    assert policy.overspends(costs[second], Departures(), True) is None
+    so_far = Departures(charges={json.dumps(as_charge(costs[first]), sort_keys=True): 1})
+    why = policy.overspends(costs[second], so_far, True)
+    assert why is not None and f"epsilon would be {two:.4g}" in str(why)
+
+
+def test_all_are_asked_in_an_evaluation() -> None:
+    policy = Policy(min_cohort=3)
+    for population, found in ((2, "min_cohort"), (3, None)):
+        asked = Header(cohort=0, population=population, evaluate=True)
+        assert getattr(policy.refuses(asked), "entry", None) == found
+
+
+def test_a_site_under_masks_counts_who_takes_part_by_its_policy(tmp_path: Path) -> None:
+    """The layer that checks the others' keys has the policy's number, where that is the larger."""
+    for i in range(3):
+        make_signing_key(tmp_path / f"site-{i}")
+    node = {"key": tmp_path / "site-0", "peers": tmp_path, "folder": tmp_path / "site"}
+    node["policy"] = tmp_path / "policy.toml"
+    built = stack(FedAvg(Toy(), batch=8), SecureSum())
+    for least, found in ((1, 3), (10, 10)):
+        node["policy"].write_text(f"min_cohort = {least}")
+        layer = built.at_site(site_settings(built, node, 0, 3))
+        assert isinstance(layer, SecureSum) and layer.min_cohort == found
+
+
+def test_the_strict_policy_leaves_room_for_dropouts() -> None:
+    """Ten are asked; a sum of those who are left is opened by more than half of them."""
+    assert strict_policy(dataclasses.replace(TERMS, cohort=10)).min_cohort == 6
+    assert strict_policy(dataclasses.replace(TERMS, cohort=4)).min_cohort == 3
+    assert strict_policy(dataclasses.replace(TERMS, cohort=10, protection=())).min_cohort == 10
 
 
 def left(*sizes: tuple[str, int, int]) -> Departures:

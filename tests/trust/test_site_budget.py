@@ -77,3 +77,10 @@ def test_noise_of_a_seed_is_no_noise(tmp_path: Path) -> None:
 def test_without_noise_nothing_leaves(tmp_path: Path) -> None:
     place = Place(tmp_path, FedAvg(GroupToy(), batch=8), policy(2))
     assert ask(place, 0) == ("max_epsilon", False)
+
+
+def test_no_metric_leaves_beside_an_epsilon(tmp_path: Path) -> None:
+    place = Place(tmp_path, noisy().deployed(), policy(2))
+    fields, pieces = place.ask(0, evaluate=True)
+    assert (fields["lost"], fields["detail"], pieces) == ("policy", "max_epsilon", [])
+    assert ask(place, 0) == ("", True)

@@ -43,7 +43,8 @@ class Trips:
     """A round or an evaluation under way, as the server's half sees it.
 
     asked: whom it is about. upcoming: who will be asked in the next round, where that is decided.
-    made: the trips so far; replies and lost: what each of them brought.
+    made: the trips so far; replies and lost: what each of them brought. broken: why there can be no
+    further one, if what they brought led nowhere.
     """
 
     asked: Sequence[int]
@@ -52,11 +53,19 @@ class Trips:
     made: list[Trip] = field(default_factory=list)
     replies: list[Replies] = field(default_factory=list)
     lost: list[list[Lost]] = field(default_factory=list)
+    broken: str = ""
 
     def last(self, number: int) -> int | None:
         """Where in `made` the trip of that number stands, if it was made."""
         places = [k for k, trip in enumerate(self.made) if trip.number == number]
         return places[-1] if places else None
+
+    def without_effect(self, why: str) -> list[Lost]:
+        """Everybody who answered, as lost: it came to nothing. Who was lost before stays so."""
+        found = {x.sender: x for some in self.lost for x in some}
+        for id in (id for some in self.replies for id in some.heard):
+            found.setdefault(id, Lost(id, why, refused=True))
+        return [found[id] for id in sorted(found)]
 
 
 class Brought(NamedTuple):
@@ -75,7 +84,7 @@ class SiteSettings(NamedTuple):
 
     options: what it chose of the `site_options` of all parts. client: its number, of `clients`.
     folder: its own. key, peers: its private key, and a folder with the public keys of all sites,
-    where its operator named them.
+    where its operator named them. least: clients in a sum that its policy wants.
     """
 
     options: Mapping[str, str]
@@ -84,6 +93,7 @@ class SiteSettings(NamedTuple):
     folder: Path = Path()
     key: Path | None = None
     peers: Path | None = None
+    least: int = 1
 
 
 class Shortened(NamedTuple):

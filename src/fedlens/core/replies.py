@@ -125,7 +125,7 @@ def refuse(
     if len(reply.scalars) > MOST_SCALARS:
         return f"it has more than {MOST_SCALARS} scalars"
     for name, value in reply.scalars.items():
-        if not _is_name(name):
+        if not is_name(name):
             return "a scalar's name is too long or not printable"
         if not _is_number(value) or abs(value) > LONGEST:
             return f"scalar {name!r} is not a finite number of at most {LONGEST:g}"
@@ -184,7 +184,8 @@ def most_bytes(expected: Mapping[str, Tree]) -> int:
     )
 
 
-def _is_name(name: str) -> bool:
+def is_name(name: str) -> bool:
+    """Of a scalar: short, and safe to print."""
     return len(name) <= NAME_LENGTH and name.isprintable()
 
 

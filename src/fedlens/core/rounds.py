@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +33,8 @@ from fedlens.core.replies import (
 from fedlens.core.tree import is_finite
 
 MOST_SKIPPED = 3  # rounds in a row whose new state could not be used
+# what numbers and texts of clients may lead to; an error of another kind is one of the program
+LED_NOWHERE = (ArithmeticError, ValueError, RuntimeError)
 
 
 class Stalled(ValueError):
@@ -233,7 +236,7 @@ def make_trips(
     """Every message of a round or an evaluation, in turn: mostly one."""
     header = state.header
     cohort = 0 if trips.evaluate else len(trips.asked)
-    while (trip := algorithm.next_trip(state, trips)) is not None:
+    while (trip := _next_trip(algorithm, state, trips)) is not None:
         message = trip.message.with_header(
             header, cohort=cohort, evaluate=trips.evaluate, trip=trip.number
         )
@@ -245,6 +248,20 @@ def make_trips(
     return trips
 
 
+def _next_trip(algorithm: Algorithm, state: Message, trips: Trips) -> Trip | None:
+    try:
+        return algorithm.next_trip(state, trips)
+    except LED_NOWHERE as e:
+        if not trips.made:  # nothing of a client's was looked at
+            raise
+        trips.broken = _in_a_line(e)
+        return None
+
+
+def _in_a_line(e: Exception) -> str:
+    return f"{type(e).__name__}: {e}".strip().splitlines()[0]
+
+
 def _take_step(
     algorithm: Algorithm, state: Message, trips: Trips
 ) -> tuple[Message, Replies, list[Lost], str]:
@@ -252,8 +269,10 @@ def _take_step(
     state is the one before, and nobody was heard: clients forget what they did.
 
     What clients send is checked for its form (`replies.refuse`), but numbers of the right form can
-    still lead nowhere. An error of another kind than those below is one of the program.
+    still lead nowhere.
     """
+    if trips.broken:
+        return state, Replies(), trips.without_effect(trips.broken), trips.broken
     try:
         state, replies, lost, why = algorithm.read(state, trips)
         replies = replies.limited_to(
@@ -266,14 +285,11 @@ def _take_step(
         why = unusable(new, state, sent)
     except Weightless as e:
         why = str(e)
-    except (ArithmeticError, ValueError, RuntimeError) as e:
-        why = f"{type(e).__name__}: {e}".strip().splitlines()[0]
+    except LED_NOWHERE as e:
+        why = _in_a_line(e)
     if not why:
         return new.with_header(state.header, stop=new.header.stop), replies, lost, ""
-    missing = {x.sender: x for some in trips.lost for x in some}
-    for id in (id for some in trips.replies for id in some.heard):
-        missing.setdefault(id, Lost(id, why, refused=True))
-    return state, Replies(), [missing[id] for id in sorted(missing)], why
+    return state, Replies(), trips.without_effect(why), why
 
 
 def unusable(new: Message, old: Message, sent: Iterable[str] | None = None) -> str:
@@ -343,19 +359,61 @@ def evaluate(
         return Scored(metrics)
     trips = Trips(list(engine.ids()), evaluate=True)
     make_trips(algorithm, engine, state, trips, here.heard)
-    here.state, replies, lost, _ = algorithm.read(state, trips)
-    known = [*replies.totals, *(n for h in replies.heard.values() for n in h.scalars)]
-    for name in dict.fromkeys(n for n in known if n != SIZE):
-        if algorithm.hides_singles:
-            if (mean := replies.average(name)) is not None:
-                metrics[f"client_{name}"] = mean
-            continue
+    here.state, replies, lost = _read_scores(algorithm, state, trips)
+    replies, misnamed = _without_misnamed(replies)
+    return Scored(metrics | _summary(replies), [*lost, *misnamed], _traffic(trips))
+
+
+def _read_scores(
+    algorithm: Algorithm, state: Message, trips: Trips
+) -> tuple[Message, Replies, list[Lost]]:
+    """What an evaluation brought. One that led nowhere costs its metrics, not the run."""
+    why = trips.broken
+    if not why:
+        try:
+            return algorithm.read(state, trips)[:3]
+        except LED_NOWHERE as e:
+            why = _in_a_line(e)
+    return state, Replies(), trips.without_effect(why)
+
+
+def _summary(replies: Replies) -> dict[str, float]:
+    """Of clients' metrics; only the mean where single ones are hidden."""
+    means = {n: replies.average(n) for n in replies.totals if n != SIZE}
+    found = {f"client_{n}": mean for n, mean in means.items() if mean is not None}
+    voices = _voices(replies)
+    for name in (n for n in voices if n not in _clashing(voices)):
         values = replies.values(name)
-        metrics[f"client_{name}"] = float(np.mean(values))
         worst = max(values) if smaller_is_better(name) else min(values)
-        metrics[f"client_{name}_spread"] = float(np.std(values))
-        metrics[f"client_{name}_worst"] = worst
-    return Scored(metrics, lost, _traffic(trips))
+        found[f"client_{name}"] = float(np.mean(values))
+        found[f"client_{name}_spread"] = float(np.std(values))
+        found[f"client_{name}_worst"] = worst
+    return found
+
+
+def _voices(replies: Replies) -> Counter[str]:
+    """How many clients have each metric."""
+    return Counter(n for h in replies.heard.values() for n in h.scalars if n != SIZE)
+
+
+def _clashing(names: Collection[str]) -> dict[str, str]:
+    """Metrics that are called as the spread or the worst of another one is: name -> the other."""
+    ends = [(f"{name}_{end}", name) for name in names for end in ("spread", "worst")]
+    return {long: name for long, name in ends if long in names}
+
+
+def _without_misnamed(replies: Replies) -> tuple[Replies, list[Lost]]:
+    """Without those clients whose metric would be mistaken for one that more of them have. Which
+    names are right nobody declares: honest clients' differ with the classes they hold."""
+    voices, odd = _voices(replies), dict[int, str]()
+    for pair in _clashing(voices).items():
+        fewer, more = sorted(pair, key=lambda name: voices[name])
+        if voices[fewer] < voices[more]:
+            odd |= {i: fewer for i, h in replies.heard.items() if fewer in h.scalars}
+    why = "its metric {!r} could be mistaken for one of the others': none of its metrics count"
+    lost = [Lost(i, why.format(odd[i]), True, replies.heard[i].bytes) for i in sorted(odd)]
+    kept = {i: h for i, h in replies.heard.items() if i not in odd}
+    return replace(replies, heard=kept), lost
 
 
 def _in_time(item: Arrival, number: int, late: int) -> Arrival:

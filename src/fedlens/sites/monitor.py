@@ -22,7 +22,7 @@ from fedlens.core.files import write_atomically
 from fedlens.report.reading import as_list, as_number, read_overview
 from fedlens.sites.keys import certified_key
 from fedlens.sites.network import is_loopback, require_free_port, split_address
-from fedlens.trust.departures import Departures, read_departures
+from fedlens.trust.departures import Followed
 from fedlens.trust.ledger import LEDGER_FILE
 
 SECONDS = 10.0  # that one who asks may be silent
@@ -64,34 +64,29 @@ class SiteMetrics:
     """Of a site: what its ledger holds."""
 
     def __init__(self, folder: Path) -> None:
-        self.path, self.read, self.left = folder / LEDGER_FILE, 0, Departures()
+        self.ledger = Followed(folder / LEDGER_FILE)
 
     def __call__(self) -> Iterable[Metric]:
-        if self.path.exists():
-            size = self.path.stat().st_size
-            if size < self.read:
-                self.read, self.left = 0, Departures()
-            read_departures(self.path, self.left, self.read)
-            self.read = size
-        kinds = self.left.kinds
+        left = self.ledger.catch_up()
+        kinds = left.kinds
         messages = [({"kind": kind}, float(item.times)) for kind, item in kinds.items()]
         sizes = [({"kind": kind}, float(item.bytes)) for kind, item in kinds.items()]
         failures = kinds["failure"].times if "failure" in kinds else 0
-        rounds = {r for (job, r) in self.left.rounds if r is not None}
+        rounds = {r for (job, r) in left.rounds if r is not None}
         return [
             Metric("fedlens_site_messages_total", "Messages that left this site", messages),
             Metric("fedlens_site_bytes_total", "Bytes of payload that left this site", sizes),
             Metric(
                 "fedlens_site_overhead_bytes_total",
                 "Bytes of requests that are not payload: heartbeats, headers",
-                [({}, self.left.overhead.bytes)],
+                [({}, left.overhead.bytes)],
             ),
             Metric("fedlens_site_refused_total", "Requests not answered", [({}, failures)]),
             Metric("fedlens_site_rounds", "Rounds answered", [({}, len(rounds))], "gauge"),
             Metric(
                 "fedlens_site_countersigned_line",
                 "Last line of the ledger that the server countersigned",
-                [({}, self.left.countersigned)],
+                [({}, left.countersigned)],
                 "gauge",
             ),
         ]

@@ -23,6 +23,8 @@ from fedlens.runs.setup import Setup, make_setup
 from fedlens.sites.agreement import recipe_hash, recipe_of_request, secured
 from fedlens.sites.programs import private_file
 from fedlens.trust.receipts import Receipts
+from fedlens.trust.secure_sum import SecureSum
+from fedlens.trust.signing import parse_public_pem
 
 if TYPE_CHECKING:
     from fedlens.engines.flower.engine import Flower
@@ -50,7 +52,7 @@ def run_server(grid: Any, run: Mapping[str, Any]) -> None:
         resume=bool(run["resume"]),
         fresh=bool(run["fresh"]),
         listener=lines,
-        setup=_deployed(_prepare(config, lines.log)),
+        setup=_deployed(_prepare(config, lines.log), _bindings(run)),
     )
 
 
@@ -97,8 +99,11 @@ def _bindings(run: Mapping[str, Any]) -> dict[int, bytes] | None:
     return None if found is None else {int(i): str(key).encode() for i, key in found.items()}
 
 
-def _deployed(setup: Setup) -> Setup:
-    return replace(setup, algorithm=setup.algorithm.deployed())
+def _deployed(setup: Setup, bindings: Mapping[int, bytes] | None) -> Setup:
+    algorithm = setup.algorithm.deployed()
+    if isinstance(algorithm, SecureSum) and bindings is not None:
+        algorithm = algorithm.with_known({i: parse_public_pem(k) for i, k in bindings.items()})
+    return replace(setup, algorithm=algorithm)
 
 
 def _prepare(config: Config, log: Log) -> Setup:

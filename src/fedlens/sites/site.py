@@ -48,6 +48,9 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
         )
     part = 0 if own else id
     algorithm = algorithm.given(federation.facts)
+    terms = None
+    if node.get("policy") or not node.get("stock"):
+        terms = terms_of(agreed, algorithm, own_name=bool(node.get("recipe")))
     return Site(
         id,
         algorithm,
@@ -58,7 +61,7 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
         federation.facts.classes,
         tuple(federation.facts.remarks()),
         agreed.tables(),
-        None if node.get("stock") and not node.get("policy") else terms_of(agreed, algorithm),
+        terms,
     )
 
 
@@ -112,4 +115,5 @@ def site_settings(
             stack = " + ".join(type(part).__name__ for part in parts)
             raise ConfigError(f"{stack} takes no site option {name!r}{suggestion(name, known)}")
     key, peers = (Path(str(node[k])) if node.get(k) else None for k in ("key", "peers"))
-    return SiteSettings(chosen, id, clients, Path(str(node["folder"])), key, peers)
+    least = site_policy(node.get("policy"), ()).min_cohort
+    return SiteSettings(chosen, id, clients, Path(str(node["folder"])), key, peers, least)

@@ -474,8 +474,8 @@ def as_cost(charge: Mapping[str, Any]) -> Mechanism:
 
 
 def site_epsilon(cost: Mechanism, charges: Iterable[tuple[str, int]], delta: float) -> float:
-    """What a site has spent on its data in all jobs, with this reply. charges: canonical JSON of
-    what its ledger says, and how often. What hides the whole client hides its examples too."""
+    """What a site has spent on its data in all jobs, with this reply, in any order. charges:
+    canonical JSON of what its ledger says, and how often. What hides the whole client hides its
+    examples too: of both kinds together, that is what is promised."""
     before = [(as_cost(json.loads(text)), times) for text, times in charges]
-    counted = [(m, n) for m, n in before if m.unit == "client" or cost.unit == "example"]
-    return epsilon_of([*counted, (cost, 1)], delta)
+    return epsilon_of([*before, (cost, 1)], delta)

@@ -108,17 +108,38 @@ def find_ledgers(folder: Path) -> dict[str, Path]:
     return dict(sorted(found.items(), key=lambda item: int(item[0])))
 
 
-def read_departures(path: Path, into: Departures | None = None, start: int = 0) -> Departures:
-    """What a ledger tells from byte `start` on, added to `into`; an unfinished last line is left
-    out."""
+def read_departures(path: Path, into: Departures | None = None) -> Departures:
+    """What a ledger tells, added to `into`; an unfinished last line is left out."""
     seen = into if into is not None else Departures()
+    _read_lines(path, seen, 0)
+    return seen
+
+
+class Followed:
+    """A ledger that grows while it is read. Each line counts once it is whole: what a kill left of
+    one is removed by the next writer, whose line begins in its place."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.so_far, self._end = path, Departures(), 0
+
+    def catch_up(self) -> Departures:
+        if self.path.exists():
+            # a shorter one is another ledger: what left before it has left all the same
+            start = self._end if self.path.stat().st_size >= self._end else 0
+            self._end = _read_lines(self.path, self.so_far, start)
+        return self.so_far
+
+
+def _read_lines(path: Path, into: Departures, start: int) -> int:
+    """From byte `start` on; returns where the last whole line ends."""
     with path.open("rb") as file:
         file.seek(start)
         for raw in file:
             if not raw.endswith(b"\n"):
                 break
+            start += len(raw)
             try:
-                seen.add(json.loads(raw))
+                into.add(json.loads(raw))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                seen.odd += 1
-    return seen
+                into.odd += 1
+    return start

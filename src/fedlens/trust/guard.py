@@ -17,7 +17,7 @@ from fedlens.core.files import write_atomically
 from fedlens.core.log import Log
 from fedlens.core.message import Header, Message
 from fedlens.core.privacy import Mechanism
-from fedlens.trust.departures import Departures, read_departures
+from fedlens.trust.departures import Followed
 from fedlens.trust.ledger import LEDGER_FILE, Head, Leaving, Ledger
 from fedlens.trust.policy import PolicyError, Terms, site_policy
 from fedlens.trust.receipts import receipt_fits
@@ -48,8 +48,8 @@ class Guard:
         self.folder, self.ca = folder, ca
         self.policy = site_policy(policy, modules)
         self.ledger = Ledger(folder / LEDGER_FILE, key) if key else None
-        self.so_far, self._read = Departures(), 0
-        self._catch_up()
+        self._followed = Followed(folder / LEDGER_FILE)
+        self.so_far = self._followed.catch_up()
 
     @staticmethod
     def of(node: Mapping[str, Any]) -> Guard:
@@ -112,15 +112,8 @@ class Guard:
         if self.ledger is None:
             return None
         head = self.ledger.append(about)
-        self._catch_up()
+        self._followed.catch_up()
         return head
-
-    def _catch_up(self) -> None:
-        path = self.folder / LEDGER_FILE
-        if path.exists():
-            size = path.stat().st_size
-            read_departures(path, self.so_far, self._read)
-            self._read = size
 
     # -- receipts ----------------------------------------------------------------------------------
 

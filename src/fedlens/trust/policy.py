@@ -8,6 +8,7 @@ no module is imported that is not listed.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -26,7 +27,7 @@ from fedlens.trust.accounting import private_part, site_epsilon
 from fedlens.trust.departures import Departures
 from fedlens.trust.ledger import protection
 
-SHORTEST = 12  # characters of a recipe's hash that name it
+_HASH = "[0-9a-f]{12,64}"  # of a recipe, or its beginning
 KEY_BYTES = 1024  # of a sum under masks, for each who takes part: keys and shares of them
 _SLACK = 4096  # bytes: numbers are written in more or fewer digits
 
@@ -45,6 +46,7 @@ class Terms:
 
     Args:
         name: the recipe's.
+        own_name: the site's operator calls it so; else a server does, which may call it anything.
         digest: its hash, see `Config.digest`.
         stack: the algorithm's parts, by name.
         protection: those of them that hide single replies.
@@ -78,9 +80,10 @@ class Terms:
     modules: tuple[str, ...] = ()
     epsilon: float | None = None
     delta: float = 0.0
+    own_name: bool = True
 
 
-def terms_of(config: Config, algorithm: Algorithm) -> Terms:
+def terms_of(config: Config, algorithm: Algorithm, own_name: bool = True) -> Terms:
     """What this recipe asks; `algorithm` is built of it and knows what is public about the data."""
     s, parts, noisy = config.settings, list(algorithm.parts()), private_part(algorithm)
     cohort = s.cohort or s.clients
@@ -91,7 +94,8 @@ def terms_of(config: Config, algorithm: Algorithm) -> Terms:
     reply = Message(
         expected, dict.fromkeys(scalars, 0.0), {tree: {"mean": 0.0} for tree in expected}
     )
-    steps = max((_count(part, "steps") for part in parts), default=0)
+    # the base's: what a layer calls steps is something else (PFedMe's K, FedGen's generator)
+    steps = _count(algorithm.base, "steps")
     return Terms(
         name=config.name,
         digest=config.digest(),
@@ -102,13 +106,14 @@ def terms_of(config: Config, algorithm: Algorithm) -> Terms:
         reply_bytes=reply.write_into(memoryview(b"")),
         rounds=s.rounds,
         cohort=cohort,
-        epochs=0 if steps else max((_count(part, "epochs") for part in parts), default=0),
+        epochs=0 if steps else _count(algorithm.base, "epochs"),
         steps=steps,
         evaluates=s.personal,
         generates=any(part.generates for part in parts),
         modules=named_modules(config.tables()),
         epsilon=getattr(noisy, "max_epsilon", None),
         delta=getattr(noisy, "delta", 0.0),
+        own_name=own_name,
     )
 
 
@@ -122,7 +127,7 @@ class Policy(metaclass=Limited):
     """What a site allows.
 
     Args:
-        recipes: names, or hashes (their first 12 characters or more).
+        recipes: names of the operator's own files, or hashes (their first 12 characters or more).
         trees: that may leave in a reply, by name.
         scalars: numbers that may leave in a reply, by name.
         evaluation: whether metrics on this site's own held-out data leave: "send" or "withhold".
@@ -134,9 +139,11 @@ class Policy(metaclass=Limited):
         generators: whether a generator of images may run here.
         modules: of somebody's own code that a recipe may import.
         require: layers that the recipe's stack must have.
-        min_cohort: clients that must be asked together.
+        min_cohort: clients that must be asked together; under SecureSum also those whose keys make
+            a sum, and those for whom it is opened.
         max_epsilon: of differential privacy: a recipe that promises none is refused, and no reply
-            leaves that would cost more, with all that the site's ledger has seen leave.
+            leaves that would cost more, with all that the site's ledger has seen leave. Metrics
+            have no noise: with this entry, none leave.
         max_delta: at which max_epsilon is meant.
         keep_days: how long ledgers, memories and checkpoints are kept; `fedlens forget` uses it.
     """
@@ -177,13 +184,14 @@ class Policy(metaclass=Limited):
 
     def refuses(self, asked: Header) -> PolicyError | None:
         """Why this request is not worked on. The server says how many it asks; only a layer that
-        needs the others' keys can check it."""
+        needs the others' keys can check it (`SecureSum.with_vault`)."""
         if asked.evaluate:
             if self.evaluation == "withhold":
                 return PolicyError("evaluation", "metrics on this site's own data are withheld")
-        elif asked.cohort < self.min_cohort:
-            return self._too_few(asked.cohort)
-        return None
+            if self.max_epsilon is not None:
+                return PolicyError("max_epsilon", "metrics on this site's own data have no noise")
+        together = asked.population if asked.evaluate else asked.cohort
+        return self._too_few(together) if together < self.min_cohort else None
 
     def withholds(
         self, kind: str, message: Message, size: int, job: str, so_far: Departures
@@ -222,11 +230,16 @@ class Policy(metaclass=Limited):
     # -- one entry each ----------------------------------------------------------------------------
 
     def _unknown_recipe(self, terms: Terms) -> PolicyError | None:
-        if self.recipes is None or terms.name in self.recipes:
+        if self.recipes is None:
             return None
-        if any(len(r) >= SHORTEST and terms.digest.startswith(r) for r in self.recipes):
-            return None
-        return PolicyError("recipes", f"{terms.name} ({terms.digest[:16]}) is not listed")
+        for listed in self.recipes:
+            if re.fullmatch(_HASH, listed):  # which is nobody's name
+                if terms.digest.startswith(listed):
+                    return None
+            elif listed == terms.name and terms.own_name:
+                return None
+        whose = "" if terms.own_name else ", and a name that a server gives is none: list its hash"
+        return PolicyError("recipes", f"{terms.name} ({terms.digest[:16]}) is not listed{whose}")
 
     def _missing(self, entry: str, names: Iterable[str], what: str) -> PolicyError | None:
         allowed = getattr(self, entry)
@@ -316,14 +329,15 @@ def check_generators(policy: Policy, algorithm: Algorithm) -> None:
 
 def strict_policy(terms: Terms) -> Policy:
     """The policy that allows this terms and little else."""
-    trips = 1 + terms.evaluates
+    sends = terms.evaluates and terms.epsilon is None
+    trips = 1 + sends
     keys = KEY_BYTES * terms.cohort * trips if terms.protection else 0
     reply = _rounded(terms.reply_bytes + _SLACK * trips + keys)
     return Policy(
         recipes=(terms.digest,),
         trees=tuple(terms.trees),
         scalars=terms.scalars,
-        evaluation="send" if terms.evaluates else "withhold",
+        evaluation="send" if sends else "withhold",
         max_bytes_round=reply,
         max_bytes_job=_rounded(reply * terms.rounds),
         max_epochs=terms.epochs or None,
@@ -331,7 +345,8 @@ def strict_policy(terms: Terms) -> Policy:
         generators=terms.generates,
         modules=terms.modules,
         require=terms.protection,
-        min_cohort=terms.cohort,
+        # of a sum under masks, some may be lost: more than half open it
+        min_cohort=max(3, terms.cohort // 2 + 1) if terms.protection else terms.cohort,
         max_epsilon=terms.epsilon,
         max_delta=terms.delta or Policy.max_delta,
         keep_days=365,
@@ -345,7 +360,7 @@ def _rounded(size: int) -> int:
 
 
 _COMMENTS = {
-    "recipes": "Which recipes: names, or hashes, which change with every setting but [data].",
+    "recipes": "Which recipes: hashes, which change with every setting but [data], or own files.",
     "trees": "What may leave in a reply: arrays,",
     "scalars": "and single numbers.",
     "evaluation": 'Metrics on this site\'s own held-out data: "send" or "withhold".',
@@ -357,7 +372,7 @@ _COMMENTS = {
     "generators": "May a generator of images run here?",
     "modules": "Python modules of somebody's own code that a recipe may import.",
     "require": "Layers without which this site does not take part.",
-    "min_cohort": "Clients that must be asked together: a sum of few tells much about each.",
+    "min_cohort": "Clients asked, and added up, together: a sum of few tells much about each.",
     "max_epsilon": "The weakest differential privacy that is accepted (larger is weaker).",
     "max_delta": "The chance that is left to it to fail.",
     "keep_days": "Days that ledgers, memories and checkpoints are kept (fedlens forget --expired).",

@@ -33,7 +33,7 @@ from fedlens.trust.masking import (
     seal,
     unseal,
 )
-from fedlens.trust.signing import canonical
+from fedlens.trust.signing import PublicKey, canonical, signature_fits
 from fedlens.trust.vault import Declined, Vault
 
 Purpose = Literal["train", "evaluate"]
@@ -153,8 +153,17 @@ def from_b64(text: str) -> bytes:
 
 def is_key(text: str) -> bool:
     """Has it the form of a public key?"""
+    return _holds(text, 32)
+
+
+def is_share(text: Any) -> bool:
+    """Has it the form of a share? One that has none is missing, like one that did not come."""
+    return isinstance(text, str) and _holds(text, SHARE_BYTES)
+
+
+def _holds(text: str, size: int) -> bool:
     try:
-        return len(from_b64(text)) == 32
+        return len(from_b64(text)) == size
     except Tampered:
         return False
 
@@ -166,12 +175,6 @@ def greet(vault: Vault, client: int, job: str) -> dict[str, str]:
     """A client's box key, signed."""
     box = b64(public_of(vault.box))
     return {"box": box, "signature": vault.sign(_greeting(client, job, box))}
-
-
-def is_greeting(table: Any) -> bool:
-    """Has it the form of one? Whether it is signed, only sites can tell."""
-    fields = (table.get(k) for k in ("box", "signature")) if isinstance(table, Mapping) else [None]
-    return all(isinstance(text, str) for text in fields)
 
 
 def _greeting(client: int, job: str, box: str) -> bytes:
@@ -321,6 +324,41 @@ def check_opening(roster: Roster, client: int, survivors: Any, lost: Any, least:
 
 
 # -- the server's half -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KnownKeys:
+    """What a server can tell of others' keys before it sends them to everybody: one that honest
+    sites decline costs all of them the round. keys: with which clients sign; None where nobody has
+    bound them, so that only sites can tell."""
+
+    keys: Mapping[int, PublicKey] | None = None
+
+    def accept_greeting(self, client: int, job: str, table: Any) -> bool:
+        if not isinstance(table, Mapping):
+            return False
+        box, signature = table.get("box"), table.get("signature")
+        if not isinstance(box, str) or not isinstance(signature, str):
+            return False
+        return _opens(box) and self._signed(client, _greeting(client, job, box), signature)
+
+    def accept_deal(self, deal: Deal, terms: SumTerms) -> bool:
+        usable = _opens(deal.box) and _opens(deal.mask)
+        return usable and self._signed(deal.client, deal.statement(terms), deal.signature)
+
+    def _signed(self, client: int, statement: bytes, signature: str) -> bool:
+        if self.keys is None:
+            return True
+        return client in self.keys and signature_fits(self.keys[client], statement, signature)
+
+
+def _opens(key: str) -> bool:
+    """Can a secret be shared with it? Not with a point that gives everyone the same one."""
+    try:
+        pair_key(bytes(32), from_b64(key))
+    except Tampered:
+        return False
+    return True
 
 
 def recover(

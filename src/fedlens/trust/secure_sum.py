@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -68,12 +68,14 @@ from fedlens.trust.fixed_point import (
 from fedlens.trust.masking import Streams, Tampered, add_masks, expand, few_masks, fingerprint
 from fedlens.trust.roster import (
     Dropouts,
+    KnownKeys,
     Purpose,
     Roster,
     SumTerms,
     check_opening,
     deal,
     greet,
+    is_share,
     recover,
 )
 from fedlens.trust.server_memory import (
@@ -88,6 +90,7 @@ from fedlens.trust.server_memory import (
     put_fields,
     read_fields,
 )
+from fedlens.trust.signing import PublicKey
 from fedlens.trust.summand import check_totals, to_numbers, to_replies
 from fedlens.trust.vault import Declined, SimulatedVault, Vault, open_vault
 
@@ -110,6 +113,7 @@ class SecureSum(Layer):
     post_processes: ClassVar[bool] = True
     weighs: ClassVar[Mapping[str, Sequence[str]]] = {MASKED: (RING,)}
     _vault: Vault | None = field(default=None, init=False, repr=False, compare=False)
+    _known: KnownKeys = field(default=KnownKeys(), init=False, repr=False, compare=False)
 
     def check(self, inner: Algorithm) -> None:
         if self.ring == 16 and not inner.trains:
@@ -151,7 +155,7 @@ class SecureSum(Layer):
         if len(here) < self.min_cohort:
             return None
         if last == GREET:
-            memory = memory.with_trips(trips)
+            memory = self._after(memory, trips)
             if not self.masks:
                 return self._work(state, memory, trips, None)
             recovers = self.recovers(len(trips.asked))
@@ -160,13 +164,16 @@ class SecureSum(Layer):
             return self._deal(memory, state, trips, greeted) if enough else None
         if last == DEAL:
             terms = SumTerms.read(read_fields(trips.made[-1].message)["terms"])
-            dealt = deals_in(trips.replies[-1], terms)
+            dealt = deals_in(trips.replies[-1], terms, self._known)
             if len(dealt) < max(self.min_cohort, terms.threshold):
                 return None
-            return self._work(state, memory.with_trips(trips), trips, Roster(terms, dealt))
+            return self._work(state, self._after(memory, trips), trips, Roster(terms, dealt))
         if last == WORK and self.masks and self.recovers(len(trips.asked)):
             return self._open(state, memory, trips, here)
         return None
+
+    def _after(self, memory: ServerMemory, trips: Trips) -> ServerMemory:
+        return memory.with_trips(trips, self.min_cohort, self._known)
 
     def _first_trip(self, state: Message, memory: ServerMemory, trips: Trips) -> Trip:
         asked = trips.asked
@@ -224,8 +231,9 @@ class SecureSum(Layer):
         lost = sorted(set(trips.made[-1].ids) - set(here))
         fields = {"roster": fields["roster"], "survivors": list(here), "lost": lost}
         ids = set(here)
-        if not trips.evaluate and set(trips.upcoming) <= memory.with_trips(trips).greetings.keys():
-            fields |= self._invitation(memory.with_trips(trips), state, trips)
+        memory = self._after(memory, trips)
+        if not trips.evaluate and set(trips.upcoming) <= memory.greetings.keys():
+            fields |= self._invitation(memory, state, trips)
             ids |= set(trips.upcoming)
         return Trip(put_fields(Message(), **fields), sorted(ids), OPEN_SUM)
 
@@ -240,14 +248,17 @@ class SecureSum(Layer):
     # -- the server's half: what came --------------------------------------------------------------
 
     def read(self, state: Message, trips: Trips) -> Brought:
-        memory = ServerMemory.of(state).with_trips(trips)
+        memory = self._after(ServerMemory.of(state), trips)
+        left_out = self._left_out(memory, trips)
         before = [
             x for trip, lost in zip(trips.made, trips.lost) if trip.number != OPEN_SUM for x in lost
-        ]
+        ] + left_out
         at = trips.last(WORK)
         try:
             if at is None:
-                raise Tampered(f"{len(trips.replies[-1])} of {len(trips.asked)} took part")
+                here = set(trips.replies[-1].senders) - {x.sender for x in left_out}
+                blame = "".join(f"; client {x.sender}: {x.reason}" for x in left_out[:1])
+                raise Tampered(f"{len(here)} of {len(trips.asked)} took part{blame}")
             totals, flats, layout = self._opened(trips, at)
             least = self.min_cohort if trips.evaluate else 0
             replies = to_replies(layout, totals, flats, trips.replies[at].heard, least)
@@ -268,6 +279,20 @@ class SecureSum(Layer):
         if not trips.evaluate:
             state = state.note(saturated=totals[SATURATED])
         return Brought(state, replies, _by_client(before))
+
+    def _left_out(self, memory: ServerMemory, trips: Trips) -> list[Lost]:
+        """Who answered with keys that no site would accept, and was asked nothing more."""
+        why = "its keys are missing, are none, or are not signed by it"
+        found = []
+        for trip, replies in zip(trips.made, trips.replies):
+            fine: Collection[int] = replies.heard
+            if trip.number == DEAL:
+                terms = SumTerms.read(read_fields(trip.message)["terms"])
+                fine = deals_in(replies, terms, self._known)
+            elif trip.number == GREET and self.masks and self.recovers(len(trips.asked)):
+                fine = memory.greetings
+            found += [Lost(i, why, refused=True) for i in replies.heard if i not in fine]
+        return found
 
     def _opened(self, trips: Trips, at: int) -> tuple[dict[str, float], dict[int, Tensor], Layout]:
         """The sums without masks: the few numbers by name, and tensors by width."""
@@ -301,7 +326,7 @@ class SecureSum(Layer):
         for i, h in trips.replies[-1].heard.items():
             found = parsed(h.texts.get(KEY, "")).get("shares")
             if i in survivors and isinstance(found, Mapping):
-                shares[i] = {str(k): str(v) for k, v in found.items()}
+                shares[i] = {k: v for k, v in found.items() if is_share(v)}
         return recover(roster, survivors, shares, trips.made[at].message.digest())
 
     def server_step(self, state: Message, replies: Replies) -> Message:
@@ -381,7 +406,7 @@ class SecureSum(Layer):
         self, fields: Mapping[str, Any], message: Message, client: Client, vault: Vault
     ) -> dict[str, Any]:
         out: dict[str, Any] = {}
-        if fields.get("metrics"):
+        if fields.get("metrics") and message.header.evaluate:
             scalars = Layer.score(self, message, client).scalars
             out["metrics"] = sorted(n for n in scalars if n != SIZE)
         if self.masks and self.dropouts != "skip":
@@ -457,6 +482,14 @@ class SecureSum(Layer):
         vault.lock(about, f"open {mine}", fingerprint(*map(str, survivors)))
         return {"shares": roster.open(vault, client.id, survivors), **invited}
 
+    # -- a real server -----------------------------------------------------------------------------
+
+    def with_known(self, keys: Mapping[int, PublicKey]) -> SecureSum:
+        """This layer at a server that knows with which key each client signs."""
+        layer = copy.copy(self)
+        layer._known = KnownKeys(keys)
+        return layer
+
     # -- a real site -------------------------------------------------------------------------------
 
     @property
@@ -466,14 +499,16 @@ class SecureSum(Layer):
     def at_site(self, site: SiteSettings) -> Algorithm:
         layer = super().at_site(site)
         assert isinstance(layer, SecureSum)
-        return layer.with_vault(open_vault(site))
+        return layer.with_vault(open_vault(site), site.least)
 
-    def with_vault(self, vault: Vault) -> SecureSum:
-        """This layer at a real site, with secrets of its own."""
+    def with_vault(self, vault: Vault, least: int = 0) -> SecureSum:
+        """This layer at a real site, with secrets of its own. least: clients in a sum that the
+        site's own policy wants, if that is more than the recipe does.
+        """
         if not self.masks:
             raise Declined("masks = false is for simulations: it hides nothing")
         layer = copy.copy(self)
-        layer._vault = vault
+        layer._vault, layer.min_cohort = vault, max(self.min_cohort, least)
         return layer
 
 

@@ -70,6 +70,14 @@ def parse_public_key(text: str, where: str = "this") -> PublicKey:
     return key
 
 
+def parse_public_pem(data: bytes) -> PublicKey:
+    """A public key as the server's list of sites has it."""
+    key = serialization.load_pem_public_key(data)
+    if not isinstance(key, PublicKey):
+        raise KeyFileError("a key on the server's list of sites is not an elliptic-curve key")
+    return key
+
+
 def read_certificate_key(path: Path) -> PublicKey:
     """The public key that a certificate in PEM form is about."""
     try:
