@@ -20,12 +20,29 @@ from torch import Tensor, nn
 from fedlens import Output, StackError, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.data.pose.coco import CocoPose
+from fedlens.data.pose.people import People, Person
+from fedlens.data.pose.skeletons import SKELETONS
 from fedlens.data.pose.stick_figures import StickFigures
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import MultiResolution
 from fedlens.tasks.apply.tracking import Tracker, box_overlap
 from fedlens.tasks.heatmaps import decode_heatmaps, draw_targets
 from fedlens.tasks.pose import Pose
+
+
+def test_what_one_pose_for_everybody_scores_by_hand() -> None:
+    """Two people in equal boxes, of 14 joints; their first joints are 8 pixels apart, the others at
+    the same place. The mean is 4 pixels off for the first joint of both: outside 0.2 * 10, so
+    26 of 28 joints are right; inside 0.2 * 25, all are."""
+    joints = np.full((2, 14, 3), 24.0)
+    joints[..., 2] = 1
+    joints[0, 0, 0] += 8
+    image = np.zeros((64, 48, 3), np.uint8)
+    for reference, right in ((10.0, 26 / 28), (25.0, 1.0)):
+        people = [Person(image, j, (24.0, 32.0), (48.0, 64.0), reference) for j in joints]
+        data = People(people, SKELETONS["lsp"], (64, 48))
+        found = Pose(network="vit-nano", patch=4, size=(64, 48), joints="lsp").references(0, data)
+        assert found == {"one pose for everybody": {"pck": pytest.approx(100 * right)}}
 
 
 def test_targets_by_hand() -> None:

@@ -226,6 +226,24 @@ class Pose(LearningTask):
             out |= {f"{metric}_{name}": value for metric, value in metrics.items()}
         return out
 
+    def references(self, start: Any, data: Any) -> dict[str, dict[str, float]]:
+        """One pose for everybody: the mean of the test people's own, each in its box. No network
+        is needed for it, and nobody without one could know it so well.
+        """
+        if not isinstance(data, People) or not len(data) or data.annotated:
+            return {}
+        columns: dict[str, list[Tensor]] = {}
+        for batch in in_batches(data, self.test_batch):
+            for name in ("y", "warp", "truth", "reference", "area", "image"):
+                columns.setdefault(name, []).append(batch[name])
+        found = {name: torch.cat(values) for name, values in columns.items()}
+        joints, warp = found.pop("y"), found.pop("warp")
+        seen = (joints[..., 2:] > 0).float()
+        mean = (joints[..., :2] * seen).sum(0) / seen.sum(0).clamp(min=1)
+        found["predicted"] = transform_joints(warp, mean.expand(len(warp), -1, -1))
+        found["peaks"] = torch.ones(joints.shape[:2])
+        return {"one pose for everybody": self.judge({k: v.numpy() for k, v in found.items()})}
+
     def judge(
         self, found: Mapping[str, NDArray[Any]], annotated: Sequence[Person] = ()
     ) -> dict[str, float]:
