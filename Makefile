@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: install install-all demo test test-trust test-slow test-all check fuzz bench release-check clean
+.PHONY: install install-all demo test test-trust test-slow test-all check fuzz bench docs release-check clean
 
 install: $(VENV)/.installed
 install-all: $(VENV)/.installed-all
@@ -52,6 +52,11 @@ fuzz: install-all
 
 bench: install-all
 	for f in $(filter-out benchmarks/measure.py benchmarks/flower_peer.py, $(wildcard benchmarks/*.py)); do $(BIN)/python $$f || exit 1; done
+
+# The documentation, as pages in build/site; a warning is an error.
+docs: install-all
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open in a browser:  build/site/index.html"
 
 # Wheel and sdist, and what somebody gets who installs that wheel and nothing else.
 release-check: $(BIN)/python

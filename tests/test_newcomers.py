@@ -17,9 +17,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
-from PIL import Image, ImageDraw
+from own_data import flower_app, people, photos
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "first_hour.md"
@@ -87,124 +86,6 @@ def summary_of(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run / "summary.json").read_text())
     assert found["heard"] == found["asked"] > 0 and not found["interrupted"]
     return found
-
-
-# -- what the newcomers bring ----------------------------------------------------------------------
-
-
-def photos(root: Path, each: int = 12) -> None:
-    """Three classes that differ in colour."""
-    rng = np.random.default_rng(0)
-    for k, name in enumerate(("leaf", "sky", "soil")):
-        (root / name).mkdir(parents=True)
-        for i in range(each):
-            pixels = rng.integers(0, 120, (70, 80, 3), dtype=np.uint8)
-            pixels[..., k] += 120
-            Image.fromarray(pixels).save(root / name / f"{i}.jpg")
-
-
-def draw_person(rng: np.random.Generator) -> tuple[Image.Image, list[tuple[float, float]]]:
-    """A figure with COCO's 17 joints: head, then left and right of shoulder, elbow, wrist, hip,
-    knee, ankle."""
-    x, y = rng.uniform(45, 75), rng.uniform(20, 30)
-    head = [(x, y), (x - 3, y - 2), (x + 3, y - 2), (x - 6, y), (x + 6, y)]
-    rows = [(12, 10), (18, 26), (16, 40), (9, 45), (10, 65), (11, 82)]
-    limbs = [(x + side * w + rng.uniform(-2, 2), y + h) for w, h in rows for side in (-1, 1)]
-    image = Image.new("RGB", (120, 130), (30, 40, 60))
-    pen = ImageDraw.Draw(image)
-    for a, b in ((0, 2), (2, 4), (1, 3), (3, 5), (6, 8), (8, 10), (7, 9), (9, 11), (0, 1), (6, 7)):
-        pen.line([limbs[a], limbs[b]], fill=(220, 180, 40 + 15 * a), width=4)
-    pen.ellipse([x - 8, y - 8, x + 8, y + 8], fill=(230, 200, 180))
-    return image, [*head, *limbs]
-
-
-def people(root: Path) -> None:
-    """Photos and two files of annotations in COCO's form, with only what it must have."""
-    rng = np.random.default_rng(1)
-    (root / "images").mkdir(parents=True)
-    for part, count in (("train", 24), ("val", 6)):
-        images, annotations = [], []
-        for k in range(count):
-            picture, joints = draw_person(rng)
-            name, id = f"{part}{k}.jpg", len(images) + 1
-            picture.save(root / "images" / name)
-            images.append({"id": id, "file_name": name, "width": 120, "height": 130})
-            left, top = np.min(joints, 0)
-            right, low = np.max(joints, 0)
-            annotations.append(
-                {
-                    "id": id,
-                    "image_id": id,
-                    "category_id": 1,
-                    "keypoints": [v for x, y in joints for v in (x, y, 2)],
-                    "num_keypoints": 17,
-                    "bbox": [left, top, right - left, low - top],
-                    "area": (right - left) * (low - top),
-                    "iscrowd": 0,
-                }
-            )
-        kinds = [{"id": 1, "name": "person"}]
-        whole = {"images": images, "annotations": annotations, "categories": kinds}
-        (root / f"{part}.json").write_text(json.dumps(whole))
-
-
-FLOWER_TASK = """
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, Dataset, Subset
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.fc = nn.Conv2d(1, 8, 3), nn.Linear(8, 2)
-        def forward(self, x):
-            return self.fc(torch.relu(self.conv(x)).mean((2, 3)))
-
-    class Stripes(Dataset):
-        def __len__(self):
-            return 240
-        def __getitem__(self, k):
-            x = torch.rand(1, 12, 12, generator=torch.Generator().manual_seed(k))
-            x[0, ::2] += k % 2
-            x[0, :, ::2] += 1 - k % 2
-            return {"img": x, "label": k % 2}
-
-    def load_data(partition_id, num_partitions):
-        mine = list(range(partition_id, 240, num_partitions))
-        train, test = Subset(Stripes(), mine[:48]), Subset(Stripes(), mine[48:])
-        loader = DataLoader(train, batch_size=16, shuffle=True, num_workers=2)
-        return loader, DataLoader(test, batch_size=16)
-
-    def train(net, loader, epochs, device):
-        optimizer, criterion = torch.optim.SGD(net.parameters(), lr=0.05), nn.CrossEntropyLoss()
-        for _ in range(epochs):
-            for batch in loader:
-                optimizer.zero_grad()
-                criterion(net(batch["img"].to(device)), batch["label"].to(device)).backward()
-                optimizer.step()
-"""
-FLOWER_CLIENT = """
-    from flwr.client import ClientApp, NumPyClient
-    from task import Net, load_data, train
-
-    class Client(NumPyClient):
-        def __init__(self, loaders):
-            self.net, (self.train_loader, self.test_loader) = Net(), loaders
-        def fit(self, parameters, config):
-            train(self.net, self.train_loader, 1, "cpu")
-            return [v.numpy() for v in self.net.state_dict().values()], 48, {}
-
-    def client_fn(context):
-        config = context.node_config
-        return Client(load_data(config["partition-id"], config["num-partitions"])).to_client()
-
-    app = ClientApp(client_fn=client_fn)
-"""
-
-
-def flower_app(root: Path) -> None:
-    for name, text in (("task.py", FLOWER_TASK), ("client_app.py", FLOWER_CLIENT)):
-        (root / name).write_text(textwrap.dedent(text))
 
 
 # -- the newcomers ---------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ Read from the text and the source alone, nothing is imported. A word is looked a
 - a single name in code, such as `measured_state`, in a row of a table that names files of ours: it
   must occur in one of them.
 
-A fenced block that begins with `# NAME` is that file, so the document may name it. Variables of a
+A fenced block that begins with `# NAME` is that file, and `fedlens new KIND NAME` in one writes
+NAME.py and its test, so the document may name them. Variables of a
 fenced program may be called like a module, so there only `fedlens.` counts.
 
 It does not see: other single names without a dot, comments, other kinds of files (recipes, run
@@ -188,6 +189,8 @@ def wrong_in_document(markdown: str, beside: Path) -> list[str]:
     inline, fenced = code(markdown)
     found = {*wrong_files(inline, beside), *wrong_files(fenced, beside), *wrong_names(inline)}
     found -= set(re.findall(r"^```\w+\n# ([\w.]+)$", markdown, flags=re.MULTILINE))
+    made = re.findall(r"^fedlens new \w+ (\w+)$", markdown, flags=re.MULTILINE)
+    found -= {f"{start}{name}.py" for name in made for start in ("", "test_")}
     found |= {name for name in wrong_names(fenced) if name.startswith("fedlens.")}
     found |= set(wrong_in_rows(markdown, beside))
     return sorted(found | {link for link in links(markdown) if not file_exists(link, beside)})

@@ -46,18 +46,36 @@ from fedlens.core.tree import Tree
 class FedAvg(Learner):
     """Local training, averaged. Every other learning method is a layer around this one.
 
-    task: what is learned. lr, optimizer, momentum, weight_decay: the local optimiser, fresh in
-    every round. schedule: of the learning rate over the rounds ("step" multiplies by decay every
-    step_every rounds, or at the rounds of `milestones`). warmup: rounds over which
-    the rate rises to lr. epochs or steps: how much local work.
-    clip: gradient norm. weights: how much a client counts. server_lr: 1 is plain averaging.
-    mixed_precision: bfloat16 autocast. channels_last: memory format. init_from: weights to start
-    from, after the task's `init`.
+    The local optimiser is fresh in every round.
 
-    lr_factors: pairs of a pattern and a factor, such as ("spynet.*", 0.25): parameters whose name
-    fits learn with that multiple of lr; to hold them still, use freeze.
-    freeze: patterns of names that do not learn in the first freeze_rounds rounds, or never if that
-    is None; BatchNorm that is frozen keeps its statistics.
+    Args:
+        task: what is learned.
+        lr: learning rate of the local optimiser.
+        optimizer: the local optimiser: "sgd", "adam" or "adamw".
+        momentum: of SGD.
+        weight_decay: of the local optimiser.
+        betas: of Adam.
+        schedule: of the learning rate over the rounds; "step" multiplies by `decay` every
+            `step_every` rounds, or at the rounds of `milestones`.
+        step_every: rounds between two steps of the schedule "step".
+        decay: factor of such a step.
+        milestones: rounds of such steps, in place of `step_every`.
+        warmup: rounds over which the rate rises to `lr`.
+        epochs: passes over a client's data in a round.
+        steps: batches in a round, in place of `epochs`.
+        batch: examples in a batch.
+        clip: largest norm of a gradient.
+        weights: how much a client counts: by its "examples", or "uniform".
+        server_lr: 1 is plain averaging.
+        mixed_precision: bfloat16 autocast.
+        channels_last: memory format.
+        device: where to compute: "cpu", "cuda", or "auto".
+        seed: of the first weights.
+        init_from: weights to start from, after the task's `init`.
+        lr_factors: pairs of a pattern and a factor, such as ("spynet.*", 0.25): parameters whose
+            name fits learn with that multiple of lr; to hold them still, use `freeze`.
+        freeze: patterns of names that do not learn; BatchNorm that is frozen keeps its statistics.
+        freeze_rounds: for how many rounds they do not; None: never.
     """
 
     task: LearningTask

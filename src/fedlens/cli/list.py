@@ -228,8 +228,11 @@ def site_options_of(thing: Any) -> list[str]:
 
 
 def is_help(text: str, thing: Any) -> bool:
-    """Does it begin with a key's meaning ("mu: strength") rather than with what the thing is?"""
+    """Does it begin with the meaning of keys ("mu: strength", or a list of them below "Args:")
+    rather than with what the thing is?"""
     words, colon, _ = text.partition(":")
+    if words == "Args":
+        return True
     return bool(colon) and set(words.split(", ")) <= inspect.signature(thing).parameters.keys()
 
 

@@ -13,11 +13,15 @@ from typing import Any, Self
 class Facts:
     """Facts about the split. A room with facts of its own derives from this class.
 
-    classes: names of the classes. labels: for each client, how many examples of each class.
-    shape: of one example. resolutions: each client's own (height, width), where they differ.
-    look: what sets each client's images apart, in a word. skipped: files that could not be read.
-    notes: what a split or a task had to move or leave out. details: anything else worth a line in
-    `federation.json`; nothing computes with it.
+    Args:
+        classes: names of the classes.
+        labels: for each client, how many examples of each class.
+        shape: of one example.
+        resolutions: each client's own (height, width), where they differ.
+        look: what sets each client's images apart, in a word.
+        skipped: files that could not be read.
+        notes: what a split or a task had to move or leave out.
+        details: anything else worth a line in `federation.json`; nothing computes with it.
     """
 
     classes: tuple[str, ...] = ()

@@ -62,12 +62,18 @@ class BadMessage(ValueError):
 class Header:
     """What the core itself says in a message; scalars are the layers' own.
 
-    round: counted from 0; in a reply the round it answers. rounds: how many are planned. seed: of
-    everything. population: clients that can be asked. cohort: clients asked in this round, 0 where
-    nobody was asked. trip: 0 for the message that clients work on; others (keys, what follows) are
-    a wire layer's own and leave client memory as it is. evaluate: score what is sent, do not learn
-    from it. rehearsal: a dry run that leaves no trace. stop: in a state, the algorithm has ended
-    the run. max_weight: the largest weight that a reply may claim.
+    Args:
+        round: counted from 0; in a reply the round it answers.
+        rounds: how many are planned.
+        seed: of everything.
+        population: clients that can be asked.
+        cohort: clients asked in this round, 0 where nobody was asked.
+        trip: 0 for the message that clients work on; others (keys, what follows) are a wire layer's
+            own and leave client memory as it is.
+        evaluate: score what is sent, do not learn from it.
+        rehearsal: a dry run that leaves no trace.
+        stop: in a state, the algorithm has ended the run.
+        max_weight: the largest weight that a reply may claim.
     """
 
     round: int = 0

@@ -49,11 +49,13 @@ LOSS, SIZE = "loss", "examples"
 class Scalar:
     """A number that a reply carries, and how the server may read it.
 
-    read: "mean" and "sum" are read over all clients together (`Replies.average`, `Replies.total`);
-    "each" one by one (`Replies.values`), which an algorithm may do only if it needs "scalars";
-    "local" never leaves the client: layers further out read it there. weight: for a mean, the
-    scalar that says how much a client counts. record: a column per client in `metrics.jsonl`, where
-    single values are known.
+    Args:
+        read: "mean" and "sum" are read over all clients together (`Replies.average`,
+            `Replies.total`); "each" one by one (`Replies.values`), which an algorithm may do only
+            if it needs "scalars"; "local" never leaves the client: layers further out read it
+            there.
+        weight: for a mean, the scalar that says how much a client counts.
+        record: a column per client in `metrics.jsonl`, where single values are known.
     """
 
     read: Literal["mean", "sum", "each", "local"] = "each"
@@ -65,8 +67,11 @@ class Scalar:
 class Lost:
     """A reply that did not count.
 
-    reason: why, in a few words. refused: it came, but must not count. bytes: of its arrays, if it
-    came. sent: did the message of this round go down to the client?
+    Args:
+        reason: why, in a few words.
+        refused: it came, but must not count.
+        bytes: of its arrays, if it came.
+        sent: did the message of this round go down to the client?
     """
 
     sender: int
@@ -85,9 +90,14 @@ class Lost:
 class Heard:
     """A reply that counted, without its trees: what the server's end of an engine saw of it.
 
-    round: the round it answers. scalars: what it reported. bytes: of its arrays. weights: how much
-    its first tree counts in each sum, by name: what was used, not something said beside it.
-    texts: as they came."""
+    Args:
+        round: the round it answers.
+        scalars: what it reported.
+        bytes: of its arrays.
+        weights: how much its first tree counts in each sum, by name: what was used, not something
+            said beside it.
+        texts: as they came.
+    """
 
     sender: int
     round: int

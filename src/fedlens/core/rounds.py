@@ -149,14 +149,19 @@ def run(
     """Run to `rounds` rounds and return the final state.
 
     Args:
+        algorithm: both halves of what is run.
+        engine: carries its messages.
+        rounds: how many there are in all, those of `progress` among them.
         cohort: how many clients are asked in a round; all, if not given.
-        cohort_seed: decides who, and is never sent; `seed`, which everybody gets, if not given.
+        seed: every random number follows from it; everybody gets it.
+        cohort_seed: decides who is asked, and is never sent; `seed`, if not given.
         late: replies up to so many rounds behind are used.
         max_weight: the largest weight that a reply may claim.
         patience: so many rounds in a row without a single reply end the run.
         progress: continues an earlier run.
-        test, personal: what the state is evaluated on, every `evaluate_every` rounds and at the
-            end: a test set, and the clients' held-out parts.
+        test: a test set that the state is evaluated on.
+        evaluate_every: rounds between two evaluations; at the end there is always one.
+        personal: whether clients evaluate too, on their held-out parts.
         before_round: hears who is about to be asked. What it gives is noted in the state; None ends
             the run before anybody is.
         after_round: hears of every round: logging, checkpoints, pictures; if it says True, that was

@@ -262,8 +262,11 @@ class FedAvgDeblur(LocDeblur):
 
 @dataclass
 class FedGDDeblur(FedDeblur):
-    """Gradient descent. step: its length (the misfit curves by 2 at most, so 1 is the limit).
-    smooth: |Dx| is sqrt(|Dx|^2 + smooth^2).
+    """Gradient descent.
+
+    Args:
+        step: its length (the misfit curves by 2 at most, so 1 is the limit).
+        smooth: |Dx| is sqrt(|Dx|^2 + smooth^2).
     """
 
     step: Positive = 0.8

@@ -144,17 +144,24 @@ class FedDeblur(Algorithm):
     """Consensus ADMM: clients fit their own views, the server holds the prior, only w_k = x_k +
     lambda_k / rho travels up.
 
-    prior: tv, wavelet, ridge, box or pnp (a denoiser: auto, ffdnet, drunet, dncnn, tv, bm3d, with
-    its weights). eta: strength of the prior. rho: penalty. sigma: noise level given to a denoiser,
-    in grey levels (stands in for eta). split: whether a denoiser enters by z = x (eta = rho
-    sigma^2) or acts on the mean of w as in Eq. 5 (eta = n rho sigma^2); None: the first for partial
-    views. decay: sigma is multiplied by it every round. masks: average each pixel over those who
-    saw it, as the public code does for denoisers; clients then send their masks. tol: relative
-    change of the image that ends a run; 0 never does. start: what the server begins with. recall:
-    when not everyone answers, count the others with the last w they sent (None: when only part of
-    them is asked). measure_every: rounds between two measurements of objective, consensus error and
-    change of w, 0 for none (they cost as much as a round, each client then also sends two scalars).
-    double: float64.
+    Args:
+        prior: tv, wavelet, ridge, box or pnp (a denoiser: auto, ffdnet, drunet, dncnn, tv, bm3d,
+            with its weights).
+        eta: strength of the prior.
+        rho: penalty.
+        sigma: noise level given to a denoiser, in grey levels (stands in for eta).
+        split: whether a denoiser enters by z = x (eta = rho sigma^2) or acts on the mean of w as in
+            Eq. 5 (eta = n rho sigma^2); None: the first for partial views.
+        decay: sigma is multiplied by it every round.
+        masks: average each pixel over those who saw it, as the public code does for denoisers;
+            clients then send their masks.
+        tol: relative change of the image that ends a run; 0 never does.
+        start: what the server begins with.
+        recall: when not everyone answers, count the others with the last w they sent (None: when
+            only part of them is asked).
+        measure_every: rounds between two measurements of objective, consensus error and change of
+            w, 0 for none (they cost as much as a round, each client then also sends two scalars).
+        double: float64.
     """
 
     task: Task | None = None

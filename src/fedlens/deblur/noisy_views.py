@@ -30,8 +30,11 @@ _STREAM = 0xDB
 
 @dataclass
 class NoisyViews(Layer):
-    """sigma: deviation of the noise on each pixel, in grey levels. bound: B, the largest root mean
-    square of w_k - x, in grey levels; None does not clip."""
+    """
+    Args:
+        sigma: deviation of the noise on each pixel, in grey levels.
+        bound: B, the largest root mean square of w_k - x, in grey levels; None does not clip.
+    """
 
     sigma: NotNegative = 5.0
     bound: Positive | None = None

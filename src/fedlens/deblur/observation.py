@@ -18,9 +18,13 @@ from fedlens.deblur import spectrum
 class SceneFacts(Facts):
     """What everybody may know about the scenes.
 
-    scenes: (channels, height, width) of each, by name. clients: how many look at them. observe:
-    "complete" or "partial" views. blur: the kind of kernels. noise: grey levels, None where nobody
-    knows. pad: width of the rim beyond the photos' edges that is solved for as well.
+    Args:
+        scenes: (channels, height, width) of each, by name.
+        clients: how many look at them.
+        observe: "complete" or "partial" views.
+        blur: the kind of kernels.
+        noise: grey levels, None where nobody knows.
+        pad: width of the rim beyond the photos' edges that is solved for as well.
     """
 
     scenes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)

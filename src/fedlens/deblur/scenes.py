@@ -44,15 +44,23 @@ KernelSize = Annotated[int, Ge(3)]  # below, camera shake has nowhere to go
 
 @dataclass
 class Scene(Source):
-    """image: file, folder or name (camera, astronaut, coffee, chelsea, ...). scene: a folder of the
-    user's own observations. size: square to resize to (antialiased bicubic); None is 256 for
-    folders and names, and as it is for a file; 0 is always as it is. colour: what becomes of it.
-    limit: how many images of a folder. observe: the whole scene, or one field of a grid each. blur:
-    Table 3 (mixed) or 4 (motion) of the paper, or camera shake; None is mixed for complete and
-    motion for partial views. kernels: MATLAB's definitions or the authors'. kernel_size: of camera
-    shake, and of kernels that are estimated. noise: standard deviation in grey levels. patch:
-    height and width of a partial view. align: bring the user's views into register with the first
-    one, or with reference.png, (ECC) and match their histograms first.
+    """
+    Args:
+        image: file, folder or name (camera, astronaut, coffee, chelsea, ...).
+        scene: a folder of the user's own observations.
+        size: square to resize to (antialiased bicubic); None is 256 for folders and names, and as
+            it is for a file; 0 is always as it is.
+        colour: what becomes of it.
+        limit: how many images of a folder.
+        observe: the whole scene, or one field of a grid each.
+        blur: Table 3 (mixed) or 4 (motion) of the paper, or camera shake; None is mixed for
+            complete and motion for partial views.
+        kernels: MATLAB's definitions or the authors'.
+        kernel_size: of camera shake, and of kernels that are estimated.
+        noise: standard deviation in grey levels.
+        patch: height and width of a partial view.
+        align: bring the user's views into register with the first one, or with reference.png, (ECC)
+            and match their histograms first.
     """
 
     image: str = "camera"

@@ -25,7 +25,10 @@ from fedlens.metrics.image import psnr, ssim
 
 @dataclass
 class Deblurring(Task):
-    """shown: how many scenes the report shows."""
+    """
+    Args:
+        shown: how many scenes the report shows.
+    """
 
     shown: Natural = 3
 

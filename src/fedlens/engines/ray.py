@@ -47,11 +47,16 @@ except ImportError as e:
 
 
 class Ray(WorkerPool["_ActorHandle"]):
-    """workers: actors (default: as many as the cluster has cores for). threads: of torch, and cores
-    reserved, per worker. gpus: of each worker, may be a share (default: what there is, dealt out
-    evenly). address: of a running cluster ("auto", "host:6379"); without it one is started here.
-    timeout: seconds a client may take. folder: where client memory goes; on a disk that all
-    machines see, if there is more than one."""
+    """
+    Args:
+        workers: actors (default: as many as the cluster has cores for).
+        threads: of torch, and cores reserved, per worker.
+        gpus: of each worker, may be a share (default: what there is, dealt out evenly).
+        address: of a running cluster ("auto", "host:6379"); without it one is started here.
+        timeout: seconds a client may take.
+        folder: where client memory goes; on a disk that all machines see, if there is more than
+            one.
+    """
 
     def __init__(
         self,

@@ -36,8 +36,10 @@ class Exchange:
 
 
 class Recorder:
-    """engine: what carries the messages. folder: where they are kept; None keeps them in
-    `exchanges` alone.
+    """
+    Args:
+        engine: what carries the messages.
+        folder: where they are kept; None keeps them in `exchanges` alone.
     """
 
     def __init__(self, engine: Any, folder: Path | None = None) -> None:

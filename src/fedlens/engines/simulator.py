@@ -48,10 +48,16 @@ SCRATCH = "fedlens-scratch-"
 
 
 class Simulator(WorkerPool["_ProcessHandle"]):
-    """workers: processes (default: cores); 0 works in this process: quickest for rounds of a few
-    milliseconds, easiest to debug. threads: of torch, per worker. timeout: seconds a client may
-    take. budget: bytes of client memory a worker keeps resident. folder: where client memory goes;
-    a temporary one if not given. ledgers: where what leaves each client is written down."""
+    """
+    Args:
+        workers: processes (default: cores); 0 works in this process: quickest for rounds of a few
+            milliseconds, easiest to debug.
+        threads: of torch, per worker.
+        timeout: seconds a client may take.
+        budget: bytes of client memory a worker keeps resident.
+        folder: where client memory goes; a temporary one if not given.
+        ledgers: where what leaves each client is written down.
+    """
 
     def __init__(
         self,

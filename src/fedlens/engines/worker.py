@@ -32,8 +32,12 @@ IDLE = -1.0  # the position on a clock while no client is being asked
 
 
 class Job(NamedTuple):
-    """One client to ask. position: in the sorted cohort. heard: the round in which the server last
-    heard it. moved: another worker has written its memory since this one last held it.
+    """One client to ask.
+
+    Args:
+        position: in the sorted cohort.
+        heard: the round in which the server last heard it.
+        moved: another worker has written its memory since this one last held it.
     """
 
     position: int
@@ -44,8 +48,10 @@ class Job(NamedTuple):
 
 class Worker:
     """Holds one resident model (inside the algorithm) and the partial sums of the round at hand.
-    clock: the position of the client being asked, and since when. ledgers: where what leaves a
-    client is written down.
+
+    Args:
+        clock: the position of the client being asked, and since when.
+        ledgers: where what leaves a client is written down.
     """
 
     def __init__(

@@ -87,9 +87,12 @@ class Attach:
 
 @dataclass
 class Adapters(TrainingLayer):
-    """rank: of what is added. alpha: its scale is alpha / rank; None for a scale of 1. modules:
-    patterns of the names of the layers that get one. also: patterns of the parameters that learn
-    and travel as they are.
+    """
+    Args:
+        rank: of what is added.
+        alpha: its scale is alpha / rank; None for a scale of 1.
+        modules: patterns of the names of the layers that get one.
+        also: patterns of the parameters that learn and travel as they are.
     """
 
     rank: Count = 4

@@ -64,13 +64,19 @@ _LOOK = 250  # samples at a time where only the loss is wanted
 
 @dataclass
 class Balance(TrainingLayer):
-    """generator: fills scarce and missing classes. sampling: of excessive ones, by loss or at
-    random. period: rounds until the choice is made anew (m), 0 for never. replay: share of the last
-    choice that stays (gamma). align: learn a shift of generated features per class. pace: learning
-    rate of the shifts as a multiple of the model's (with SGD). drop: share of a batch whose shift
-    is left out (zeta). unconstrained: share of clients that fill up to their largest class
-    (lambda). weak: share of clients that do not generate. cache: folder of generated images; "auto"
-    is in the user's home, "" keeps none."""
+    """
+    Args:
+        generator: fills scarce and missing classes.
+        sampling: of excessive ones, by loss or at random.
+        period: rounds until the choice is made anew (m), 0 for never.
+        replay: share of the last choice that stays (gamma).
+        align: learn a shift of generated features per class.
+        pace: learning rate of the shifts as a multiple of the model's (with SGD).
+        drop: share of a batch whose shift is left out (zeta).
+        unconstrained: share of clients that fill up to their largest class (lambda).
+        weak: share of clients that do not generate.
+        cache: folder of generated images; "auto" is in the user's home, "" keeps none.
+    """
 
     generator: ImageGenerator
     sampling: Literal["loss", "random"] = "loss"
@@ -303,8 +309,11 @@ class Balance(TrainingLayer):
 
 @dataclass(frozen=True)
 class Plan:
-    """held: real samples of each class. point: the balance point. made: how many are to be
-    generated.
+    """
+    Args:
+        held: real samples of each class.
+        point: the balance point.
+        made: how many are to be generated.
     """
 
     held: Sequence[int]

@@ -21,8 +21,10 @@ from fedlens.core.replies import Replies, Scalar
 
 @dataclass
 class Distances(Layer):
-    """backbone: first token of the names that count as backbone; all else is the head. Buffers are
-    left out.
+    """Buffers are left out.
+
+    Args:
+        backbone: first token of the names that count as backbone; all else is the head.
     """
 
     backbone: str = "backbone"

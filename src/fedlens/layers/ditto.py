@@ -25,8 +25,10 @@ from fedlens.layers.personal import OwnModel
 
 @dataclass
 class Ditto(OwnModel):
-    """lam: strength; 0.05 to 2 in the paper. A client's own model starts as the first one it
-    receives.
+    """A client's own model starts as the first one it receives.
+
+    Args:
+        lam: strength; 0.05 to 2 in the paper.
     """
 
     lam: NotNegative = 0.1

@@ -35,9 +35,14 @@ from fedlens.layers.robust.merge import flatten, weighted_mean
 
 @dataclass
 class FedCDA(TrainingLayer):
-    """keep: models per client (K; 3 in the paper). group: clients optimised together (B; 3).
-    warmup: rounds of plain averaging. exact: up to how many combinations are all tried. smoothness:
-    L above; None leaves the losses out."""
+    """
+    Args:
+        keep: models per client (K; 3 in the paper).
+        group: clients optimised together (B; 3).
+        warmup: rounds of plain averaging.
+        exact: up to how many combinations are all tried.
+        smoothness: L above; None leaves the losses out.
+    """
 
     keep: Count = 3
     group: Count = 3

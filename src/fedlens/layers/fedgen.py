@@ -61,9 +61,18 @@ class FeatureGenerator(nn.Module):
 
 @dataclass
 class FedGen(TrainingLayer):
-    """alpha, beta: of the two client terms. decay: of both, per round. eta: of the diversity term.
-    noise, hidden: sizes of the generator. steps, batch, lr: of its training (Adam) in every round;
-    it has BatchNorm, so that one example is no batch.
+    """The generator has BatchNorm, so that one example is no batch.
+
+    Args:
+        alpha: weight of the first client term.
+        beta: weight of the second client term.
+        decay: of both weights, per round.
+        eta: weight of the diversity term.
+        noise: length of the generator's random input.
+        hidden: width of the generator's hidden layer.
+        steps: of the generator's training (Adam) in every round.
+        batch: of the generator's training.
+        lr: of the generator's training.
     """
 
     alpha: NotNegative = 10.0

@@ -25,7 +25,12 @@ from fedlens.layers.moon import frozen
 
 @dataclass
 class FedNTD(TrainingLayer):
-    """beta: strength. tau: temperature. For classification only."""
+    """For classification only.
+
+    Args:
+        beta: strength.
+        tau: temperature.
+    """
 
     beta: NotNegative = 1.0
     tau: Positive = 1.0

@@ -21,7 +21,10 @@ from fedlens.core.message import Message
 
 @dataclass
 class FedProx(Layer):
-    """mu: strength; 0.001 to 1 in the literature."""
+    """
+    Args:
+        mu: strength; 0.001 to 1 in the literature.
+    """
 
     mu: NotNegative = 0.01
     steers: ClassVar[bool] = True

@@ -23,8 +23,10 @@ from fedlens.layers.private import Private, fits_any
 
 @dataclass
 class FedRep(Private):
-    """own: patterns of the names that stay with each client. times: how much longer the head
-    trains than the body (10 epochs to 1 in the paper).
+    """
+    Args:
+        own: patterns of the names that stay with each client.
+        times: how much longer the head trains than the body (10 epochs to 1 in the paper).
     """
 
     key: ClassVar[str] = "FedRep.own"

@@ -37,7 +37,12 @@ from fedlens.core.tree import Tree
 
 @dataclass
 class FedSR(TrainingLayer):
-    """layer: whose features are compared. weight: lambda. tau: temperature."""
+    """
+    Args:
+        layer: whose features are compared.
+        weight: lambda.
+        tau: temperature.
+    """
 
     layer: str = "conv_first"
     weight: NotNegative = 0.1

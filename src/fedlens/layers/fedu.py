@@ -32,8 +32,10 @@ from fedlens.core.tree import Tree
 
 @dataclass
 class FedU(TrainingLayer):
-    """mu: how far a backbone may move before its client keeps its own head. backbone: first token
-    of the names that are not the head.
+    """
+    Args:
+        mu: how far a backbone may move before its client keeps its own head.
+        backbone: first token of the names that are not the head.
     """
 
     mu: NotNegative = 0.4

@@ -20,8 +20,10 @@ from fedlens.layers.personal import OwnModel
 
 @dataclass
 class FineTune(OwnModel):
-    """rounds: how many at the end, each with FedAvg's local work. Where only some clients are asked
-    in a round, the others keep the common model.
+    """Where only some clients are asked in a round, the others keep the common model.
+
+    Args:
+        rounds: how many at the end, each with FedAvg's local work.
     """
 
     rounds: Count = 1

@@ -176,8 +176,11 @@ def _pieces(pairs: Tensor) -> Iterator[tuple[int, int]]:
 
 @dataclass
 class HighFrequency(Layer):
-    """weight: lambda_HiFr / lambda_VSR, 1 in the paper. eps: Charbonnier's, un-squared. Batches
-    hold the high-resolution clip as "y".
+    """Batches hold the high-resolution clip as "y".
+
+    Args:
+        weight: lambda_HiFr / lambda_VSR, 1 in the paper.
+        eps: Charbonnier's, un-squared.
     """
 
     weight: NotNegative = 1.0

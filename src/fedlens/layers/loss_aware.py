@@ -37,8 +37,13 @@ from fedlens.core.tree import Tree
 
 @dataclass
 class LossAware(Layer):
-    """tau: gate. decay: "linear" (public code) or "paper". greedy: inverse-loss weights in every
-    round, no gate. by: two sums of the replies, or one mean of the replies themselves."""
+    """
+    Args:
+        tau: gate.
+        decay: "linear" (public code) or "paper".
+        greedy: inverse-loss weights in every round, no gate.
+        by: two sums of the replies, or one mean of the replies themselves.
+    """
 
     tau: Fraction = 0.05
     decay: Literal["linear", "paper"] = "linear"

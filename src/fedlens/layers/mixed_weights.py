@@ -22,7 +22,10 @@ from fedlens.core.replies import Heard, Replies
 
 @dataclass
 class MixedWeights(Layer):
-    """alpha: share of the loss-based weights."""
+    """
+    Args:
+        alpha: share of the loss-based weights.
+    """
 
     alpha: Share = 0.9
     stage: ClassVar[Stage] = "merge"

@@ -30,7 +30,11 @@ from fedlens.core.message import Message
 
 @dataclass
 class Moon(TrainingLayer):
-    """mu: strength (5 on CIFAR-10 in the paper, 1 elsewhere). tau: temperature."""
+    """
+    Args:
+        mu: strength (5 on CIFAR-10 in the paper, 1 elsewhere).
+        tau: temperature.
+    """
 
     mu: NotNegative = 1.0
     tau: Positive = 0.5

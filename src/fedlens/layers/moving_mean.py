@@ -22,7 +22,10 @@ from fedlens.core.replies import Replies
 
 @dataclass
 class MovingMean(Layer):
-    """beta: how many earlier globals take part; 0 switches it off."""
+    """
+    Args:
+        beta: how many earlier globals take part; 0 switches it off.
+    """
 
     beta: Natural = 1
     stage: ClassVar[Stage] = "merge"

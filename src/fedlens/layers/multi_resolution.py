@@ -52,9 +52,14 @@ Size = tuple[int, int]
 
 @dataclass
 class MultiResolution(TrainingLayer):
-    """sizes: (height, width) of the levels, in any order. alpha: weight of the distillation. gamma:
-    weight of the L2 term. statistics: what BatchNorm's running statistics follow. corners: align
-    corner pixels when upsampling."""
+    """
+    Args:
+        sizes: (height, width) of the levels, in any order.
+        alpha: weight of the distillation.
+        gamma: weight of the L2 term.
+        statistics: what BatchNorm's running statistics follow.
+        corners: align corner pixels when upsampling.
+    """
 
     sizes: tuple[tuple[int, int], ...] = ()
     alpha: NotNegative = 1.0

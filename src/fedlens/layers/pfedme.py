@@ -31,8 +31,11 @@ from fedlens.layers.personal import OwnModel
 
 @dataclass
 class PFedMe(OwnModel):
-    """lam: how near theta stays to w (15 in the paper). eta: w's learning rate; eta lam is the
-    share of the way to theta that w goes. steps: K.
+    """
+    Args:
+        lam: how near theta stays to w (15 in the paper).
+        eta: w's learning rate; eta lam is the share of the way to theta that w goes.
+        steps: K.
     """
 
     lam: Positive = 15.0

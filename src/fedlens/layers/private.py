@@ -113,7 +113,8 @@ class BackboneOnly(Private):
 class FedPer(Private):
     """The last layers are personal, the base below them is common; both train together.
 
-    own: patterns of the names that stay with each client.
+    Args:
+        own: patterns of the names that stay with each client.
     """
 
     key: ClassVar[str] = "FedPer.own"
@@ -129,7 +130,8 @@ class LGFedAvg(Private):
     """The other way round: every client has a representation of its own, and the head on top of it
     is common.
 
-    common: patterns of the names that travel.
+    Args:
+        common: patterns of the names that travel.
     """
 
     key: ClassVar[str] = "LGFedAvg.common"

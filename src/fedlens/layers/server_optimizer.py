@@ -63,7 +63,12 @@ class ServerOptimizer(TrainingLayer):
 
 @dataclass
 class FedAvgM(ServerOptimizer):
-    """Momentum on the server (Hsu et al., 2019). lr: server learning rate. beta: momentum."""
+    """Momentum on the server (Hsu et al., 2019).
+
+    Args:
+        lr: server learning rate.
+        beta: momentum.
+    """
 
     lr: Positive = 1.0
     beta: Fraction = 0.9
@@ -77,8 +82,14 @@ class FedAvgM(ServerOptimizer):
 
 @dataclass
 class _Adaptive(ServerOptimizer):
-    """lr: server learning rate. beta_1, beta_2: of the moments. tau: how adaptive. bias: "fedopt"
-    or "flower".
+    """Abstract: a step scaled by the second moment.
+
+    Args:
+        lr: server learning rate.
+        beta_1: of the first moment.
+        beta_2: of the second moment.
+        tau: how adaptive; added to the root of the second moment.
+        bias: "fedopt" or "flower".
     """
 
     lr: Positive = 0.01
@@ -111,8 +122,14 @@ class _Adaptive(ServerOptimizer):
 
 @dataclass
 class FedAdagrad(_Adaptive):
-    """Adagrad on the server (Reddi et al., 2021). lr: server learning rate. beta_1: of the first
-    moment (0 in the paper). tau: how adaptive. bias: "fedopt" or "flower"."""
+    """Adagrad on the server (Reddi et al., 2021).
+
+    Args:
+        lr: server learning rate.
+        beta_1: of the first moment (0 in the paper).
+        tau: how adaptive.
+        bias: "fedopt" or "flower".
+    """
 
     beta_1: Fraction = 0.0
 
@@ -122,8 +139,15 @@ class FedAdagrad(_Adaptive):
 
 @dataclass
 class FedAdam(_Adaptive):
-    """Adam on the server (Reddi et al., 2021). lr: server learning rate. beta_1, beta_2: of the
-    moments. tau: how adaptive. bias: "fedopt" (none) or "flower"."""
+    """Adam on the server (Reddi et al., 2021).
+
+    Args:
+        lr: server learning rate.
+        beta_1: of the first moment.
+        beta_2: of the second moment.
+        tau: how adaptive; added to the root of the second moment.
+        bias: "fedopt" (none) or "flower".
+    """
 
     def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         return self.beta_2 * v + (1 - self.beta_2) * square
@@ -137,8 +161,15 @@ class FedAdam(_Adaptive):
 
 @dataclass
 class FedYogi(_Adaptive):
-    """Yogi on the server (Reddi et al., 2021). lr: server learning rate. beta_1, beta_2: of the
-    moments. tau: how adaptive. bias: v starts at tau^2 ("fedopt") or 0 ("flower")."""
+    """Yogi on the server (Reddi et al., 2021).
+
+    Args:
+        lr: server learning rate.
+        beta_1: of the first moment.
+        beta_2: of the second moment.
+        tau: how adaptive; added to the root of the second moment.
+        bias: v starts at tau^2 ("fedopt") or 0 ("flower").
+    """
 
     def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         return v - (1 - self.beta_2) * square * (v - square).sign()

@@ -21,7 +21,10 @@ from fedlens.core.replies import Needs, Replies
 
 @dataclass
 class UploadFailures(Layer):
-    """share: of the replies that do not arrive, 0 to 1."""
+    """
+    Args:
+        share: of the replies that do not arrive, 0 to 1.
+    """
 
     share: Fraction = 0.25
     stage: ClassVar[Stage] = "wire"

@@ -67,17 +67,24 @@ def fit(
             function that makes one.
         loss: (prediction, target) -> one number.
         clients: a list of torch Datasets, one for each client; or one Dataset, which is divided
-            among `n_clients` by the rule `partition`: iid, dirichlet, shards, classes, quantity.
+            among `n_clients` by the rule `partition`.
         test: what the server tests on after each round.
         metrics: functions (prediction, target) -> number or torchmetrics objects; one, a list, or
             a dict by name. The first is the headline.
         algorithm: a name of `fedlens list algorithms` or parts joined by +; or layers, classes or
             objects of your own: `[FedProx(mu=0.1), MyLayer()]`, on FedAvg unless a base is first.
-        rounds: to run. out: the run folder; `runs/NAME` by default. engine: simulator or ray.
+        rounds: how many to run.
+        out: the run folder; `runs/NAME` by default.
+        engine: "simulator" or "ray".
         held_out: for each client a Dataset that it evaluates on, with `personal=True`.
+        partition: the rule by which one Dataset is divided: iid, dirichlet, shards, classes,
+            quantity; further keys of a rule (`alpha=0.3`) are given beside it.
+        n_clients: among how many clients one Dataset is divided.
+        name: of the run; that of the network by default.
         callbacks: functions of a round's row of the history; one that returns True ends the run.
         verbose: a live bar, lines in a pipe, a table in a notebook; or nothing.
-        resume, fresh: go on with the run in `out`, given the same objects; start over there.
+        resume: go on with the run in `out`, given the same objects.
+        fresh: start over in `out`.
         settings: any key of a recipe: lr=0.05, batch=64, epochs=2, cohort=10, seed=1, mu=0.1.
 
     Raises:

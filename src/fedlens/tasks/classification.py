@@ -32,15 +32,25 @@ LISTED = 20  # up to this many classes, each one's accuracy is a metric of its o
 
 
 class Classification(LearningTask):
-    """model: cnn, niid, resnet8, resnet18, timm:NAME or module:Class, a network of your own that
-    gets pixels in [0, 1] and, where it asks for them, classes, channels and size. classes,
-    channels, size: of the images. stem: resnet18's first layers. norm: batch or group
-    normalisation, where the network has any. mean, std: of
-    the pixels in [0, 1], one number or one per channel. smoothing: of the labels. evaluation_batch:
-    images at a time. names: of the classes, for `apply`, where the data does not name them.
-    projection: width of a projection in front of the head (MOON's paper has 256); 0 is none. init:
-    weights to start from. pretrained: weights of the same network trained for something else (true,
-    a path, hub:OWNER/NAME), with the pixels' mean and std that they are used to."""
+    """
+    Args:
+        model: cnn, niid, resnet8, resnet18, timm:NAME or module:Class, a network of your own that
+            gets pixels in [0, 1] and, where it asks for them, classes, channels and size.
+        classes: how many there are.
+        channels: of the images.
+        size: of the images, in pixels.
+        stem: resnet18's first layers.
+        norm: batch or group normalisation, where the network has any.
+        mean: of the pixels in [0, 1], one number or one per channel.
+        std: of the pixels in [0, 1], one number or one per channel.
+        smoothing: of the labels.
+        evaluation_batch: images at a time.
+        names: of the classes, for `apply`, where the data does not name them.
+        projection: width of a projection in front of the head (MOON's paper has 256); 0 is none.
+        init: weights to start from.
+        pretrained: weights of the same network trained for something else (true, a path,
+            hub:OWNER/NAME), with the pixels' mean and std that they are used to.
+    """
 
     def __init__(
         self,

@@ -35,11 +35,17 @@ _SHOWN = 3  # images beside their targets
 
 
 class Custom(LearningTask):
-    """model: a network, or a class or function that makes one; from a recipe "module:Class". loss:
-    (prediction, target) -> one number; the name of one in torch.nn.functional, or module:name.
-    metrics: (prediction, target) -> number, averaged over batches by their examples, or objects of
-    torchmetrics; by name, or a list. names: of the classes, where the data does not name them.
-    evaluation_batch: examples at a time. init: weights to start from."""
+    """
+    Args:
+        model: a network, or a class or function that makes one; from a recipe "module:Class".
+        loss: (prediction, target) -> one number; the name of one in torch.nn.functional, or
+            module:name.
+        metrics: (prediction, target) -> number, averaged over batches by their examples, or objects
+            of torchmetrics; by name, or a list.
+        names: of the classes, where the data does not name them.
+        evaluation_batch: examples at a time.
+        init: weights to start from.
+    """
 
     own_network = True
 

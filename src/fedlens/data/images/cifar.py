@@ -41,8 +41,12 @@ CIFAR10_CLASSES = (
 
 @dataclass
 class _Cifar(LabelledSource):
-    """root: the folder that holds the archive's folder, or that folder itself, or one with train/
-    and test/ class folders. download: let torchvision fetch it into root where it is missing."""
+    """
+    Args:
+        root: the folder that holds the archive's folder, or that folder itself, or one with train/
+            and test/ class folders.
+        download: let torchvision fetch it into root where it is missing.
+    """
 
     root: str = ""
     download: bool = False
@@ -185,8 +189,11 @@ def _unpickle(path: Path) -> dict[bytes, Any]:
 
 @dataclass
 class Cifar10(_Cifar):
-    """CIFAR-10. root: the archive's folder, its parent, or train/ and test/ class folders.
-    download: fetch it into root.
+    """CIFAR-10.
+
+    Args:
+        root: the archive's folder, its parent, or train/ and test/ class folders.
+        download: fetch it into root.
     """
 
     root: str = "cifar10"

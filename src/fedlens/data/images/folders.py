@@ -35,9 +35,15 @@ from fedlens.data.source import DataError
 @dataclass
 class ImageFolder(LabelledSource):
     """root/<class>/*.jpg, or root/train/<class>/... and root/test/<class>/... (EuroSAT and the
-    like). size: bring all to size x size. gray: one channel. names: the classes in their order,
-    where the folders here are not all of them, as at a site of its own. training: the folder beside
-    test/ that is trained on, where it is not train/."""
+    like).
+
+    Args:
+        size: bring all to size x size.
+        gray: one channel.
+        names: the classes in their order, where the folders here are not all of them, as at a site
+            of its own.
+        training: the folder beside test/ that is trained on, where it is not train/.
+    """
 
     root: str = ""
     size: Count | None = None
@@ -77,7 +83,11 @@ def ordered(found: list[str], names: Sequence[str], where: Path) -> list[str]:
 @dataclass
 class TinyImageNet(LabelledSource):
     """The official layout: wnids.txt, train/<wnid>/images, val/images with val_annotations.txt;
-    words.txt gives readable names. size: 64 as it is, 32 for small networks."""
+    words.txt gives readable names.
+
+    Args:
+        size: 64 as it is, 32 for small networks.
+    """
 
     root: str = "tiny-imagenet-20"
     size: Count = 64
@@ -170,7 +180,12 @@ class Csv(LabelledSource):
 @dataclass
 class Npz(LabelledSource):
     """MedMNIST's arrays: train_images, train_labels, test_images, test_labels (the validation part
-    joins training unless use_val is off). size: resize. channels: 3 repeats a gray channel."""
+    joins training unless use_val is off).
+
+    Args:
+        size: resize.
+        channels: 3 repeats a gray channel.
+    """
 
     file: str = ""
     size: Count | None = None

@@ -28,9 +28,15 @@ ClassCount = Annotated[Several, Le(len(SHAPES) * len(TEXTURES))]
 
 @dataclass
 class Synthetic(LabelledSource):
-    """classes: up to 20, alternating shape and texture. images: for training; test_images: for
-    testing. size: in pixels. noise: sigma of the pixel noise, of 1. clutter: chance of a second
-    small figure."""
+    """
+    Args:
+        classes: up to 20, alternating shape and texture.
+        images: for training.
+        test_images: for testing.
+        size: in pixels.
+        noise: sigma of the pixel noise, of 1.
+        clutter: chance of a second small figure.
+    """
 
     classes: ClassCount = 10
     images: Count = 4000

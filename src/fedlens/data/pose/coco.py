@@ -41,11 +41,16 @@ class CocoPose(PoseSource):
     """Keypoints in COCO's format: annotation files in the folder or its annotations/, images in
     train_images and val_images, or where the file says. A bare list of annotations that name their
     image will do as well; val="" tests on nothing. Judged by OKS-AP on the annotated boxes.
-    category: its name or id, where the file has keypoints of several. flips: pairs of names that
-    change places in a mirror, unless left and right in the names say it. boxes: a file of
-    detections (test_coco_det_*.json), to test on them in place of the annotated boxes; those whose
-    score is below least_score are left out. sigmas: one a joint, for
-    the similarity; without any those of the file, of COCO's seventeen, or .05 for all."""
+
+    Args:
+        category: its name or id, where the file has keypoints of several.
+        flips: pairs of names that change places in a mirror, unless left and right in the names say
+            it.
+        boxes: a file of detections (test_coco_det_*.json), to test on them in place of the
+            annotated boxes; those whose score is below least_score are left out.
+        sigmas: one a joint, for the similarity; without any those of the file, of COCO's seventeen,
+            or .05 for all.
+    """
 
     folder: str = "coco"
     train: str = "person_keypoints_train2017.json"

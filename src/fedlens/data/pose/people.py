@@ -40,10 +40,16 @@ How = Literal["bilinear", "area", "bicubic"]
 
 @dataclass(frozen=True)
 class Person:
-    """image: a file, or pixels (H, W, 3) uint8. joints: (J, 3) as x, y, visible. centre and box
-    (width, height): what is cropped. All in image pixels. upright: turn the file as its EXIF says.
-    Not for published sets: COCO's, MPII's and LSP's annotations count pixels as they are stored, so
-    a turned picture would no longer fit its joints. score: of a detected box."""
+    """
+    Args:
+        image: a file, or pixels (H, W, 3) uint8.
+        joints: (J, 3) as x, y, visible. centre and box (width, height): what is cropped. All in
+            image pixels.
+        upright: turn the file as its EXIF says. Not for published sets: COCO's, MPII's and LSP's
+            annotations count pixels as they are stored, so a turned picture would no longer fit its
+            joints.
+        score: of a detected box.
+    """
 
     image: Path | NDArray[Any]
     joints: NDArray[Any]
@@ -66,9 +72,14 @@ class PoseAugmentation:
 
 @dataclass(frozen=True)
 class People:
-    """size: (height, width) of x. capture: the resolution the camera has, if images are
-    interpolated from it to `size` by `how` before use. annotated: where the boxes of `people` are a
-    detector's, those whom answers are held against."""
+    """
+    Args:
+        size: (height, width) of x.
+        capture: the resolution the camera has, if images are interpolated from it to `size` by
+            `how` before use.
+        annotated: where the boxes of `people` are a detector's, those whom answers are held
+            against.
+    """
 
     people: Sequence[Person]
     skeleton: Skeleton

@@ -48,7 +48,10 @@ class Skeleton:
 
 @dataclass(frozen=True)
 class PoseFacts(Facts):
-    """skeleton: what the data's joints are, as `Skeleton.table` has it."""
+    """
+    Args:
+        skeleton: what the data's joints are, as `Skeleton.table` has it.
+    """
 
     skeleton: Mapping[str, Any] = field(default_factory=dict)
 

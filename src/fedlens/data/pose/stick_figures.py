@@ -18,7 +18,11 @@ from fedlens.data.pose.skeletons import SKELETONS
 @dataclass
 class StickFigures(PoseSource):
     """Articulated figures on textured ground, drawn from the seed: pose estimation without data on
-    disk. Fourteen joints, as LSP. people: drawn for training."""
+    disk. Fourteen joints, as LSP.
+
+    Args:
+        people: drawn for training.
+    """
 
     people: Count = 600
     tests: Natural = 100

@@ -92,8 +92,14 @@ def blur_decimate(clip: Tensor, scale: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Pass:
-    """blur: sigmas along two axes, in pixels, and the angle of the first one. resize: factor. how:
-    of resizing. noise: standard deviation in levels; grey: the same for all colours. jpeg: quality.
+    """
+    Args:
+        blur: sigmas along two axes, in pixels, and the angle of the first one.
+        resize: factor.
+        how: of resizing.
+        noise: standard deviation in levels.
+        grey: the same for all colours.
+        jpeg: quality.
     """
 
     blur: tuple[float, float, float]
@@ -143,7 +149,10 @@ def draw_settings(rng: Generator) -> CameraSettings:
 
 @dataclass
 class Real(Degradation):
-    """settings: of a camera that is always the same; without, drawn for every clip."""
+    """
+    Args:
+        settings: of a camera that is always the same; without, drawn for every clip.
+    """
 
     settings: CameraSettings | None = None
     reach: int = field(default=8, init=False)

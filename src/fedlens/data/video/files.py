@@ -213,9 +213,13 @@ class _SeekMissed(Exception):
 
 
 class _OpenFile:
-    """An open file from some place on: gives the frames whose turn it is, by their times. times: of
-    all frames, in order; their numbers if the times of the file say nothing (`counted`). place:
-    number of the frame that comes next; unless it is 0 at first, there was a seek."""
+    """An open file from some place on: gives the frames whose turn it is, by their times.
+
+    Args:
+        times: of all frames, in order; their numbers if the times of the file say nothing
+            (`counted`).
+        place: number of the frame that comes next; unless it is 0 at first, there was a seek.
+    """
 
     def __init__(
         self,

@@ -89,8 +89,12 @@ class Stretch(Frames):
 
 class FolderFrames(Frames):
     """One picture per frame, in natural order of their names. All must have one size, which their
-    headers tell. size: as it was found when the folder was opened before; it is then not looked
-    through again."""
+    headers tell.
+
+    Args:
+        size: as it was found when the folder was opened before; it is then not looked through
+            again.
+    """
 
     def __init__(self, folder: Path, size: tuple[int, int] | None = None) -> None:
         self.folder, self.name = folder, folder.name

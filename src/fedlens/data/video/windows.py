@@ -121,7 +121,10 @@ def turn_pair(x: Tensor, y: Tensor, how: int) -> tuple[Tensor, Tensor]:
 @dataclass(frozen=True)
 class WholeClips:
     """What the server tests on: one clip at a time, whole. `low` are given low-resolution clips;
-    otherwise they are made, the same each time. also: other sets, by name.
+    otherwise they are made, the same each time.
+
+    Args:
+        also: other sets, by name.
     """
 
     clips: Sequence[Frames]

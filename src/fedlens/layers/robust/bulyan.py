@@ -24,8 +24,10 @@ from fedlens.layers.robust.merge import Robust, squared_distances
 
 @dataclass
 class Bulyan(Robust):
-    """liars: how many clients may lie (f); a round needs 4 * liars + 3 replies, one with fewer
-    takes the median.
+    """
+    Args:
+        liars: how many clients may lie (f); a round needs 4 * liars + 3 replies, one with fewer
+            takes the median.
     """
 
     liars: Natural = 1

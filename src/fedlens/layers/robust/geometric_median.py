@@ -29,8 +29,15 @@ from fedlens.layers.robust.merge import Robust, flatten
 
 @dataclass
 class GeometricMedian(Robust):
-    """weights: "uniform", or "examples" as in the paper (a liar can then claim many, up to
-    `federation.max_weight`). iterations, tolerance, nu: of Weiszfeld's iteration."""
+    """
+    Args:
+        weights: "uniform", or "examples" as in the paper (a liar can then claim many, up to
+            `federation.max_weight`).
+        iterations: of Weiszfeld's algorithm, at most.
+        tolerance: length of the objective's gradient, as a share of the sum of weights, at which it
+            ends.
+        nu: smallest distance that it divides by, as a share of the median distance.
+    """
 
     weights: Literal["uniform", "examples"] = "uniform"
     iterations: Count = 1000

@@ -21,8 +21,10 @@ from fedlens.layers.robust.merge import Robust, squared_distances, weighted_mean
 
 @dataclass
 class Krum(Robust):
-    """liars: how many clients may lie (f). keep: how many updates are averaged; 1 is Krum, more is
-    Multi-Krum.
+    """
+    Args:
+        liars: how many clients may lie (f).
+        keep: how many updates are averaged; 1 is Krum, more is Multi-Krum.
     """
 
     liars: Natural = 1

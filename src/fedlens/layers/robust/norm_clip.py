@@ -27,7 +27,11 @@ from fedlens.core.tree import Tree
 
 @dataclass
 class NormClip(Layer):
-    """bound: C; 0 takes the median length of the round (on the server only). where: who clips."""
+    """
+    Args:
+        bound: C; 0 takes the median length of the round (on the server only).
+        where: who clips.
+    """
 
     bound: NotNegative = 0.0
     where: Literal["server", "client"] = "server"

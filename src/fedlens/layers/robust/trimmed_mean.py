@@ -19,7 +19,10 @@ from fedlens.layers.robust.merge import Robust
 
 @dataclass
 class TrimmedMean(Robust):
-    """share: dropped at each end, below one half; floor(share * n) clients."""
+    """
+    Args:
+        share: dropped at each end, below one half; floor(share * n) clients.
+    """
 
     share: Minority = 0.2
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {"share": (0.1, 0.3, 0.4)}
