@@ -35,7 +35,7 @@ import copy
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from annotated_types import Ge
 from torch import Tensor
@@ -95,6 +95,14 @@ from fedlens.trust.summand import check_totals, to_numbers, to_replies
 from fedlens.trust.vault import Declined, SimulatedVault, Vault, open_vault
 
 FEW = 5  # of so many, one lost leaves hardly enough to hide among
+
+
+class Masks(NamedTuple):
+    """Of one client for one reply. about: the sum. key: the client's own in it, its public half."""
+
+    streams: Streams = ()
+    about: str = ""
+    key: str = ""
 
 
 @dataclass
@@ -382,7 +390,7 @@ class SecureSum(Layer):
         values, flats = to_numbers(layout, self.inner.declared(), message, client, reply)
         if self._is_noisy:
             values |= {name: 0.0 for name in values if name.startswith("moment ")}
-        masked = _masked(layout, values, flats, masks)
+        masked = self._masked(layout, values, flats, masks, vault)
         return replace(
             masked, texts=put_fields(Message(), **self._invited(fields, client, vault)).texts
         )
@@ -396,7 +404,7 @@ class SecureSum(Layer):
         for name, value in scored.scalars.items():
             if f"value {name}" in values:
                 values[f"value {name}"], values[f"count {name}"] = value, 1.0
-        reply = _masked(layout, values, {}, masks)
+        reply = self._masked(layout, values, {}, masks, vault)
         return replace(reply, sender=client.id, header=Header(round=message.round))
 
     def _vault_of(self, message: Message, client: Client) -> Vault:
@@ -437,18 +445,38 @@ class SecureSum(Layer):
 
     def _masks(
         self, fields: Mapping[str, Any], message: Message, client: Client, vault: Vault
-    ) -> Streams:
+    ) -> Masks:
         """What this client adds to its reply, after every check and before any work; nothing where
         there are no masks.
         """
         if not self.masks:
-            return []
+            return Masks()
         roster = self._checked(fields, message, client, vault)
         mine, request = roster.deals[client.id].mask, message.digest()
         vault.lock(roster.terms.about, f"roster {mine}", roster.hash)
         vault.lock(roster.terms.about, f"work {mine}", request)
         vault.forget(roster.terms.about)
-        return roster.streams(vault, client.id, request)
+        return Masks(roster.streams(vault, client.id, request), roster.terms.about, mine)
+
+    def _masked(
+        self,
+        layout: Layout,
+        values: Mapping[str, float],
+        flats: Mapping[int, Tensor],
+        masks: Masks,
+        vault: Vault,
+    ) -> Message:
+        """A reply: whole numbers with masks added, tensors in place. A site's masks hide one set of
+        numbers ever, whatever those follow from: its memory, which a server may call by another
+        job's name, the round in which it was heard, noise. The difference of two would be in clear.
+        """
+        numbers = list(values.values())
+        if self.keeps_secrets:
+            plain = _in_ring(encode(numbers), flats).digest()
+            vault.lock(masks.about, f"numbers {masks.key}", plain)
+        streams = masks.streams
+        add_masks(list(flats.values()), [(expand(key, "flat"), plus) for key, plus in streams])
+        return _in_ring(encode(numbers, few_masks(streams, len(layout.names))), flats)
 
     def _checked(
         self, fields: Mapping[str, Any], message: Message, client: Client, vault: Vault
@@ -512,12 +540,7 @@ class SecureSum(Layer):
         return layer
 
 
-def _masked(
-    layout: Layout, values: Mapping[str, float], flats: Mapping[int, Tensor], masks: Streams
-) -> Message:
-    """A reply: whole numbers with masks added, tensors in place."""
-    add_masks(list(flats.values()), [(expand(key, "flat"), plus) for key, plus in masks])
-    few = encode(list(values.values()), few_masks(masks, len(layout.names)))
+def _in_ring(few: Tensor, flats: Mapping[int, Tensor]) -> Message:
     tree = {"few": few, **{f"ring{bits}": t for bits, t in flats.items()}}
     return Message({MASKED: tree}, weights={MASKED: {RING: 1.0}})
 
