@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy import Toy, toy_federation
+from toy import GroupToy, Toy, toy_federation
 from vaults import Sites, make_vaults, with_told
 
 from fedlens import Message, Round, run, stack
@@ -19,12 +19,12 @@ from fedlens.algorithms import FedAvg
 from fedlens.config import recipe as recipes
 from fedlens.core.replies import Lost
 from fedlens.core.rounds import Stalled
-from fedlens.layers import Scaffold
+from fedlens.layers import PrivateMean, Scaffold
 from fedlens.sites.keys import public_pem
 from fedlens.sites.server import _bindings, _deployed, _prepare
 from fedlens.trust import SecureSum
 from fedlens.trust.masking import public_of
-from fedlens.trust.roster import Deal, SumTerms, _greeting, b64, deal, greet
+from fedlens.trust.roster import Deal, SumTerms, _greeting, b64, deal, greet, share_count
 from fedlens.trust.secure_sum import DEAL, GREET, OPEN_SUM, WORK
 from fedlens.trust.vault import Declined, SiteVault
 
@@ -74,12 +74,27 @@ class Attack:
             if (m.round, m.header.trip, i) == (number, trip, client)
         )
 
-    def try_(self, number: int, trip: int, client: int, change: Callable[[Told], None]) -> str:
-        """Why the site does not do it."""
+    def changed(
+        self, number: int, trip: int, client: int, change: Callable[[Told], None]
+    ) -> Message:
         message = self.message(number, trip, client)
         told = json.loads(message.texts["secure"])
         change(told)
-        return self.refusal(client, with_told(message, json.dumps(told)))
+        return with_told(message, json.dumps(told))
+
+    def try_(self, number: int, trip: int, client: int, change: Callable[[Told], None]) -> str:
+        """Why the site does not do it."""
+        return self.refusal(client, self.changed(number, trip, client, change))
+
+    def dealt_roster(self) -> Told:
+        """Of round 0, before anybody has worked."""
+        deals = {
+            str(i): json.loads(r.texts["secure"])["deal"]
+            for i, m, r in self.sites.sent
+            if m.header.trip == DEAL and isinstance(r, Message)
+        }
+        terms = json.loads(self.message(0, DEAL).texts["secure"])["terms"]
+        return {"terms": terms, "deals": deals}
 
     def refusal(self, client: int, message: Message) -> str:
         outcome = self.sites.ask(client, message)
@@ -205,7 +220,7 @@ def test_a_cohort_of_two(attack: Attack) -> None:
         deals = told["roster"]["deals"]
         told["roster"]["deals"] = {i: deals[i] for i in ("0", "1")}
 
-    assert attack.try_(0, WORK, 0, few) == "2 are to take part, not the 3 there must be"
+    assert attack.try_(0, WORK, 0, few) == "2 are to take part, not the 4 there must be"
 
     def few_holders(told: Told) -> None:
         told["terms"] |= {"holders": [0, 1], "threshold": 2}
@@ -218,8 +233,56 @@ def test_a_threshold_that_a_few_can_reach(attack: Attack) -> None:
         told["terms"]["threshold"] = 2
 
     assert attack.try_(0, DEAL, 0, lower) == (
-        "2 of 5 shares are to open a mask: more than half it must be"
+        "2 of 5 shares are to open a mask: more than two thirds of those who were asked it must be"
     )
+
+    def of_those_left(told: Told) -> None:
+        told["terms"] |= {"holders": [0, 1, 2, 3], "threshold": 3}
+
+    dealt = attack.sites.ask(0, attack.changed(0, DEAL, 0, of_those_left))
+    assert isinstance(dealt, Message)  # three of four are enough, if no more were asked
+
+    def five_asked(told: Told) -> None:
+        of_those_left(told["roster"])
+        del told["roster"]["deals"]["4"]
+        told["roster"]["deals"]["0"] = json.loads(dealt.texts["secure"])["deal"]
+
+    assert attack.try_(0, WORK, 0, five_asked).startswith("3 of 4 shares are to open a mask")
+
+
+def test_opening_among_so_few_that_nobody_may_be_lost(tmp_path: Path) -> None:
+    """The recipe's "auto" skips dropouts here; a server that recovers them could split the list of
+    survivors (below) with fewer friends."""
+    attack = Attack(tmp_path, rounds=1)
+    attack.run(before=(0, WORK))
+    roster = attack.dealt_roster()
+    work = attack.algorithm.inner.broadcast(attack.algorithm.init()).with_header(  # type: ignore[attr-defined]
+        attack.message(0, DEAL).header, trip=WORK
+    )
+    site = replace(attack.algorithm, dropouts="auto")  # type: ignore[type-var]
+    site.inner = attack.algorithm.inner  # type: ignore[attr-defined]
+    attack.sites.workers[0].algorithm = site.with_vault(attack.vaults[0])  # type: ignore[attr-defined]
+    told = json.dumps({"roster": roster, "clients": N})
+    assert attack.refusal(0, with_told(work, told)).startswith("masks of 5 are to be opened")
+
+
+def test_a_list_without_everybody(tmp_path: Path) -> None:
+    """Where masks are never opened a sum is everybody's, and where they are, of more than two
+    thirds: the sum of five and that of four of them would show the fifth."""
+    attack = Attack(tmp_path / "skip", rounds=1, dropouts="skip")
+    attack.run()
+
+    def fewer(told: Told) -> None:
+        del told["roster"]["deals"]["4"]
+
+    assert attack.try_(0, WORK, 0, fewer) == "4 are to take part, not the 5 there must be"
+    attack = Attack(tmp_path / "recover", rounds=1)
+    attack.run()
+
+    def few(told: Told) -> None:
+        del told["roster"]["deals"]["4"], told["roster"]["deals"]["3"]
+
+    assert attack.try_(0, WORK, 0, few) == "3 are to take part, not the 4 there must be"
 
 
 def careful(attack: Attack, client: int, least: int) -> None:
@@ -292,16 +355,12 @@ def test_nonsense(attack: Attack) -> None:
     assert attack.refusal(0, message) == "a reply without masks is asked for"
 
 
-def test_names_of_metrics_without_an_evaluation(attack: Attack) -> None:
-    """Which metrics a site has tells something about its data, and a policy that withholds them
-    looks at the header: in a greeting of a training round they are not made."""
-    asked = attack.message(0, GREET)
-    told = {**json.loads(asked.texts["secure"]), "metrics": True}
-    asked = with_told(replace(asked, trees=attack.message(0, WORK).trees), json.dumps(told))
-    for evaluate, found in ((False, None), (True, ["accuracy"])):
-        reply = attack.sites.ask(0, asked.with_header(evaluate=evaluate))
-        assert isinstance(reply, Message)
-        assert json.loads(reply.texts["secure"]).get("metrics") == found
+from fedlens.layers import PrivateMean, Scaffold
+from fedlens.sites.keys import public_pem
+from fedlens.sites.server import _bindings, _deployed, _prepare
+from fedlens.trust import SecureSum
+from fedlens.trust.masking import public_of
+from fedlens.trust.roster import Deal, SumTerms, _greeting, b64, deal, greet, share_count
 
 
 # -- the same masks twice --------------------------------------------------------------------------
@@ -366,6 +425,40 @@ def test_a_second_opening(attack: Attack) -> None:
     assert why.startswith("this site has answered another request with the same key")
 
 
+def test_two_lists_of_survivors_and_a_friend(tmp_path: Path) -> None:
+    """Client 0 and others are told that all survived, the rest that client 0 is lost. With client
+    4, which gives the server both of its shares, the two secrets of client 0 must not both come
+    out, however the honest ones are split."""
+    victim, friend, everybody = 0, 4, list(range(N))
+    for first in range(N - 1):
+        attack = Attack(tmp_path / str(first), rounds=1)
+        attack.run(before=(0, OPEN_SUM))
+        roster = json.loads(attack.message(0, WORK).texts["secure"])["roster"]
+        asked = attack.message(0, DEAL).with_header(trip=OPEN_SUM)
+        found = {"own": 1, "key": 1}  # shares: the friend's
+        for i in everybody[: first + 1] + everybody[first + 1 : friend]:
+            all_ = i <= first
+            told = {
+                "roster": roster,
+                "survivors": everybody if all_ else everybody[1:],
+                "lost": [] if all_ else [victim],
+            }
+            reply = attack.sites.ask(i, with_told(asked, json.dumps(told)))
+            if isinstance(reply, Message):
+                assert str(victim) in json.loads(reply.texts["secure"])["shares"]
+                found["own" if all_ else "key"] += 1
+        assert sum(found.values()) == N + 1  # each list was believed
+        assert min(found.values()) < roster["terms"]["threshold"]
+
+
+@pytest.mark.parametrize("clients", range(3, 40))
+def test_how_many_friends_a_split_takes(clients: int) -> None:
+    t = share_count(clients)
+    assert t <= clients
+    assert 2 * t - clients > clients / 3  # friends that a server needs
+    assert clients - t == (clients - 1) // 3  # losses that are made up for
+
+
 def test_too_few_survivors(tmp_path: Path) -> None:
     attack = Attack(tmp_path, rounds=1)
     attack.run()
@@ -373,7 +466,7 @@ def test_too_few_survivors(tmp_path: Path) -> None:
     def few(told: Told) -> None:
         told["survivors"], told["lost"] = [0, 1], [2, 3, 4]
 
-    assert attack.try_(0, OPEN_SUM, 0, few) == "2 have survived, a sum opens for 3 or more"
+    assert attack.try_(0, OPEN_SUM, 0, few) == "2 have survived, a sum opens for 4 or more"
 
     def nobody_else(told: Told) -> None:
         told["survivors"], told["lost"] = [0, 1, 2], []
@@ -391,15 +484,8 @@ def test_too_few_survivors(tmp_path: Path) -> None:
 def test_opening_what_it_added_nothing_to(tmp_path: Path) -> None:
     attack = Attack(tmp_path, rounds=1)
     attack.run(before=(0, WORK))
-    deals = {
-        str(i): json.loads(r.texts["secure"])["deal"]
-        for i, m, r in attack.sites.sent
-        if m.header.trip == DEAL and isinstance(r, Message)
-    }
-    asked = attack.message(0, DEAL)
-    terms = json.loads(asked.texts["secure"])["terms"]
-    told = {"roster": {"terms": terms, "deals": deals}, "survivors": [0, 1, 2, 3], "lost": [4]}
-    message = with_told(asked, json.dumps(told)).with_header(trip=OPEN_SUM)
+    told = {"roster": attack.dealt_roster(), "survivors": [0, 1, 2, 3], "lost": [4]}
+    message = with_told(attack.message(0, DEAL), json.dumps(told)).with_header(trip=OPEN_SUM)
     for _ in range(2):  # asking again makes no difference
         assert attack.refusal(0, message) == (
             "a sum is to be opened that this site has added nothing to"
@@ -411,7 +497,7 @@ def test_a_job_that_skips_opens_nothing(tmp_path: Path) -> None:
     attack.run()
 
     def open_(told: Told) -> None:
-        told["terms"]["threshold"] = 3
+        told["terms"]["threshold"] = 4
 
     assert attack.try_(0, DEAL, 0, open_) == (
         "masks are to be opened, but dropouts are skipped in this job"

@@ -167,11 +167,14 @@ def test_skipping_gives_a_round_up_and_nobody_was_heard() -> None:
 
 
 def test_too_few_survivors_open_nothing() -> None:
-    """Seven clients, four of seven shares: with three left the round is given up."""
-    plan = {(1, WORK, i): "after" for i in (0, 2, 4, 6)}
+    """Seven clients, five of seven shares: with five left the sum is theirs, with four the round is
+    given up."""
+    plan = {(1, WORK, i): "after" for i in (0, 2, 4)}
+    plan |= {(2, WORK, i): "after" for i in (0, 6)}
+    plan |= {(3, OPEN_SUM, i): "before" for i in (1, 5)}
     _, seen, _ = simulated(secured(), plan)
-    assert [len(r.heard) for r in seen] == [7, 0, 7, 7]
-    assert "3 of 7 were heard, not 4" in str([x.reason for x in seen[1].lost])
+    assert [len(r.heard) for r in seen] == [7, 0, 5, 7]
+    assert "4 of 7 were heard, not 5" in str([x.reason for x in seen[1].lost])
 
 
 # -- what is learned of a client -------------------------------------------------------------------

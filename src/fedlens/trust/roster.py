@@ -9,6 +9,10 @@ Why replaying does not help a server, as long as clients are honest: a deal name
 all deals of a roster have the same ones; a client refuses a roster with a key that it has seen in
 another; a key whose secret came out was in a roster that more than half of the holders accepted,
 and a sum opens with more than half of the same ones. At least one of them has seen the key before.
+
+Why telling clients different lists of survivors does not help it: shares of a client's own mask and
+of its key together would open its reply. Honest clients give one of the two, so with c that give
+both to the server, 2 t <= n + c. With t > 2 n / 3 that takes more than n / 3 of them.
 """
 
 from __future__ import annotations
@@ -39,6 +43,12 @@ from fedlens.trust.vault import Declined, Vault
 Purpose = Literal["train", "evaluate"]
 Dropouts = Literal["auto", "recover", "skip"]
 MOST_HOLDERS = 10_000
+FEW = 5  # of so many, one lost leaves hardly enough to hide among
+
+
+def share_count(clients: int) -> int:
+    """How many shares open a mask where so many clients are asked: as many may be lost as remain."""
+    return 2 * clients // 3 + 1
 
 
 @dataclass(frozen=True)
@@ -86,18 +96,30 @@ class SumTerms:
             raise Declined("the terms of a sum are malformed")
         return SumTerms(job, number, purpose, tuple(sorted(holders)), threshold)
 
-    def check(self, least: int, dropouts: Dropouts) -> None:
-        """What a client accepts. least: holders."""
+    def check(self, least: int, dropouts: Dropouts, asked: int | None = None) -> None:
+        """What a client accepts. least: holders. asked: clients that the round is about."""
         n = len(self.holders)
         if n < least:
             raise Declined(f"a sum of {n} is none that hides anybody: at least {least} take part")
+        if asked is not None:
+            self._check_asked(asked, dropouts)
         may_skip = not self.threshold and dropouts != "recover"
-        if not may_skip and not n // 2 < self.threshold <= n:
+        if not may_skip and not share_count(asked or n) <= self.threshold <= n:
             raise Declined(
-                f"{self.threshold} of {n} shares are to open a mask: more than half it must be"
+                f"{self.threshold} of {n} shares are to open a mask: more than two thirds of those"
+                " who were asked it must be"
             )
         if dropouts == "skip" and self.threshold:
             raise Declined("masks are to be opened, but dropouts are skipped in this job")
+
+    def _check_asked(self, asked: int, dropouts: Dropouts) -> None:
+        n = len(self.holders)
+        if n > asked or (n < asked and not self.threshold):
+            raise Declined(f"{asked} are said to be asked, but {n} are to take part")
+        if self.threshold and dropouts == "auto" and asked <= FEW:
+            raise Declined(
+                f"masks of {asked} are to be opened: of so few, no dropout is made up for"
+            )
 
 
 @dataclass(frozen=True)
@@ -233,11 +255,15 @@ class Roster:
     def hash(self) -> str:
         return fingerprint(*(d.statement(self.terms).decode() for d in self.deals.values()))
 
-    def check(self, vault: Vault, client: int, least: int, dropouts: Dropouts) -> None:
-        """What a client looks at before it masks anything with these keys, or opens them."""
-        self.terms.check(least, dropouts)
-        if len(self.deals) < least:
-            raise Declined(f"{len(self.deals)} are to take part, not the {least} there must be")
+    def check(self, vault: Vault, client: int, least: int, dropouts: Dropouts, asked: int) -> None:
+        """What a client looks at before it masks anything with these keys, or opens them. asked:
+        how many the server says it asks; noise is shared out among so many. Masks that are never
+        opened are everybody's: a sum without one client would tell its part from another's.
+        """
+        self.terms.check(least, dropouts, asked)
+        need = max(least, self.terms.threshold or asked)
+        if len(self.deals) < need:
+            raise Declined(f"{len(self.deals)} are to take part, not the {need} there must be")
         if client not in self.deals:
             raise Declined(f"client {client} is not among those who are to take part")
         if strangers := sorted(self.deals.keys() - set(self.terms.holders)):

@@ -67,6 +67,7 @@ from fedlens.trust.fixed_point import (
 )
 from fedlens.trust.masking import Streams, Tampered, add_masks, expand, few_masks, fingerprint
 from fedlens.trust.roster import (
+    FEW,
     Dropouts,
     KnownKeys,
     Purpose,
@@ -77,6 +78,7 @@ from fedlens.trust.roster import (
     greet,
     is_share,
     recover,
+    share_count,
 )
 from fedlens.trust.server_memory import (
     DEAL,
@@ -93,8 +95,6 @@ from fedlens.trust.server_memory import (
 from fedlens.trust.signing import PublicKey
 from fedlens.trust.summand import check_totals, to_numbers, to_replies
 from fedlens.trust.vault import Declined, SimulatedVault, Vault, open_vault
-
-FEW = 5  # of so many, one lost leaves hardly enough to hide among
 
 
 class Masks(NamedTuple):
@@ -148,6 +148,10 @@ class SecureSum(Layer):
             return clients > FEW
         return self.dropouts == "recover"
 
+    def _least(self, clients: int) -> int:
+        """Of so many, how many make a sum: all, where none can be made up for."""
+        return max(self.min_cohort, share_count(clients) if self.recovers(clients) else clients)
+
     # -- the server's half: trips ------------------------------------------------------------------
 
     def init(self) -> Message:
@@ -168,12 +172,12 @@ class SecureSum(Layer):
                 return self._work(state, memory, trips, None)
             recovers = self.recovers(len(trips.asked))
             greeted = [i for i in here if i in memory.greetings or not recovers]
-            enough = len(greeted) >= self.min_cohort
+            enough = len(greeted) >= self._least(len(trips.asked))
             return self._deal(memory, state, trips, greeted) if enough else None
         if last == DEAL:
             terms = SumTerms.read(read_fields(trips.made[-1].message)["terms"])
             dealt = deals_in(trips.replies[-1], terms, self._known)
-            if len(dealt) < max(self.min_cohort, terms.threshold):
+            if len(dealt) < self._least(len(trips.asked)):
                 return None
             return self._work(state, self._after(memory, trips), trips, Roster(terms, dealt))
         if last == WORK and self.masks and self.recovers(len(trips.asked)):
@@ -204,7 +208,7 @@ class SecureSum(Layer):
         self, memory: ServerMemory, number: int, purpose: Purpose, ids: Sequence[int], clients: int
     ) -> SumTerms:
         """Who holds shares are `ids`, of the `clients` that were asked."""
-        threshold = len(ids) // 2 + 1 if self.recovers(clients) else 0
+        threshold = share_count(clients) if self.recovers(clients) else 0
         return SumTerms(memory.job, number, purpose, tuple(sorted(ids)), threshold)
 
     def _deal(self, memory: ServerMemory, state: Message, trips: Trips, ids: Sequence[int]) -> Trip:
@@ -490,7 +494,8 @@ class SecureSum(Layer):
                 f"the keys are for round {roster.terms.round} ({roster.terms.purpose}), the message"
                 f" is of round {message.round} ({purpose})"
             )
-        roster.check(vault, client.id, self.min_cohort, self.dropouts)
+        asked = message.header.population if message.header.evaluate else message.header.cohort
+        roster.check(vault, client.id, self.min_cohort, self.dropouts, asked)
         return roster
 
     def _shares(
