@@ -4,21 +4,24 @@ which says why. Real vaults: keys from the operating system, signatures, files."
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from toy import GroupToy, Toy, toy_federation
 from vaults import Sites, make_vaults, with_told
 
-from fedlens import Message, Round, run, stack
+from fedlens import Client, Message, Round, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.config import recipe as recipes
+from fedlens.core.memory import Memory
 from fedlens.core.replies import Lost
 from fedlens.core.rounds import Stalled
+from fedlens.engines.worker import Job, Worker
 from fedlens.layers import PrivateMean, Scaffold
 from fedlens.sites.keys import public_pem
 from fedlens.sites.server import _bindings, _deployed, _prepare
@@ -293,21 +296,21 @@ def careful(attack: Attack, client: int, least: int) -> None:
 
 def test_fewer_than_the_sites_own_policy_wants(tmp_path: Path) -> None:
     """The header says that five are asked, and they are: with the greeting. Then the server loses
-    two of them. Three are enough for the recipe, not for site 0, also in an evaluation."""
+    one of them. Four are enough for the recipe, not for site 0, also in an evaluation."""
     attack = Attack(tmp_path, rounds=1)
     careful(attack, 0, N)
 
-    def lose_two(i: int, message: Message) -> Message | None:
-        return None if i > 2 and message.header.trip != GREET else message
+    def lose_one(i: int, message: Message) -> Message | None:
+        return None if i > 3 and message.header.trip != GREET else message
 
-    attack.sites.change = lose_two
+    attack.sites.change = lose_one
     with pytest.raises(Stalled):
         run(attack.algorithm, attack.sites, 1)
     assert attack.message(0, WORK).header.cohort == N
     told = [(i, r) for i, m, r in attack.sites.sent if m.header.trip == WORK]
-    assert [i for i, r in told if isinstance(r, Message)] == [1, 2]
+    assert [i for i, r in told if isinstance(r, Message)] == [1, 2, 3]
     assert isinstance(told[0][1], Lost)
-    assert told[0][1].reason == "Declined: 3 are to take part, not the 5 there must be"
+    assert told[0][1].reason == "Declined: 4 are to take part, not the 5 there must be"
 
     def few(told: Told) -> None:
         told["terms"] |= {"holders": [0, 1, 2], "threshold": 2, "purpose": "evaluate"}
@@ -324,9 +327,9 @@ def test_fewer_survivors_than_the_sites_own_policy_wants(tmp_path: Path) -> None
     careful(attack, 0, N)
     attack.run(before=(0, OPEN_SUM))
     told = json.loads(attack.message(0, WORK).texts["secure"])
-    opening = {"roster": told["roster"], "survivors": [0, 1, 2], "lost": [3, 4]}
+    opening = {"roster": told["roster"], "survivors": [0, 1, 2, 3], "lost": [4]}
     message = with_told(attack.message(0, DEAL), json.dumps(opening)).with_header(trip=OPEN_SUM)
-    assert attack.refusal(0, message) == "3 have survived, a sum opens for 5 or more"
+    assert attack.refusal(0, message) == "4 have survived, a sum opens for 5 or more"
     reply = attack.sites.ask(1, message)  # a site without such a policy
     assert isinstance(reply, Message) and "shares" in json.loads(reply.texts["secure"])
 
@@ -479,6 +482,20 @@ def test_too_few_survivors(tmp_path: Path) -> None:
         told["survivors"], told["lost"] = [1, 2, 3, 4], [0]
 
     assert "this client is said to be lost" in attack.try_(0, OPEN_SUM, 0, without_itself)
+
+
+def test_survivors_without_the_noise_that_is_promised(tmp_path: Path) -> None:
+    """Four of five open a sum, but the noise of five is counted on."""
+    private = PrivateMean(noise=1.0, clip=0.5, where="clients", delta=1e-2, least=5)
+    base = FedAvg(GroupToy(), batch=8, weights="uniform")
+    algorithm = stack(base, private, SecureSum("recover")).deployed()
+    sites = Sites(algorithm, toy_federation(N), make_vaults(tmp_path, N))  # type: ignore[arg-type]
+    run(algorithm, sites, 1)
+    message = next(m for _, m, _ in sites.sent if m.header.trip == OPEN_SUM)
+    told = {**json.loads(message.texts["secure"]), "survivors": [0, 1, 2, 3], "lost": [4]}
+    outcome = sites.ask(0, with_told(message, json.dumps(told)))
+    assert isinstance(outcome, Lost)
+    assert "4 have survived, a sum opens for 5 or more" in outcome.reason
 
 
 def test_opening_what_it_added_nothing_to(tmp_path: Path) -> None:
@@ -737,3 +754,61 @@ def test_keys_that_are_none_cost_their_sender(tmp_path: Path, key: str) -> None:
     lying(attack, DEAL, lie)
     attack.run()
     assert sorted(attack.seen[0].heard) == [0, 2, 3, 4]
+
+
+# -- what a failure tells --------------------------------------------------------------------------
+
+
+class Overflows(FedAvg):
+    """As after a crafted model: Inf, NaN or an endless weight, where the data are such."""
+
+    how: ClassVar[str] = ""
+
+    def client_step(self, message: Message, client: Client) -> Message:
+        reply = super().client_step(message, client)
+        client.memory["touched"] = {"x": torch.ones(1)}
+        if client.id != 2 or message.round != 1:
+            return reply
+        if self.how == "weight":
+            return reply.weigh("delta", math.inf)
+        bad = {n: t * math.nan if t.is_floating_point() else t for n, t in delta_of(reply)}
+        return reply.put(delta=bad) if self.how == "tree" else reply.note(loss=math.nan)
+
+
+def delta_of(reply: Message) -> Any:
+    return reply.trees["delta"].items()
+
+
+@pytest.mark.parametrize("how", ["tree", "weight", "loss"])
+def test_a_reply_that_breaks_does_not_show_whose_it_is(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server sees that one of five was broken: the mean is that of the other four, everybody
+    was heard, and the one has learned nothing."""
+    monkeypatch.setattr(Overflows, "how", how)
+    algorithm = stack(Overflows(Toy(), batch=8), SecureSum())
+    sites = Sites(algorithm, toy_federation(N), make_vaults(tmp_path, N))  # type: ignore[arg-type]
+    seen: list[Round] = []
+    state = run(algorithm, sites, 2, after_round=lambda _, r: seen.append(r))
+    assert [len(r.heard) for r in seen] == [N, N] and not seen[1].lost
+    assert state.scalars["broken"] == (how != "loss")
+    assert seen[1].loss is not None and math.isfinite(seen[1].loss)
+    kept = sites.workers[2].memory.load(2)
+    assert kept.draft.keys() == (set() if how != "loss" else {"touched"})
+    if how == "loss":
+        return
+    plain = stack(FedAvg(Toy(), batch=8))
+    before, work = seen[0].state, next(m for _, m, _ in sites.sent if m.round == 1)
+    worker = Worker(plain, toy_federation(N), Memory())
+    message = plain.broadcast(before).with_header(work.header)
+    worker.begin(message, sums=False)
+    replies = list(worker.work([Job(i, i, -1) for i in (0, 1, 3, 4)]))
+    assert all(isinstance(r, Message) for r in replies)
+    for name, t in state.trees["model"].items():
+        if t.is_floating_point():
+            weights = [r.weights["delta"]["mean"] for r in replies]  # type: ignore[union-attr]
+            deltas = [r.trees["delta"][name].double() for r in replies]  # type: ignore[union-attr]
+            mean = sum(w * d for w, d in zip(weights, deltas, strict=True)) / sum(weights)
+            assert torch.allclose(
+                t.double(), before.trees["model"][name].double() + mean, atol=1e-6
+            )

@@ -351,7 +351,7 @@ class Liar(FedAvg):
 def test_a_weight_beyond_the_limit_does_not_leave_an_honest_client() -> None:
     algorithm = stack(Liar(Toy(), batch=8), SecureSum("recover"))
     _, seen = ended(algorithm, Simulator(algorithm, toy_federation(5), workers=0), 1)
-    assert [x.sender for x in seen[0].lost] == [1] and "1e+12" in seen[0].lost[0].reason
+    assert not seen[0].lost and seen[0].state.scalars["broken"] == 1
 
 
 def test_a_sum_that_cannot_be_is_not_used() -> None:
@@ -364,7 +364,7 @@ def test_a_sum_that_cannot_be_is_not_used() -> None:
         for item in exchange(message, ids, heard):
             if isinstance(item, Message) and item.sender == 4:
                 few = item.trees["masked"]["few"].clone()
-                few[8:12] = torch.tensor([0, 0, 0, 1 << 31])
+                few[12:16] = torch.tensor([0, 0, 0, 1 << 31])
                 yield replace(item, trees={"masked": {**item.trees["masked"], "few": few}})
             else:
                 yield item

@@ -198,6 +198,10 @@ class Algorithm(metaclass=Limited):
         """
         return None
 
+    def noise_shares(self, cohort: int) -> int:
+        """How many clients' noise must be in a sum, where each adds a share of what is promised."""
+        return 0
+
     def expects(self, message: Message) -> Mapping[str, Tree]:
         """For every tree of a reply, a tree with the same names, shapes and types. Whatever does
         not fit is refused before the sum.

@@ -11,9 +11,9 @@ up while fewer do. For the whole to have the multiplier z, updates get (z^-2 - (
 
 where = "server": the server adds the noise, and sees the sum without it. where = "clients": each
 client adds a share, N(0, (z C)^2 / t), and SecureSum adds up: nobody ever holds a sum without
-noise. t is the number of shares that must be in it: by default more than half of the cohort, which
-SecureSum opens at least. If more answer, there is more noise than was counted on; shares of liars
-do not count.
+noise. t is the number of shares that must be in it: by default more than half of the cohort.
+SecureSum opens no sum with fewer, and none of fewer than two thirds. If more answer, there is more
+noise than was counted on; shares of liars do not count.
 
 Under SecureSum everybody knows who takes part, so a cohort is no secret and hides nobody: q = 1.
 secret_cohort = true counts on the cohort of each round being the server's secret.
@@ -164,6 +164,9 @@ class PrivateMean(TrainingLayer):
     def shares_of(self, cohort: int) -> int:
         """How many shares of noise are counted on."""
         return self.least or cohort // 2 + 1
+
+    def noise_shares(self, cohort: int) -> int:
+        return self.shares_of(cohort) if self.where == "clients" else 0
 
     def count_noise(self, cohort: int) -> float:
         """s, the deviation of the noise on the count of those within the clip."""

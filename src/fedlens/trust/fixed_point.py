@@ -48,7 +48,7 @@ MOST_UNIT = 256
 COARSE = 2.0**-8  # a mean weight below this leaves a tensor of unknown size too few bits
 TYPES = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 MASKED = "masked"  # the tree of a reply
-SATURATED, WRITERS = "saturated", "writers"
+SATURATED, WRITERS, BROKEN = "saturated", "writers", "broken"
 
 
 class Slot(NamedTuple):
@@ -83,8 +83,9 @@ class Layout:
     """Where everything in a reply goes; client and server make it from the same message.
 
     slots: tensors. names: of the few numbers, in their order: a weight's sum, a tensor's moment, a
-    scalar's value and weight, how many entries were clipped and how many clients wrote to their
-    memory. clients: how many may add. units: the exponent in which each weight is counted.
+    scalar's value and weight, how many entries were clipped, how many clients wrote to their memory
+    and how many had nothing that could be added. clients: how many may add. units: the exponent in
+    which each weight is counted.
     """
 
     slots: Sequence[Slot]
@@ -103,7 +104,7 @@ class Layout:
     ) -> Layout:
         slots: list[Slot] = []
         at = dict.fromkeys(TYPES, 0)
-        numbers = [SATURATED, WRITERS]
+        numbers = [SATURATED, WRITERS, BROKEN]
         units: dict[str, int] = {}
         for tree, arrays in expected.items():
             for weight in weighing.get(tree, ("mean",)):

@@ -47,7 +47,7 @@ FEW = 5  # of so many, one lost leaves hardly enough to hide among
 
 
 def share_count(clients: int) -> int:
-    """How many shares open a mask where so many clients are asked: as many may be lost as remain."""
+    """How many shares open a mask where so many clients are asked."""
     return 2 * clients // 3 + 1
 
 

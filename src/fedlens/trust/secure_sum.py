@@ -25,13 +25,16 @@ sum from theirs, gets a sum in which the masks do not cancel.
 What follows for the stack: whoever was lost or heard follows from whose masks were opened. Clipping
 (`saturated` in the state) costs a little of one round where clients remember nothing; where they
 do, what a client remembers would no longer be what the server added: the round is skipped, and the
-bound is twice as large the next time. Nobody can name a liar under a mask; robust layers need
-single replies and are refused. This cryptography is unaudited.
+bound is twice as large the next time. A reply with NaN or Inf adds nothing and counts for nothing
+(`broken`): a client that failed visibly would tell what a crafted model does to its data. Nobody
+can name a liar under a mask; robust layers need single replies and are refused. This cryptography
+is unaudited.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +58,7 @@ from fedlens.core.message import RING, Header, Message
 from fedlens.core.replies import SIZE, Lost, Replies
 from fedlens.core.tree import Tree
 from fedlens.trust.fixed_point import (
+    BROKEN,
     MASKED,
     MOST_UNIT,
     SATURATED,
@@ -150,7 +154,14 @@ class SecureSum(Layer):
 
     def _least(self, clients: int) -> int:
         """Of so many, how many make a sum: all, where none can be made up for."""
-        return max(self.min_cohort, share_count(clients) if self.recovers(clients) else clients)
+        if not self.recovers(clients):
+            return max(self.min_cohort, clients)
+        return max(self._survivors(clients), share_count(clients))
+
+    def _survivors(self, clients: int) -> int:
+        """Of so many, how many must be in a sum for it to hide anybody, and to have its noise."""
+        shares = [part.noise_shares(clients) for part in self.inner.parts()]
+        return max(self.min_cohort, *shares)
 
     # -- the server's half: trips ------------------------------------------------------------------
 
@@ -238,7 +249,7 @@ class SecureSum(Layer):
         self, state: Message, memory: ServerMemory, trips: Trips, here: Sequence[int]
     ) -> Trip | None:
         fields = read_fields(trips.made[-1].message)
-        if len(here) < Roster.read(fields["roster"]).terms.threshold:
+        if len(here) < self._least(len(trips.asked)):
             return None
         lost = sorted(set(trips.made[-1].ids) - set(here))
         fields = {"roster": fields["roster"], "survivors": list(here), "lost": lost}
@@ -274,6 +285,8 @@ class SecureSum(Layer):
             totals, flats, layout = self._opened(trips, at)
             least = self.min_cohort if trips.evaluate else 0
             replies = to_replies(layout, totals, flats, trips.replies[at].heard, least)
+            if totals[BROKEN] >= len(replies):
+                raise Tampered("all replies held NaN or Inf")
             if not trips.evaluate:
                 memory = memory if self._is_noisy else memory.bounded(layout, totals)
                 if too_coarse(layout, totals):
@@ -289,7 +302,7 @@ class SecureSum(Layer):
             return Brought(memory.into(state), Replies(), everybody, f"the sum was not made: {e}")
         state = memory.into(state)
         if not trips.evaluate:
-            state = state.note(saturated=totals[SATURATED])
+            state = state.note(saturated=totals[SATURATED], broken=totals[BROKEN])
         return Brought(state, replies, _by_client(before))
 
     def _left_out(self, memory: ServerMemory, trips: Trips) -> list[Lost]:
@@ -331,7 +344,7 @@ class SecureSum(Layer):
             if missing := sorted(roster.deals.keys() - set(survivors)):
                 raise Tampered(f"without client {missing[0]} the masks do not cancel")
             return []
-        need = max(self.min_cohort, roster.terms.threshold)
+        need = self._least(len(trips.asked))
         if trips.made[-1].number != OPEN_SUM:
             raise Tampered(f"{len(survivors)} of {len(roster.deals)} were heard, not {need}")
         shares = {}
@@ -406,7 +419,7 @@ class SecureSum(Layer):
         layout = self._layout(message)
         values = dict.fromkeys(layout.names, 0.0)
         for name, value in scored.scalars.items():
-            if f"value {name}" in values:
+            if f"value {name}" in values and math.isfinite(value):
                 values[f"value {name}"], values[f"count {name}"] = value, 1.0
         reply = self._masked(layout, values, {}, masks, vault)
         return replace(reply, sender=client.id, header=Header(round=message.round))
@@ -494,8 +507,7 @@ class SecureSum(Layer):
                 f"the keys are for round {roster.terms.round} ({roster.terms.purpose}), the message"
                 f" is of round {message.round} ({purpose})"
             )
-        asked = message.header.population if message.header.evaluate else message.header.cohort
-        roster.check(vault, client.id, self.min_cohort, self.dropouts, asked)
+        roster.check(vault, client.id, self.min_cohort, self.dropouts, _asked(message))
         return roster
 
     def _shares(
@@ -507,7 +519,11 @@ class SecureSum(Layer):
         roster = self._checked(fields, message, client, vault)
         about, mine = roster.terms.about, roster.deals[client.id].mask
         survivors = check_opening(
-            roster, client.id, fields.get("survivors"), fields.get("lost"), self.min_cohort
+            roster,
+            client.id,
+            fields.get("survivors"),
+            fields.get("lost"),
+            self._survivors(0 if message.header.evaluate else _asked(message)),
         )
         if not vault.is_locked(about, f"work {mine}"):
             raise Declined("a sum is to be opened that this site has added nothing to")
@@ -548,6 +564,11 @@ class SecureSum(Layer):
 def _in_ring(few: Tensor, flats: Mapping[int, Tensor]) -> Message:
     tree = {"few": few, **{f"ring{bits}": t for bits, t in flats.items()}}
     return Message({MASKED: tree}, weights={MASKED: {RING: 1.0}})
+
+
+def _asked(message: Message) -> int:
+    """How many the server says that it asks."""
+    return message.header.population if message.header.evaluate else message.header.cohort
 
 
 def _by_client(lost: Sequence[Lost]) -> list[Lost]:

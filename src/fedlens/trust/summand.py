@@ -12,6 +12,7 @@ from fedlens.core.client import Client, generator
 from fedlens.core.message import MEAN, Message
 from fedlens.core.replies import Heard, Replies, Scalar, Sum
 from fedlens.trust.fixed_point import (
+    BROKEN,
     SATURATED,
     TYPES,
     WRITERS,
@@ -31,13 +32,18 @@ def to_numbers(
     client: Client,
     reply: Message,
 ) -> tuple[dict[str, float], dict[int, Tensor]]:
-    """A reply as whole numbers: few by name, tensors in flat arrays."""
+    """A reply as whole numbers: few by name, tensors in flat arrays. One with NaN or Inf, or a
+    weight that is none, adds nothing, and its client has learned nothing: the others must not see
+    whose it was.
+    """
+    if not _is_sound(layout, message, reply):
+        return _nothing(layout, client)
     values = dict.fromkeys(layout.names, 0.0)
     flats = {bits: torch.empty(n, dtype=TYPES[bits]) for bits, n in layout.widths().items()}
     rng = generator(message.header.seed, message.round, client.id, 0x16)
     for slot in layout.slots:
         key = weight_key(slot.tree, slot.weight)
-        weight = _weight(reply, slot.tree, slot.weight, message.header.max_weight)
+        weight = _weight(reply, slot.tree, slot.weight)
         weight = math.ldexp(weight, -layout.units[key])
         peak, clipped = to_whole(
             reply.trees[slot.tree][slot.name],
@@ -48,28 +54,39 @@ def to_numbers(
             rng if slot.bits == 16 else None,
         )
         if not peak < float("inf"):
-            raise ValueError(f"tree {slot.tree!r} holds NaN or Inf")
+            return _nothing(layout, client)
         values[f"moment {slot.key}"] = peak**2
         values[key] = weight
         values[SATURATED] += clipped
     values[WRITERS] = float(bool(getattr(client.memory, "written", {})))
     for name, scalar in declared_sums(declared).items():
-        if name in reply.scalars:
+        if math.isfinite(reply.scalars.get(name, math.nan)):
             by = scalar.weight if scalar.read == "mean" else None
             count = reply.scalars.get(by, 1.0) if by else 1.0
+            if not math.isfinite(count):
+                continue
             values[f"value {name}"] = reply.scalars[name] * count
             values[f"count {name}"] = count
     return values, flats
 
 
-def _weight(reply: Message, tree: str, name: str, most: float) -> float:
+def _is_sound(layout: Layout, message: Message, reply: Message) -> bool:
+    weights = {_weight(reply, slot.tree, slot.weight) for slot in layout.slots}
+    return all(0 <= weight <= message.header.max_weight for weight in weights)
+
+
+def _nothing(layout: Layout, client: Client) -> tuple[dict[str, float], dict[int, Tensor]]:
+    getattr(client.memory, "written", {}).clear()
+    flats = {bits: torch.zeros(n, dtype=TYPES[bits]) for bits, n in layout.widths().items()}
+    return {**dict.fromkeys(layout.names, 0.0), BROKEN: 1.0}, flats
+
+
+def _weight(reply: Message, tree: str, name: str) -> float:
     weights = reply.weights.get(tree) or {MEAN: 1.0}
     if name not in weights:
         raise ValueError(
             f"the tree {tree!r} has no weight {name!r}: its layer must say so in weighs"
         )
-    if not 0 <= weights[name] <= most:
-        raise ValueError(f"the weight {name!r} of {tree!r} is {weights[name]:g}, at most {most:g}")
     return float(weights[name])
 
 
@@ -83,7 +100,8 @@ def check_totals(layout: Layout, message: Message, totals: Mapping[str, float], 
             raise Tampered("what was added up is impossible")
         if name in layout.units and not 0 <= math.ldexp(value, layout.units[name]) <= most:
             raise Tampered("the sum of the weights is impossible")
-    if not 0 <= totals[WRITERS] <= heard or totals[SATURATED] < 0:
+    few = all(0 <= totals[name] <= heard for name in (WRITERS, BROKEN))
+    if not few or totals[SATURATED] < 0:
         raise Tampered("what was added up is impossible")
 
 
