@@ -215,6 +215,23 @@ def test_its_own_key_is_not_its_own(attack: Attack) -> None:
     assert "client 0 are not signed by it" in attack.try_(0, WORK, 0, other)
 
 
+def test_names_of_jobs_that_share_a_folder(attack: Attack, tmp_path: Path) -> None:
+    """A long name or an odd one could be cut or turned into that of another job."""
+    for name in ("a" * 65, "a.b", "a/b", "..", "", "job\n", 7):
+
+        def call(told: Told, name: Any = name) -> None:
+            told["terms"]["job"] = name
+
+        assert attack.try_(0, DEAL, 0, call) == "the terms of a sum are malformed"
+    vault = make_vaults(tmp_path, 1)[0]
+    name, seed = vault.new("job-x-000001-train")
+    for number in range(4):
+        vault.new(f"job-{number:06d}-train")
+    vault.forget("job-000009-train")
+    assert vault.seed("job-x-000001-train", name) == seed
+    assert not list(vault.folder.glob("job-0*/*.secret"))
+
+
 # -- who takes part --------------------------------------------------------------------------------
 
 
@@ -358,12 +375,36 @@ def test_nonsense(attack: Attack) -> None:
     assert attack.refusal(0, message) == "a reply without masks is asked for"
 
 
-from fedlens.layers import PrivateMean, Scaffold
-from fedlens.sites.keys import public_pem
-from fedlens.sites.server import _bindings, _deployed, _prepare
-from fedlens.trust import SecureSum
-from fedlens.trust.masking import public_of
-from fedlens.trust.roster import Deal, SumTerms, _greeting, b64, deal, greet, share_count
+def test_names_of_metrics_without_an_evaluation(attack: Attack) -> None:
+    """Which metrics a site has tells something about its data, and a policy that withholds them
+    looks at the header: in a greeting of a training round they are not made."""
+    asked = attack.message(0, GREET)
+    told = {**json.loads(asked.texts["secure"]), "metrics": True}
+    asked = with_told(replace(asked, trees=attack.message(0, WORK).trees), json.dumps(told))
+    for evaluate, found in ((False, None), (True, ["accuracy"])):
+        reply = attack.sites.ask(0, asked.with_header(evaluate=evaluate))
+        assert isinstance(reply, Message)
+        assert json.loads(reply.texts["secure"]).get("metrics") == found
+
+
+@pytest.mark.parametrize("dropouts", ["skip", "recover"])
+def test_a_cohort_that_nobody_is_in(tmp_path: Path, dropouts: str) -> None:
+    """Clients share out noise among as many as the header says. With 10^12 there is none."""
+    federation = toy_federation(N)
+    private = PrivateMean(noise=1.0, clip=0.5, where="clients", delta=1e-2)
+    base = FedAvg(GroupToy(), batch=8, weights="uniform")
+    algorithm = stack(base, private, SecureSum(dropouts=dropouts)).deployed()  # type: ignore[arg-type]
+    sites = Sites(algorithm, federation, make_vaults(tmp_path, N))  # type: ignore[arg-type]
+
+    def inflate(i: int, message: Message) -> Message:
+        return message.with_header(cohort=10**12, population=10**12)
+
+    sites.change = inflate
+    with pytest.raises(Stalled):
+        run(algorithm, sites, 1)
+    reasons = {r.reason for _, m, r in sites.sent if m.header.trip == WORK}  # type: ignore[union-attr]
+    (why,) = reasons
+    assert "1000000000000 are said to be asked, but 5" in why or "two thirds of those who" in why
 
 
 # -- the same masks twice --------------------------------------------------------------------------
@@ -638,7 +679,8 @@ def test_keys_that_nobody_can_use_cost_their_sender(
     tmp_path: Path, dropouts: str, trips: tuple[int, ...], lie: Callable[[Attack, Told], None]
 ) -> None:
     """Every honest site would decline a sum with them. A server that knows whose key is whose
-    leaves their sender out and names it, and goes on with the others, also in an evaluation.
+    leaves their sender out and names it, and goes on with the others, also in an evaluation; where
+    a sum is everybody's, it ends with that name.
     """
     attack = Attack(tmp_path, rounds=3, dropouts=dropouts)
     attack.algorithm = attack.algorithm.with_known(attack.vaults[0].peers)  # type: ignore[attr-defined]
@@ -660,6 +702,10 @@ def test_keys_that_nobody_can_use_cost_their_sender(
         return with_told(reply, json.dumps(told))
 
     attack.sites.ask = answer  # type: ignore[method-assign]
+    if dropouts == "skip" and DEAL in trips:
+        with pytest.raises(Stalled, match="4 of 5 took part; client 1: its keys"):
+            run(attack.algorithm, attack.sites, 3)
+        return
     run(
         attack.algorithm,
         attack.sites,

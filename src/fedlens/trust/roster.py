@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,6 +44,7 @@ from fedlens.trust.vault import Declined, Vault
 Purpose = Literal["train", "evaluate"]
 Dropouts = Literal["auto", "recover", "skip"]
 MOST_HOLDERS = 10_000
+JOB = "[A-Za-z0-9_-]{1,64}"  # a name that is that of a folder too
 FEW = 5  # of so many, one lost leaves hardly enough to hide among
 
 
@@ -86,6 +88,7 @@ class SumTerms:
             holders, threshold = table["holders"], table["threshold"]
             fine = (
                 isinstance(job, str)
+                and re.fullmatch(JOB, job) is not None
                 and purpose in ("train", "evaluate")
                 and all(type(n) is int and n >= 0 for n in (number, threshold, *holders))
                 and len(set(holders)) == len(holders) <= MOST_HOLDERS

@@ -171,15 +171,16 @@ class SiteVault(Vault):
 
     def forget(self, about: str) -> None:
         job, number, _ = about.rsplit("-", 2)
-        for path in self.folder.glob(f"{_plain(job)}-*/*.secret"):
+        for path in self.folder.glob(f"{job}-*/*.secret"):
+            other, earlier, _ = path.parent.name.rsplit("-", 2)
             # a server that goes on from its last checkpoint asks for one round again
-            if int(path.parent.name.rsplit("-", 2)[1]) < int(number) - 1:
+            if other == job and int(earlier) < int(number) - 1:
                 path.unlink()
 
     # -- files -------------------------------------------------------------------------------------
 
     def _place(self, about: str) -> Path:
-        folder = self.folder / _plain(about)
+        folder = self.folder / about
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return folder
 
@@ -201,11 +202,6 @@ class SiteVault(Vault):
 
     def _keep(self, about: str, kind: str, table: Mapping[str, Any]) -> None:
         write_atomically(self._place(about) / f"{kind}.json", json.dumps(table), sync=True)
-
-
-def _plain(text: str) -> str:
-    """As the name of a folder, whoever chose it."""
-    return re.sub(r"[^A-Za-z0-9-]", "_", text)[:120]
 
 
 def open_vault(site: SiteSettings) -> SiteVault:
