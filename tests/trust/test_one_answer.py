@@ -4,25 +4,29 @@ real folders, the sites' own way in (`answer_from_disk`)."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
 import torch
 from toy import Toy, toy_federation
-from vaults import make_vaults
+from vaults import Sites, make_vaults
 
-from fedlens import Message, run, stack
+from fedlens import Message, Progress, Round, run, stack
 from fedlens.algorithms import FedAvg
+from fedlens.core.algorithm import Brought, SiteSettings, Trips
 from fedlens.core.memory import NEVER
 from fedlens.core.message import Header
-from fedlens.core.replies import Arrival
+from fedlens.core.replies import Arrival, Lost
+from fedlens.core.rounds import make_trips
 from fedlens.engines.flower.site import Site, answer_from_disk, federation_of_one
 from fedlens.layers import Scaffold
 from fedlens.trust import SecureSum
 from fedlens.trust.secure_sum import GREET, WORK
-from fedlens.trust.server_memory import put_fields
-from fedlens.trust.vault import Declined
+from fedlens.trust.server_memory import ServerMemory, put_fields
+from fedlens.trust.vault import MOST_TRIES, Declined
 
 N = 3
 AGAIN = "answered another request with the same key"
@@ -122,3 +126,98 @@ def test_an_evaluation_under_another_name_of_the_job(tmp_path: Path) -> None:
         with pytest.raises(Declined, match=AGAIN):
             here.ask(0, message, "other", NEVER)
     assert same(here.ask(0, message, "job", 0), first)
+
+
+# -- a round asked for again, with fresh keys ------------------------------------------------------
+
+OTHER = "added to another sum of this round"
+
+
+class Asked:
+    """Five sites with vaults of their own, and a server that asks for a round as it likes."""
+
+    def __init__(self, folder: Path, dropouts: str) -> None:
+        made = stack(FedAvg(Toy(), batch=8), Scaffold(), SecureSum(dropouts=dropouts))  # type: ignore[arg-type]
+        assert isinstance(made, SecureSum)
+        self.algorithm, self.heard = made, dict[int, int]()
+        self.vaults = make_vaults(folder, 5)
+        self.sites = Sites(made, toy_federation(5), self.vaults)
+        self.state = made.init()
+
+    def play(self) -> None:
+        def keep(here: Progress, _: Round) -> None:
+            self.state, self.heard = here.state, dict(here.heard)
+
+        run(self.algorithm, self.sites, 1, after_round=keep)
+
+    def attempt(
+        self, number: int, asked: Sequence[int], heard: Mapping[int, int], evaluate: bool = False
+    ) -> Brought:
+        """With keys of their own each time: under another name of the job."""
+        memory = replace(
+            ServerMemory.of(self.state),
+            job=token_hex(4),
+            greetings={},
+            dealt=None,
+            metrics=["accuracy"],
+        )
+        state = memory.into(self.state).with_header(Header(number, 10, 0, len(asked), len(asked)))
+        trips = Trips(list(asked), evaluate=evaluate)
+        make_trips(self.algorithm, self.sites, state, trips, heard)
+        return self.algorithm.read(state, trips)
+
+
+@pytest.mark.parametrize("evaluate", [False, True])
+@pytest.mark.parametrize("dropouts", ["skip", "recover"])
+def test_a_second_sum_of_a_round_without_one_client(
+    tmp_path: Path, dropouts: str, evaluate: bool
+) -> None:
+    """The difference would be client 4's update, or its accuracy. The very same sum again is what a
+    server asks for that was killed before it wrote it down."""
+    here = Asked(tmp_path, dropouts)
+    first = here.attempt(0, range(5), {}, evaluate)
+    again = here.attempt(0, range(5), {}, evaluate)
+    assert len(first.replies) == len(again.replies) == 5
+    if evaluate:
+        assert first.replies.totals == again.replies.totals
+    else:
+        second = again.replies.mean("delta")
+        assert all(torch.equal(t, second[n]) for n, t in first.replies.mean("delta").items())
+    without = here.attempt(0, range(4), {}, evaluate)
+    assert not len(without.replies)
+    told = [r.reason for _, _, r in here.sites.sent if isinstance(r, Lost)]
+    assert len(told) == 4 and all(OTHER in why for why in told)
+
+
+@pytest.mark.parametrize("dropouts", ["skip", "recover"])
+def test_a_second_sum_of_a_round_with_another_memory(tmp_path: Path, dropouts: str) -> None:
+    """Client 0 is told that it was heard in round 1 already: it would add what follows from another
+    memory, and the difference is its own."""
+    here = Asked(tmp_path, dropouts)
+    here.play()
+    assert len(here.attempt(1, range(5), here.heard).replies) == 5
+    made = here.attempt(1, range(5), {**here.heard, 0: 1})
+    assert not len(made.replies) or 0 not in made.replies.heard
+    told = [i for i, _, r in here.sites.sent if isinstance(r, Lost) and OTHER in r.reason]
+    assert told[0] == 0 and (dropouts == "recover" or told == [0])
+    assert len(here.attempt(1, range(5), here.heard).replies) == 5
+
+
+def test_attempts_at_a_round_are_few(tmp_path: Path) -> None:
+    here = Asked(tmp_path, "recover")
+    for _ in range(MOST_TRIES):
+        assert len(here.attempt(0, range(5), {}).replies) == 5
+    assert not len(here.attempt(0, range(5), {}).replies)
+    reasons = {r.reason for _, _, r in here.sites.sent if isinstance(r, Lost)}
+    assert len(reasons) == 1 and f"was asked for {MOST_TRIES} times" in reasons.pop()
+    assert len(here.attempt(1, range(5), {}).replies) == 5
+
+
+def test_a_round_that_is_none_of_the_recipe(tmp_path: Path) -> None:
+    vault = make_vaults(tmp_path, 1)[0]
+    vault.agreed = SiteSettings({}, clients=7, recipe="0" * 64, rounds=10, cohort=5)
+    vault.check_agreed(Header(9, 10, 0, 7, 5))
+    vault.check_agreed(Header(9, 10, 0, 7, 0, evaluate=True))
+    for header in (Header(10, 99, 0, 7, 5), Header(0, 10, 0, 7, 6), Header(0, 10, 0, 8, 5)):
+        with pytest.raises(Declined, match="none of the recipe that this site agreed to"):
+            vault.check_agreed(header)

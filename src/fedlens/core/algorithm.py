@@ -84,7 +84,8 @@ class SiteSettings(NamedTuple):
 
     options: what it chose of the `site_options` of all parts. client: its number, of `clients`.
     folder: its own. key, peers: its private key, and a folder with the public keys of all sites,
-    where its operator named them. least: clients in a sum that its policy wants.
+    where its operator named them. least: clients in a sum that its policy wants. recipe: hash of
+    what it agreed to, which has so many rounds, in each of which a cohort is asked; 0: nobody said.
     """
 
     options: Mapping[str, str]
@@ -94,6 +95,9 @@ class SiteSettings(NamedTuple):
     key: Path | None = None
     peers: Path | None = None
     least: int = 1
+    recipe: str = ""
+    rounds: int = 0
+    cohort: int = 0
 
 
 class Shortened(NamedTuple):

@@ -37,7 +37,12 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
     settings = config.settings
     task = config.build_task()
     built = config.build_algorithm(task)
-    algorithm = built.at_site(site_settings(built, node, id, settings.clients)).deployed()
+    own_settings = site_settings(built, node, id, settings.clients)._replace(
+        recipe=recipe_hash(agreed),
+        rounds=settings.rounds,
+        cohort=settings.cohort or settings.clients,
+    )
+    algorithm = built.at_site(own_settings).deployed()
     check_generators(site_policy(node.get("policy"), ()), algorithm)
     clients = 1 if own else settings.clients
     federation = task.admit(config.build_source().federation(clients, settings.seed))

@@ -100,6 +100,11 @@ from fedlens.trust.signing import PublicKey
 from fedlens.trust.summand import check_totals, to_numbers, to_replies
 from fedlens.trust.vault import Declined, SimulatedVault, Vault, open_vault
 
+ANOTHER_SUM = (
+    "this site has added to another sum of this round: the difference of the two would show single"
+    " clients; to run the recipe once more, agree on another seed"
+)
+
 
 class Masks(NamedTuple):
     """Of one client for one reply. about: the sum. key: the client's own in it, its public half."""
@@ -472,6 +477,8 @@ class SecureSum(Layer):
         mine, request = roster.deals[client.id].mask, message.digest()
         vault.lock(roster.terms.about, f"roster {mine}", roster.hash)
         vault.lock(roster.terms.about, f"work {mine}", request)
+        if self.keeps_secrets:
+            self._keep_to_one_sum(roster, message, client, vault)
         vault.forget(roster.terms.about)
         return Masks(roster.streams(vault, client.id, request), roster.terms.about, mine)
 
@@ -495,6 +502,22 @@ class SecureSum(Layer):
         add_masks(list(flats.values()), [(expand(key, "flat"), plus) for key, plus in streams])
         return _in_ring(encode(numbers, few_masks(streams, len(layout.names))), flats)
 
+    def _keep_to_one_sum(
+        self, roster: Roster, message: Message, client: Client, vault: Vault
+    ) -> None:
+        """A round of the recipe comes to one sum, of one set of clients, whatever the server calls
+        the job and however often it asks: two would show in their difference who is in one only,
+        or one client's own change of memory. Before masks are opened another attempt is free.
+        """
+        about, mine = roster.terms.about, roster.deals[client.id].mask
+        whole = vault.begin(message.round, roster.terms.purpose, mine)
+        content = _content(message, client)
+        vault.lock(about, f"content {mine}", content)
+        if not roster.terms.threshold:
+            vault.lock(whole, "survivors", fingerprint(*map(str, roster.deals)), ANOTHER_SUM)
+        if not roster.terms.threshold or vault.locked(whole, "content") is not None:
+            vault.lock(whole, "content", content, ANOTHER_SUM)
+
     def _checked(
         self, fields: Mapping[str, Any], message: Message, client: Client, vault: Vault
     ) -> Roster:
@@ -507,6 +530,7 @@ class SecureSum(Layer):
                 f"the keys are for round {roster.terms.round} ({roster.terms.purpose}), the message"
                 f" is of round {message.round} ({purpose})"
             )
+        vault.check_agreed(message.header)
         roster.check(vault, client.id, self.min_cohort, self.dropouts, _asked(message))
         return roster
 
@@ -525,10 +549,14 @@ class SecureSum(Layer):
             fields.get("lost"),
             self._survivors(0 if message.header.evaluate else _asked(message)),
         )
-        if not vault.is_locked(about, f"work {mine}"):
+        content = vault.locked(about, f"content {mine}")
+        if content is None:
             raise Declined("a sum is to be opened that this site has added nothing to")
         vault.lock(about, f"roster {mine}", roster.hash)
         vault.lock(about, f"open {mine}", fingerprint(*map(str, survivors)))
+        whole = vault.begin(message.round, roster.terms.purpose, mine)
+        vault.lock(whole, "content", content, ANOTHER_SUM)
+        vault.lock(whole, "survivors", fingerprint(*map(str, survivors)), ANOTHER_SUM)
         return {"shares": roster.open(vault, client.id, survivors), **invited}
 
     # -- a real server -----------------------------------------------------------------------------
@@ -564,6 +592,16 @@ class SecureSum(Layer):
 def _in_ring(few: Tensor, flats: Mapping[int, Tensor]) -> Message:
     tree = {"few": few, **{f"ring{bits}": t for bits, t in flats.items()}}
     return Message({MASKED: tree}, weights={MASKED: {RING: 1.0}})
+
+
+def _content(message: Message, client: Client) -> str:
+    """What a client's reply follows from, besides keys and its data."""
+    fields = {
+        k: v for k, v in read_fields(message).items() if k in ("clients", "bounds", "metrics")
+    }
+    asked = put_fields(replace(message, texts={**message.texts, KEY: ""}), **fields)
+    memory = Message({name: client.memory[name] for name in sorted(client.memory)})
+    return fingerprint(asked.digest(), memory.digest())
 
 
 def _asked(message: Message) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 from fedlens.config.convert import ConfigError
 from fedlens.core.algorithm import SiteSettings
 from fedlens.core.files import write_atomically
+from fedlens.core.message import Header
 from fedlens.trust.masking import expand
 from fedlens.trust.retention import VAULT
 from fedlens.trust.signing import (
@@ -30,6 +31,12 @@ from fedlens.trust.signing import (
     read_signing_key,
     sign,
     signature_fits,
+)
+
+MOST_TRIES = 5  # at one round: a server that was killed asks again, with other keys
+SAME_KEY = (
+    "this site has answered another request with the same key: a second answer under the same mask"
+    " would show the difference"
 )
 
 
@@ -60,11 +67,24 @@ class Vault(ABC):
         """Did this client sign it? Declined where nobody knows its key."""
 
     @abstractmethod
-    def lock(self, about: str, use: str, request: str) -> None:
-        """From now on `use` belongs to this request; Declined if it belongs to another."""
+    def lock(self, about: str, use: str, request: str, why: str = SAME_KEY) -> None:
+        """From now on `use` belongs to this request; Declined, saying why, if it belongs to
+        another.
+        """
 
     @abstractmethod
-    def is_locked(self, about: str, use: str) -> bool: ...
+    def locked(self, about: str, use: str) -> str | None:
+        """The request that `use` belongs to, if it belongs to any."""
+
+    @abstractmethod
+    def check_agreed(self, header: Header) -> None:
+        """Declined where a message is of another job than this site has agreed to."""
+
+    @abstractmethod
+    def begin(self, number: int, purpose: str, key: str) -> str:
+        """This site answers a request of that round under a key of its own; Declined if it has
+        under too many. What it is about then, whatever a server calls the job.
+        """
 
     @abstractmethod
     def meet(self, about: str, roster: str, keys: Iterable[str]) -> None:
@@ -104,11 +124,17 @@ class SimulatedVault(Vault):
     def is_signed(self, client: int, statement: bytes, signature: str) -> bool:
         return hmac.compare_digest(self._signature(client, statement), signature)
 
-    def lock(self, about: str, use: str, request: str) -> None:
+    def lock(self, about: str, use: str, request: str, why: str = SAME_KEY) -> None:
         pass
 
-    def is_locked(self, about: str, use: str) -> bool:
-        return True
+    def locked(self, about: str, use: str) -> str | None:
+        return ""
+
+    def check_agreed(self, header: Header) -> None:
+        pass
+
+    def begin(self, number: int, purpose: str, key: str) -> str:
+        return ""
 
     def meet(self, about: str, roster: str, keys: Iterable[str]) -> None:
         pass
@@ -119,10 +145,17 @@ class SimulatedVault(Vault):
 
 class SiteVault(Vault):
     """In a folder for its owner only. key: the site's own signing key. peers: the public keys of
-    all sites, by client, which this site's operator has put there."""
+    all sites, by client, which this site's operator has put there. agreed: to what, where that is
+    known."""
 
-    def __init__(self, folder: Path, key: SigningKey, peers: Mapping[int, PublicKey]) -> None:
-        self.folder, self.key, self.peers = folder, key, peers
+    def __init__(
+        self,
+        folder: Path,
+        key: SigningKey,
+        peers: Mapping[int, PublicKey],
+        agreed: SiteSettings | None = None,
+    ) -> None:
+        self.folder, self.key, self.peers, self.agreed = folder, key, peers, agreed
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @property
@@ -150,17 +183,41 @@ class SiteVault(Vault):
             )
         return signature_fits(self.peers[client], statement, signature)
 
-    def lock(self, about: str, use: str, request: str) -> None:
+    def lock(self, about: str, use: str, request: str, why: str = SAME_KEY) -> None:
         uses = self._note(about, "uses")
         if uses.setdefault(use, request) != request:
-            raise Declined(
-                "this site has answered another request with the same key: a second answer under"
-                " the same mask would show the difference"
-            )
+            raise Declined(why)
         self._keep(about, "uses", uses)
 
-    def is_locked(self, about: str, use: str) -> bool:
-        return use in self._note(about, "uses")
+    def locked(self, about: str, use: str) -> str | None:
+        return self._note(about, "uses").get(use)
+
+    def check_agreed(self, header: Header) -> None:
+        agreed = self.agreed
+        if agreed is None or not agreed.rounds:
+            return
+        wanted = (agreed.clients, agreed.clients if header.evaluate else agreed.cohort)
+        asked = header.population if header.evaluate else header.cohort
+        if (header.population, asked) != wanted or not 0 <= header.round < agreed.rounds:
+            raise Declined(
+                f"round {header.round} with {asked} of {header.population} clients is none of the"
+                f" recipe that this site agreed to: {agreed.rounds} rounds, {wanted[1]} of"
+                f" {wanted[0]} clients"
+            )
+
+    def begin(self, number: int, purpose: str, key: str) -> str:
+        # no name of a job has a "+"
+        recipe = self.agreed.recipe[:16] if self.agreed else ""
+        about = f"{recipe}+-{number:06d}-{purpose}"
+        keys = self._note(about, "tries")
+        keys[key] = True
+        if len(keys) > MOST_TRIES:
+            raise Declined(
+                f"round {number} of this recipe was asked for {MOST_TRIES} times: to run it once"
+                " more, agree on another seed"
+            )
+        self._keep(about, "tries", keys)
+        return about
 
     def meet(self, about: str, roster: str, keys: Iterable[str]) -> None:
         seen = self._note(about, "seen")
@@ -225,7 +282,7 @@ def open_vault(site: SiteSettings) -> SiteVault:
         raise ConfigError(
             f"the public key of client {site.client} in {site.peers} is not that of {site.key}"
         )
-    return SiteVault(site.folder / VAULT, secret, peers)
+    return SiteVault(site.folder / VAULT, secret, peers, site)
 
 
 def read_peers(folder: Path) -> dict[int, PublicKey]:
