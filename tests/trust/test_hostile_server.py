@@ -577,18 +577,32 @@ def lying(attack: Attack, trip: int, lie: Callable[[Message], Message]) -> None:
     attack.sites.ask = answer  # type: ignore[method-assign]
 
 
-def test_shares_that_were_made_up(tmp_path: Path) -> None:
-    """The sum is not opened wrongly: what comes out does not fit what client 0 had signed."""
+@pytest.mark.parametrize("lost", [None, 3])
+@pytest.mark.parametrize("share", [b64((12345).to_bytes(66, "big")), "!!", b64(b"x"), 7])
+def test_shares_that_were_made_up(tmp_path: Path, share: Any, lost: int | None) -> None:
+    """The sum is not opened wrongly: what comes out does not fit what client 0 had signed. Where
+    enough others sent theirs it is opened with those, and whoever is off is named; else not."""
     attack = Attack(tmp_path, rounds=1)
 
     def lie(reply: Message) -> Message:
         told = json.loads(reply.texts["secure"])
-        told["shares"]["0"] = b64((12345).to_bytes(66, "big"))
+        told["shares"]["0"] = share
         return with_told(reply, json.dumps(told))
 
     lying(attack, OPEN_SUM, lie)
-    with pytest.raises(Stalled, match=r"the sum was not made: .*shares.* do not"):
+    if lost is None:
         attack.run()
+        (seen,) = attack.seen
+        assert sorted(seen.heard) == [0, 1, 2, 3, 4]
+        named = [(x.sender, x.reason) for x in seen.lost]
+        if len(str(share)) > 10:  # what is no share at all did not come
+            assert [i for i, _ in named] == [1]
+            assert named[0][1].startswith("its share of client 0's secret fits none")
+        return
+    attack.sites.change = lambda i, m: None if i == lost and m.header.trip == OPEN_SUM else m
+    why = r"the sum was not made: .*shares of client 0's secret"
+    with pytest.raises(Stalled, match=why):
+        run(attack.algorithm, attack.sites, 1)
 
 
 @pytest.mark.parametrize("trip", [GREET, DEAL, OPEN_SUM])

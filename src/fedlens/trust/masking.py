@@ -112,19 +112,29 @@ def _at(coefficients: Sequence[int], x: int) -> int:
 
 
 def rebuild(shares: Mapping[int, bytes], size: int = 32) -> bytes:
-    """The secret, from at least `threshold` shares: f(0) by Lagrange's formula."""
+    """The secret, from at least `threshold` shares: f(0)."""
+    total = _value_at(shares, 0)
+    if total >> 8 * size:
+        raise Tampered("shares do not belong together")
+    return total.to_bytes(size, "big")
+
+
+def share_of(client: int, shares: Mapping[int, bytes]) -> bytes:
+    """What this client's share must be, if `threshold` others are right."""
+    return _value_at(shares, client + 1).to_bytes(SHARE_BYTES, "big")
+
+
+def _value_at(shares: Mapping[int, bytes], x: int) -> int:
+    """f(x) by Lagrange's formula, from f(i + 1) for some i."""
     total = 0
     for i, share in shares.items():
         above = below = 1
         for j in shares:
             if j != i:
-                above = above * (j + 1) % PRIME
-                below = below * (j - i) % PRIME
+                above = above * (x - j - 1) % PRIME
+                below = below * (i - j) % PRIME
         total += int.from_bytes(share, "big") * above * pow(below, -1, PRIME)
-    total %= PRIME
-    if total >> 8 * size:
-        raise Tampered("shares do not belong together")
-    return total.to_bytes(size, "big")
+    return total % PRIME
 
 
 # -- boxes -----------------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import random
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -36,6 +37,7 @@ from fedlens.trust.masking import (
     public_of,
     rebuild,
     seal,
+    share_of,
     unseal,
 )
 from fedlens.trust.signing import PublicKey, canonical, signature_fits
@@ -390,30 +392,68 @@ def _opens(key: str) -> bool:
     return True
 
 
+MOST_SUBSETS = 1000  # of shares that are tried for one secret
+Wrong = dict[int, int]  # holder -> the client whose secret its share does not fit
+
+
 def recover(
     roster: Roster,
     survivors: Collection[int],
     shares: Mapping[int, Mapping[str, str]],
     request: str,
-) -> Streams:
+) -> tuple[Streams, Wrong]:
     """The streams that are left in the sum of the survivors' replies: their own masks, and what
-    they shared with the lost. shares: by holder, then by owner. request: hash of what they worked
-    on. Raises Tampered, which names whose secret did not come out."""
+    they shared with the lost; and who sent shares that fit no secret, though enough others did.
+    shares: by holder, then by owner. request: hash of what they worked on. Raises Tampered, which
+    names whose secret did not come out."""
     out: list[tuple[bytes, bool]] = []
+    wrong: Wrong = {}
     for owner, d in roster.deals.items():
         parts = {i: from_b64(own[str(owner)]) for i, own in shares.items() if str(owner) in own}
-        enough = dict(list(parts.items())[: roster.terms.threshold])
-        if len(enough) < roster.terms.threshold:
+        if len(parts) < roster.terms.threshold:
             raise Tampered(f"too few shares of client {owner}'s secret came back")
-        secret = rebuild(enough)
-        if owner in survivors:
-            if fingerprint(secret.hex()) != d.own:
-                raise Tampered(f"the shares of client {owner}'s secret do not fit together")
+        survived = owner in survivors
+
+        def fits(secret: bytes, d: Deal = d, survived: bool = survived) -> bool:
+            return (
+                fingerprint(secret.hex()) == d.own if survived else b64(public_of(secret)) == d.mask
+            )
+
+        found = _fitting(parts, roster.terms.threshold, fits, wrong)
+        if found is None:
+            raise Tampered(f"the shares of client {owner}'s secret do not fit together")
+        secret, right = found
+        for i in parts.keys() - right.keys():
+            if share_of(i, right) != parts[i]:
+                wrong.setdefault(i, owner)
+        if survived:
             out.append((expand(secret, "own", roster.hash, request), True))
             continue
-        if b64(public_of(secret)) != d.mask:
-            raise Tampered(f"the shares of client {owner}'s secret do not fit together")
         # A survivor i added its stream with this owner if i < owner.
         for key, before in roster._pairs(secret, owner, survivors, request):
             out.append((key, not before))
-    return out
+    return out, wrong
+
+
+def _fitting(
+    parts: Mapping[int, bytes],
+    threshold: int,
+    fits: Callable[[bytes], bool],
+    suspects: Collection[int],
+) -> tuple[bytes, dict[int, bytes]] | None:
+    """A secret that its owner has committed itself to, and the shares that gave it: first of those
+    whose other shares were right, then of any, as chance will have it.
+    """
+    chance = random.Random(threshold)
+    order = sorted(parts, key=lambda i: (i in suspects, i))
+    chosen = order[:threshold]
+    for _ in range(MOST_SUBSETS if len(parts) > threshold else 1):
+        some = {i: parts[i] for i in chosen}
+        try:
+            secret = rebuild(some)
+        except Tampered:
+            secret = b""
+        if secret and fits(secret):
+            return secret, some
+        chosen = chance.sample(order, threshold)
+    return None

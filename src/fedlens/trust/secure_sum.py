@@ -77,6 +77,7 @@ from fedlens.trust.roster import (
     Purpose,
     Roster,
     SumTerms,
+    Wrong,
     check_opening,
     deal,
     greet,
@@ -103,6 +104,11 @@ from fedlens.trust.vault import Declined, SimulatedVault, Vault, open_vault
 ANOTHER_SUM = (
     "this site has added to another sum of this round: the difference of the two would show single"
     " clients; to run the recipe once more, agree on another seed"
+)
+
+WRONG = (
+    "its share of client {}'s secret fits none: it made it up, or was dealt it; its reply counts,"
+    " and the sum was opened without client {}'s shares"
 )
 
 
@@ -287,7 +293,7 @@ class SecureSum(Layer):
                 here = set(trips.replies[-1].senders) - {x.sender for x in left_out}
                 blame = "".join(f"; client {x.sender}: {x.reason}" for x in left_out[:1])
                 raise Tampered(f"{len(here)} of {len(trips.asked)} took part{blame}")
-            totals, flats, layout = self._opened(trips, at)
+            totals, flats, layout, wrong = self._opened(trips, at)
             least = self.min_cohort if trips.evaluate else 0
             replies = to_replies(layout, totals, flats, trips.replies[at].heard, least)
             if totals[BROKEN] >= len(replies):
@@ -308,7 +314,7 @@ class SecureSum(Layer):
         state = memory.into(state)
         if not trips.evaluate:
             state = state.note(saturated=totals[SATURATED], broken=totals[BROKEN])
-        return Brought(state, replies, _by_client(before))
+        return Brought(state, replies, _by_client([*before, *wrong]))
 
     def _left_out(self, memory: ServerMemory, trips: Trips) -> list[Lost]:
         """Who answered with keys that no site would accept, and was asked nothing more."""
@@ -324,15 +330,20 @@ class SecureSum(Layer):
             found += [Lost(i, why, refused=True) for i in replies.heard if i not in fine]
         return found
 
-    def _opened(self, trips: Trips, at: int) -> tuple[dict[str, float], dict[int, Tensor], Layout]:
-        """The sums without masks: the few numbers by name, and tensors by width."""
+    def _opened(
+        self, trips: Trips, at: int
+    ) -> tuple[dict[str, float], dict[int, Tensor], Layout, list[Lost]]:
+        """The sums without masks: the few numbers by name, and tensors by width. And whose shares
+        were wrong, though its reply is in the sum.
+        """
         message, replies = trips.made[at].message, trips.replies[at]
         layout = self._layout(message)
         if not len(replies):
             raise Tampered("nobody was heard")
         left: Streams = []
+        wrong: Wrong = {}
         if self.masks:
-            left = self._left(trips, at, replies.senders)
+            left, wrong = self._left(trips, at, replies.senders)
         sums = replies.ring_sum(MASKED)
         flats = {bits: sums[f"ring{bits}"] for bits in layout.widths()}
         masks = few_masks(left, len(layout.names))
@@ -340,15 +351,16 @@ class SecureSum(Layer):
         values = decode(sums["few"], masks)
         totals = dict(zip(layout.names, values, strict=True))
         check_totals(layout, message, totals, len(replies))
-        return totals, flats, layout
+        odd = [Lost(i, WRONG.format(wrong[i], i), refused=True) for i in sorted(wrong)]
+        return totals, flats, layout, odd
 
-    def _left(self, trips: Trips, at: int, survivors: Sequence[int]) -> Streams:
-        """The streams that are still in the sum."""
+    def _left(self, trips: Trips, at: int, survivors: Sequence[int]) -> tuple[Streams, Wrong]:
+        """The streams that are still in the sum, and whose shares of them were wrong."""
         roster = Roster.read(read_fields(trips.made[at].message)["roster"])
         if not roster.terms.threshold:
             if missing := sorted(roster.deals.keys() - set(survivors)):
                 raise Tampered(f"without client {missing[0]} the masks do not cancel")
-            return []
+            return [], {}
         need = self._least(len(trips.asked))
         if trips.made[-1].number != OPEN_SUM:
             raise Tampered(f"{len(survivors)} of {len(roster.deals)} were heard, not {need}")
