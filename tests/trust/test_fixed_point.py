@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from fedlens.trust.fixed_point import (
+    FALL,
     FIRST_BOUND,
+    RISE,
     SATURATED,
     WRITERS,
     Layout,
@@ -114,8 +116,23 @@ def test_bounds_follow_the_moments_and_not_the_sum() -> None:
     assert found == {"delta/mean/a": 5, "delta/mean/b": -7, "delta/mean/n": FIRST_BOUND}
     second = layout(found)
     assert second.widths() == {64: 1, 32: 8}
-    # nothing came: no more than half of it is taken back
-    assert next_bounds(second, dict.fromkeys(second.names, 0.0))["delta/mean/a"] == 4
+    # nothing came: where clients remember, no more than half of it is taken back
+    nothing = dict.fromkeys(second.names, 0.0)
+    assert next_bounds(second, nothing | {WRITERS: 1.0})["delta/mean/a"] == 4
+    assert next_bounds(second, nothing)["delta/mean/a"] == 5 - FALL
+
+
+def test_a_lie_about_a_peak_costs_a_round() -> None:
+    """One of four claims a peak of 2^34, as large as can be said: the bound rises by 2^4, after
+    which the 32 bits still hold 2^-19 of an honest peak; the next round has the old one back."""
+    here = layout({"delta/mean/a": 5, "delta/mean/b": 5, "delta/mean/n": FIRST_BOUND})
+    honest = dict.fromkeys(here.names, 0.0) | {"moment delta/mean/a": 4.0}
+    lied = next_bounds(here, honest | {"moment delta/mean/a": 2.0**69})
+    assert lied["delta/mean/a"] == 5 + RISE
+    after = layout(lied)
+    assert next_bounds(after, honest)["delta/mean/a"] == 5
+    first = next_bounds(layout({}), honest | {"moment delta/mean/a": 2.0**69})
+    assert first["delta/mean/a"] == FIRST_BOUND + RISE
 
 
 def test_what_was_clipped_has_twice_the_bound() -> None:

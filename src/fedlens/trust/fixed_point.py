@@ -8,10 +8,12 @@ for values up to B, two more than float32 has.
 Bounds are powers of two, one a tensor, from the second moment over the clients of each tensor's
 largest entry, which is itself summed under the mask: B >= 16 sqrt(1/n sum_k max|x_k|^2) of the
 round before. Not from the last aggregate: the differences that SCAFFOLD or FedDeblur add up go to
-zero while single ones do not. A bound falls to no less than half in a round, and to no less than
-2^-12 of the largest one in its tree: what is so small is noise (a bias before BatchNorm), and may
-be a thousand times as large the next time. Where no bound is known yet, and for float64 and
-integers, a tensor takes 64 bits and a bound that is out of reach.
+zero while single ones do not. A bound rises to no more than 16 times itself in a round, because one
+client may lie about its peak, and under a bound out of all proportion everything rounds to nothing.
+It falls to no less than half where clients remember, where clipping costs the round, else to no
+less than 2^-12; and to no less than 2^-12 of the largest one in its tree: what is so small is noise
+(a bias before BatchNorm), and may be a thousand times as large the next time. Where no bound is
+known yet, and for float64 and integers, a tensor takes 64 bits and a bound that is out of reach.
 
 What counts in a sum is a weight times a tensor, and weights have sizes of their own: FedVSSL's
 exp(-loss) is 4e-11 at a loss of 24. So a weight is counted in units of a power of two that follows
@@ -42,7 +44,8 @@ WIDE = 128
 FIRST_BOUND = 32
 LEAST_BOUND, MOST_BOUND = -40, 60
 _SLACK = 16.0
-FALL = 12  # powers of two by which a tensor's bound may be below its tree's largest
+FALL = 12  # powers of two by which a tensor's bound may be below its tree's largest, or its last
+RISE = 4  # by which it may be above its last
 DRIFT = 6  # powers of two that a mean weight may be away from its unit
 MOST_UNIT = 256
 COARSE = 2.0**-8  # a mean weight below this leaves a tensor of unknown size too few bits
@@ -263,8 +266,10 @@ def _next_bound(slot: Slot, layout: Layout, totals: Mapping[str, float]) -> int:
     bound = math.frexp(peak)[1] if peak else LEAST_BOUND
     if not is_narrow(slot.dtype):
         bound = max(bound, FIRST_BOUND)
-    elif slot.bits < 64:
-        bound = max(bound, slot.bound - 1)
+    else:
+        bound = min(bound, slot.bound + RISE)
+        if slot.bits < 64:
+            bound = max(bound, slot.bound - (1 if totals[WRITERS] else FALL))
     if totals[SATURATED] and whole > 0.999 * math.ldexp(1.0, slot.bound):
         bound = max(bound, slot.bound + 1)
     return max(LEAST_BOUND, min(MOST_BOUND, bound))
