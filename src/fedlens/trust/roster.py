@@ -199,8 +199,10 @@ def _holds(text: str, size: int) -> bool:
 
 
 def greet(vault: Vault, client: int, job: str) -> dict[str, str]:
-    """A client's box key, signed."""
-    box = b64(public_of(vault.box))
+    """A client's box key for this job, signed."""
+    if not re.fullmatch(JOB, job):
+        raise Declined("a job's name is malformed")
+    box = b64(public_of(vault.box(job)))
     return {"box": box, "signature": vault.sign(_greeting(client, job, box))}
 
 
@@ -218,10 +220,11 @@ def deal(vault: Vault, client: int, terms: SumTerms, greetings: Mapping[int, Any
         shares = secrets.shares(terms.holders, terms.threshold)
         for holder in terms.holders:
             box = _checked_box(vault, holder, terms.job, greetings.get(holder))
-            key = pair_key(vault.box, box, "box", client, holder, b64(mask))
+            key = pair_key(vault.box(terms.job), box, "box", client, holder, b64(mask))
             boxes[holder] = b64(seal(key, shares[holder]))
     own = fingerprint(secrets.own.hex())
-    unsigned = Deal(client, b64(public_of(vault.box)), b64(mask), own, name, "", boxes)
+    mine = b64(public_of(vault.box(terms.job)))
+    unsigned = Deal(client, mine, b64(mask), own, name, "", boxes)
     signature = vault.sign(unsigned.statement(terms))
     return Deal(client, unsigned.box, unsigned.mask, own, name, signature, boxes)
 
@@ -316,12 +319,12 @@ class Roster:
         """This client's shares: of survivors for their own masks, of the lost for their keys. Never
         both of one client, and once only. A box that holds none is left out.
         """
-        out = {}
+        out, secret = {}, vault.box(self.terms.job)
         for owner, d in self.deals.items():
             if client not in d.boxes:
                 continue
             try:
-                key = pair_key(vault.box, from_b64(d.box), "box", owner, client, d.mask)
+                key = pair_key(secret, from_b64(d.box), "box", owner, client, d.mask)
                 shares = unseal(key, from_b64(d.boxes[client]))
             except Tampered:
                 continue  # the server names whose secret did not come out

@@ -12,6 +12,7 @@ import hmac
 import json
 import os
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 from fedlens.config.convert import ConfigError
 from fedlens.core.algorithm import SiteSettings
-from fedlens.core.files import write_atomically
+from fedlens.core.files import atomic_path, write_atomically
 from fedlens.core.message import Header
 from fedlens.trust.masking import expand
 from fedlens.trust.retention import VAULT
@@ -34,6 +35,7 @@ from fedlens.trust.signing import (
 )
 
 MOST_TRIES = 5  # at one round: a server that was killed asks again, with other keys
+ENDED_SECONDS = 14 * 86_400  # of which a job's keys were not used: it has ended
 SAME_KEY = (
     "this site has answered another request with the same key: a second answer under the same mask"
     " would show the difference"
@@ -45,11 +47,11 @@ class Declined(ValueError):
 
 
 class Vault(ABC):
-    """Of one client. box: the key that boxes for it are sealed with."""
+    """Of one client."""
 
-    @property
     @abstractmethod
-    def box(self) -> bytes: ...
+    def box(self, job: str) -> bytes:
+        """The key that boxes for it are sealed with in this job."""
 
     @abstractmethod
     def new(self, about: str) -> tuple[str, bytes]:
@@ -92,7 +94,9 @@ class Vault(ABC):
 
     @abstractmethod
     def forget(self, about: str) -> None:
-        """The secrets of sums that came well before this one are no longer needed."""
+        """The secrets of sums that came well before this one are no longer needed, nor are those of
+        jobs that have ended.
+        """
 
 
 class SimulatedVault(Vault):
@@ -105,8 +109,7 @@ class SimulatedVault(Vault):
     def _key(self, *words: object) -> bytes:
         return expand(self.run.to_bytes(16, "big", signed=True), "simulation", *words)
 
-    @property
-    def box(self) -> bytes:
+    def box(self, job: str) -> bytes:
         return self._key(self.client, "box")
 
     def new(self, about: str) -> tuple[str, bytes]:
@@ -158,9 +161,11 @@ class SiteVault(Vault):
         self.folder, self.key, self.peers, self.agreed = folder, key, peers, agreed
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    @property
-    def box(self) -> bytes:
-        return self._secret(self.folder / "box.secret", make=True)
+    def box(self, job: str) -> bytes:
+        path = self.folder / f"{job}.secret"
+        data = self._secret(path, make=True)
+        path.touch()  # its job is still under way
+        return data
 
     def new(self, about: str) -> tuple[str, bytes]:
         name = os.urandom(16).hex()
@@ -233,6 +238,11 @@ class SiteVault(Vault):
             # a server that goes on from its last checkpoint asks for one round again
             if other == job and int(earlier) < int(number) - 1:
                 path.unlink()
+        # nobody tells a site that a job has ended
+        for path in [*self.folder.glob("*.secret"), *self.folder.glob("*/*.secret")]:
+            ended = path.stat().st_mtime < time.time() - ENDED_SECONDS
+            if ended and path.name != f"{job}.secret" and path.parent.name != about:
+                path.unlink()
 
     # -- files -------------------------------------------------------------------------------------
 
@@ -243,10 +253,13 @@ class SiteVault(Vault):
 
     def _secret(self, path: Path, make: bool = False) -> bytes:
         if make and not path.exists():
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(os.urandom(32))
-                file.flush()
-                os.fsync(file.fileno())
+            # whole or not at all: an empty file would be damaged for good
+            with atomic_path(path) as part:
+                part.unlink(missing_ok=True)
+                with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.write(os.urandom(32))
+                    file.flush()
+                    os.fsync(file.fileno())
         data = path.read_bytes()
         if len(data) != 32:
             raise Declined(f"{path.name} in this site's folder is damaged")
