@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +17,15 @@ import torch
 from toy import GroupToy, Toy, toy_federation
 from vaults import Sites, make_vaults, with_told
 
-from fedlens import Client, Message, Round, run, stack
+from fedlens import Client, Federation, Message, Round, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.config import recipe as recipes
+from fedlens.core.algorithm import Trips
 from fedlens.core.memory import Memory
+from fedlens.core.message import Header
 from fedlens.core.replies import Lost
-from fedlens.core.rounds import Stalled
+from fedlens.core.rounds import Stalled, make_trips
+from fedlens.data.images.tensors import Tensors
 from fedlens.engines.worker import Job, Worker
 from fedlens.layers import PrivateMean, Scaffold
 from fedlens.sites.keys import public_pem
@@ -29,7 +34,8 @@ from fedlens.trust import SecureSum
 from fedlens.trust.masking import public_of
 from fedlens.trust.roster import Deal, SumTerms, _greeting, b64, deal, greet, share_count
 from fedlens.trust.secure_sum import DEAL, GREET, OPEN_SUM, WORK
-from fedlens.trust.vault import Declined, SiteVault
+from fedlens.trust.server_memory import ServerMemory
+from fedlens.trust.vault import ENDED_SECONDS, Declined, SiteVault
 
 N = 5
 Told = dict[str, Any]
@@ -206,6 +212,31 @@ def test_a_key_of_a_site_that_nobody_pinned(attack: Attack, tmp_path: Path) -> N
     poor = SiteVault(tmp_path / "poor", vault.key, known)
     with pytest.raises(Declined, match="client 4 is to take part, but this site does not know"):
         poor.is_signed(4, b"anything", "")
+
+
+def test_secrets_do_not_outlive_their_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every job has a box key of its own. What was not used for weeks goes when another job works;
+    of a crash while a secret is written nothing is left that would be taken for one."""
+    vault = make_vaults(tmp_path, 1)[0]
+    assert vault.box("old") == vault.box("old") != vault.box("new")
+    name, _ = vault.new("old-000009-train")
+    current, seed = vault.new("new-000003-train")
+    weeks_ago = time.time() - 2 * ENDED_SECONDS
+    for path in vault.folder.glob("**/*.secret"):
+        os.utime(path, (weeks_ago, weeks_ago))
+    vault.forget("new-000003-train")
+    assert {p.name for p in vault.folder.glob("*.secret")} == {"new.secret"}
+    assert vault.seed("new-000003-train", current) == seed
+    with pytest.raises(Declined, match="was not made here"):
+        vault.seed("old-000009-train", name)
+
+    def crash(_: int) -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("fedlens.trust.vault.os.urandom", crash)
+        vault.box("torn")
+    assert len(vault.box("torn")) == 32
 
 
 def test_its_own_key_is_not_its_own(attack: Attack) -> None:
@@ -385,6 +416,44 @@ def test_names_of_metrics_without_an_evaluation(attack: Attack) -> None:
         reply = attack.sites.ask(0, asked.with_header(evaluate=evaluate))
         assert isinstance(reply, Message)
         assert json.loads(reply.texts["secure"]).get("metrics") == found
+
+
+class PerClass(Toy):
+    """A metric that only client 0's data have."""
+
+    telling: ClassVar[tuple[str, ...]] = ("accuracy_class_",)
+
+    def evaluate(self, result: Any, data: Any) -> dict[str, float]:
+        extra = {"accuracy_class_2": 0.125} if len(data) == RARE else {}
+        return {**super().evaluate(result, data), **extra}
+
+
+RARE = 7
+
+
+def test_a_metric_that_tells_something_about_the_data(tmp_path: Path) -> None:
+    """Neither its name leaves, nor, where a server asks for it by that name, its value."""
+    whole = toy_federation(N)
+    held = [whole.held_out_of(i) for i in range(N)]
+    held[0] = Tensors(held[0].batch(torch.arange(RARE)))  # type: ignore[union-attr]
+    federation = Federation([whole.holdings[i] for i in range(N)], held)
+    algorithm = stack(FedAvg(PerClass(), batch=8), SecureSum())
+    sites = Sites(algorithm, federation, make_vaults(tmp_path, N))  # type: ignore[arg-type]
+    state = algorithm.init().with_header(Header(0, 1, 0, N, N))
+    trips = make_trips(algorithm, sites, state, Trips(range(N), evaluate=True), {})
+    greeted = [r for _, m, r in sites.sent if m.header.trip == GREET]
+    named = {tuple(json.loads(r.texts["secure"])["metrics"]) for r in greeted}  # type: ignore[union-attr]
+    assert named == {("accuracy",)}
+    memory = ServerMemory(job="asks", metrics=["accuracy", "accuracy_class_2"])
+    trips = make_trips(
+        algorithm,
+        Sites(algorithm, federation, make_vaults(tmp_path / "again", N)),  # type: ignore[arg-type]
+        memory.into(state),
+        Trips(range(N), evaluate=True),
+        {},
+    )
+    totals = algorithm._opened(trips, trips.last(WORK))[0]  # type: ignore[attr-defined]
+    assert totals["count accuracy"] == N and totals["count accuracy_class_2"] == 0
 
 
 @pytest.mark.parametrize("dropouts", ["skip", "recover"])

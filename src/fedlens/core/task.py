@@ -28,10 +28,13 @@ class Task(metaclass=Limited):
     gives: a network, an image.
 
     shared: arguments that are as much the data's, such as the size of an image: `size=64` sets it
-    in both tables, and where nobody gives one the data tells it.
+    in both tables, and where nobody gives one the data tells it. telling: how the names of those
+    metrics begin that not all data have: where clients are hidden in a sum they are left out,
+    because who has one tells something about its data, and what few have is theirs.
     """
 
     shared: ClassVar[tuple[str, ...]] = ()
+    telling: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def arguments_from_facts(cls, facts: Facts) -> dict[str, Any]:

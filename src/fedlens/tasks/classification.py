@@ -96,6 +96,7 @@ class Classification(LearningTask):
         )
 
     shared = ("size", "classes", "channels", "names")
+    telling = ("accuracy_balanced", "accuracy_worst_class", "accuracy_class_")
 
     @classmethod
     def arguments_from_facts(cls, facts: Facts) -> dict[str, Any]:

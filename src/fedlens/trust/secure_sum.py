@@ -432,14 +432,20 @@ class SecureSum(Layer):
     def score(self, message: Message, client: Client) -> Message:
         fields, vault = read_fields(message), self._vault_of(message, client)
         masks = self._masks(fields, message, client, vault)
-        scored = super().score(message, client)
+        scores = self._common_scores(message, client)
         layout = self._layout(message)
         values = dict.fromkeys(layout.names, 0.0)
-        for name, value in scored.scalars.items():
+        for name, value in scores.items():
             if f"value {name}" in values and math.isfinite(value):
                 values[f"value {name}"], values[f"count {name}"] = value, 1.0
         reply = self._masked(layout, values, {}, masks, vault)
         return replace(reply, sender=client.id, header=Header(round=message.round))
+
+    def _common_scores(self, message: Message, client: Client) -> dict[str, float]:
+        """A client's metrics, without those whose names alone tell something about its data."""
+        telling = getattr(getattr(self.inner.base, "task", None), "telling", ())
+        scalars = super().score(message, client).scalars
+        return {name: value for name, value in scalars.items() if not name.startswith(telling)}
 
     def _vault_of(self, message: Message, client: Client) -> Vault:
         return self._vault or SimulatedVault(message.header.seed, client.id)
@@ -449,8 +455,7 @@ class SecureSum(Layer):
     ) -> dict[str, Any]:
         out: dict[str, Any] = {}
         if fields.get("metrics") and message.header.evaluate:
-            scalars = Layer.score(self, message, client).scalars
-            out["metrics"] = sorted(n for n in scalars if n != SIZE)
+            out["metrics"] = sorted(n for n in self._common_scores(message, client) if n != SIZE)
         if self.masks and self.dropouts != "skip":
             out["greeting"] = greet(vault, client.id, str(fields["job"]))
         return out
