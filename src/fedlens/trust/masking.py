@@ -119,7 +119,7 @@ def rebuild(shares: Mapping[int, bytes], size: int = 32) -> bytes:
     return total.to_bytes(size, "big")
 
 
-def share_of(client: int, shares: Mapping[int, bytes]) -> bytes:
+def due_share(client: int, shares: Mapping[int, bytes]) -> bytes:
     """What this client's share must be, if `threshold` others are right."""
     return _value_at(shares, client + 1).to_bytes(SHARE_BYTES, "big")
 

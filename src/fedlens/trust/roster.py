@@ -31,13 +31,13 @@ from fedlens.trust.masking import (
     Secrets,
     Streams,
     Tampered,
+    due_share,
     expand,
     fingerprint,
     pair_key,
     public_of,
     rebuild,
     seal,
-    share_of,
     unseal,
 )
 from fedlens.trust.signing import PublicKey, canonical, signature_fits
@@ -427,7 +427,7 @@ def recover(
             raise Tampered(f"the shares of client {owner}'s secret do not fit together")
         secret, right = found
         for i in parts.keys() - right.keys():
-            if share_of(i, right) != parts[i]:
+            if due_share(i, right) != parts[i]:
                 wrong.setdefault(i, owner)
         if survived:
             out.append((expand(secret, "own", roster.hash, request), True))
