@@ -21,10 +21,11 @@ from fedlens.core.replies import Replies, Scalar
 
 @dataclass
 class Distances(Layer):
-    """Buffers are left out.
-
+    """
     Args:
         backbone: first token of the names that count as backbone; all else is the head.
+
+    Buffers are left out.
     """
 
     backbone: str = "backbone"

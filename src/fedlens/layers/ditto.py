@@ -25,10 +25,11 @@ from fedlens.layers.personal import OwnModel
 
 @dataclass
 class Ditto(OwnModel):
-    """A client's own model starts as the first one it receives.
-
+    """
     Args:
         lam: strength; 0.05 to 2 in the paper.
+
+    A client's own model starts as the first one it receives.
     """
 
     lam: NotNegative = 0.1

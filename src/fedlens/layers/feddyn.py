@@ -44,12 +44,13 @@ from fedlens.layers.fedprox import squared_distance
 
 @dataclass
 class FedDyn(TrainingLayer):
-    """g_i lives in the client's memory, h in the state.
-
+    """
     Args:
         alpha: strength; 0.01 on CIFAR in the paper.
         by_size: a client's alpha is that times mean n / n_i.
         report: which model is tested and saved, the one that goes out or the mean of the heard.
+
+    g_i lives in the client's memory, h in the state.
     """
 
     alpha: Positive = 0.01

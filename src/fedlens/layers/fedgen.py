@@ -61,8 +61,7 @@ class FeatureGenerator(nn.Module):
 
 @dataclass
 class FedGen(TrainingLayer):
-    """The generator has BatchNorm, so that one example is no batch.
-
+    """
     Args:
         alpha: weight of the first client term.
         beta: weight of the second client term.
@@ -73,6 +72,8 @@ class FedGen(TrainingLayer):
         steps: of the generator's training (Adam) in every round.
         batch: of the generator's training.
         lr: of the generator's training.
+
+    The generator has BatchNorm, so that one example is no batch.
     """
 
     alpha: NotNegative = 10.0

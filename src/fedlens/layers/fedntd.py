@@ -25,11 +25,12 @@ from fedlens.layers.moon import frozen
 
 @dataclass
 class FedNTD(TrainingLayer):
-    """For classification only.
-
+    """
     Args:
         beta: strength.
         tau: temperature.
+
+    For classification only.
     """
 
     beta: NotNegative = 1.0

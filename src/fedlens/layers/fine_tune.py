@@ -20,10 +20,11 @@ from fedlens.layers.personal import OwnModel
 
 @dataclass
 class FineTune(OwnModel):
-    """Where only some clients are asked in a round, the others keep the common model.
-
+    """
     Args:
         rounds: how many at the end, each with FedAvg's local work.
+
+    Where only some clients are asked in a round, the others keep the common model.
     """
 
     rounds: Count = 1

@@ -176,11 +176,12 @@ def _pieces(pairs: Tensor) -> Iterator[tuple[int, int]]:
 
 @dataclass
 class HighFrequency(Layer):
-    """Batches hold the high-resolution clip as "y".
-
+    """
     Args:
         weight: lambda_HiFr / lambda_VSR, 1 in the paper.
         eps: Charbonnier's, un-squared.
+
+    Batches hold the high-resolution clip as "y".
     """
 
     weight: NotNegative = 1.0

@@ -43,11 +43,12 @@ from fedlens.layers.fednova import FedNova
 
 @dataclass
 class Scaffold(TrainingLayer):
-    """c_i lives in the client's memory, c in the state.
-
+    """
     Args:
         option: "II" (the mean local update; what people run) or "I" (the gradient at the received
             model, a second pass over the data).
+
+    c_i lives in the client's memory, c in the state.
     """
 
     option: Literal["II", "I"] = "II"
