@@ -128,7 +128,6 @@ def test_the_ledger_is_what_arrives_behind_the_front(tmp_path: Path) -> None:
         left = read_departures(ledger)
         assert left.overhead.times == sum(t["overhead"]["requests"] for t in tables.values())
     assert all({"greeting", "reply", "evaluation", "protocol"} <= found for found in kinds)
-    assert "failure" in kinds[3]
     said = here.log("server")
     ours = " ".join(our_words(said))
     assert "sites can join" in ours and "site-2.pub may join as client 2" in ours
