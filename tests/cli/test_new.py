@@ -29,6 +29,7 @@ def run_tests(folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_every_part_passes_its_own_test(tmp_path: Path) -> None:
     for kind in ("layer", "task", "dataset", "model"):
         assert invoke(["new", kind, f"own_{kind}"]) == 0

@@ -28,9 +28,9 @@ import own_data
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FAST = ["README.md", "docs/index.md", "docs/install.md"]
+FAST = ["docs/install.md"]
 TUTORIALS = [p.relative_to(ROOT).as_posix() for p in sorted(ROOT.glob("docs/tutorials/*.md"))]
-SLOW = ["docs/first_picture.md", *TUTORIALS]
+SLOW = ["README.md", "docs/index.md", "docs/first_picture.md", *TUTORIALS]
 NOT_RUN = {
     "README.md": ["sets up an environment of its own"],
     "docs/install.md": ["installs packages", "installs packages"],
