@@ -196,6 +196,10 @@ class Algorithm(metaclass=Limited):
         """
         return self
 
+    def with_known(self, keys: Mapping[int, Any]) -> Algorithm:
+        """This algorithm at a server that knows with which public key each client signs."""
+        return self
+
     def mechanism(self, examples: int, population: int, cohort: int) -> Mechanism | None:
         """What a round costs in differential privacy, for a client with so many examples; None for
         a part that promises none.

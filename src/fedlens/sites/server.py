@@ -23,7 +23,6 @@ from fedlens.runs.setup import Setup, make_setup
 from fedlens.sites.agreement import recipe_hash, recipe_of_request, secured
 from fedlens.sites.programs import private_file
 from fedlens.trust.receipts import Receipts
-from fedlens.trust.secure_sum import SecureSum
 from fedlens.trust.signing import parse_public_pem
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def _bindings(run: Mapping[str, Any]) -> dict[int, bytes] | None:
 
 def _deployed(setup: Setup, bindings: Mapping[int, bytes] | None) -> Setup:
     algorithm = setup.algorithm.deployed()
-    if isinstance(algorithm, SecureSum) and bindings is not None:
+    if bindings is not None:
         algorithm = algorithm.with_known({i: parse_public_pem(k) for i, k in bindings.items()})
     return replace(setup, algorithm=algorithm)
 
