@@ -4,9 +4,9 @@
     python experiments/trust/run.py --only FedVSR     the same, of some rows
     python experiments/trust/run.py --table           writes the table into README.md
 
-Needs $FEDLENS_DATA (classic, cifar10). Masks are off (`masks = false`): they cancel bit for bit,
-which tests/trust/test_secure_sum.py holds for every stack, so the fixed point is all that can
-change a result.
+Needs $FEDLENS_DATA (classic, spmcs, vid4, jhmdb21, cifar10, lspet). Masks are off (`masks =
+false`): they cancel bit for bit, which tests/trust/test_secure_sum.py holds for every stack, so the
+fixed point is all that can change a result.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ METHODS: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "psnr",
         "dB",
     ),
-    "FedVSR": (
-        "fedvsr",
-        {"rounds": 10, "evaluate_every": 10, "data.clips": 4, "data.groups": 4, "clients": 4},
-        "psnr",
+    "FedVSR, SPMCS": (
+        "fedvsr-small",
+        {"rounds": 20, "evaluate_every": 20, "batch": 1, "cohort": 4},
+        "psnr_y",
         "dB",
     ),
-    "FedVSSL": (
-        "fedvssl",
-        {"rounds": 12, "evaluate_every": 12},
+    "FedVSSL, JHMDB-21": (
+        "fedvssl-jhmdb",
+        {"rounds": 16, "evaluate_every": 16, "task.motion": True, "task.shift": "pixels"},
         "recall_at_1",
         "share",
     ),
-    "FBL": (
+    "FBL, CIFAR-10": (
         "fbl",
         {"rounds": 20, "evaluate_every": 20, "data.root": f"{DATA}/cifar10", "data.limit": 2000,
          "data.test_limit": 1000, "generator.root": f"{DATA}/cifar10/jpg/public", "clients": 8,
@@ -73,9 +73,9 @@ METHODS: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "accuracy",
         "share",
     ),
-    "RAF": (
-        "raf",
-        {"rounds": 12, "evaluate_every": 12, "data.people": 180, "data.tests": 60},
+    "RAF, LSPET": (
+        "raf-lspet",
+        {"rounds": 20, "evaluate_every": 20, "task.network": "resnet-18", "task.stages": 1},
         "pck",
         "share",
     ),
