@@ -29,10 +29,18 @@ sys.path.insert(0, str(HERE.parent))
 from blocks import fill  # noqa: E402
 from cells import Cell, Cells, compute, flat_settings, versions  # noqa: E402
 
-CELLS = Cells(HERE / "cells.jsonl", "method", "secure", "seed", shared_by="method")
+CELLS = Cells(HERE / "cells.jsonl", "method", "how", "seed", shared_by="method")
 DATA = os.environ.get("FEDLENS_DATA", "data")
 PHOTO = f"{DATA}/classic/gray_set12/01.png"
 SEEDS = (0, 1)
+PLAIN, SECURE, ROUNDED = "plain", "SecureSum", "other rounding"
+# what is other than in the recipe. Two threads sum in another order: the last bits differ and
+# nothing else, which is how much a difference between two runs of this method means.
+HOW: dict[str, dict[str, Any]] = {
+    PLAIN: {},
+    SECURE: {"secure": True, "SecureSum.masks": False},
+    ROUNDED: {"threads": 2},
+}
 # by row: the recipe, what is other than in it, the metric and its unit
 METHODS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "FedDeblur, complete views": (
@@ -79,6 +87,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "pck",
         "share",
     ),
+    "RAF, drawn figures": ("raf", {"rounds": 20, "evaluate_every": 20}, "pck", "share"),
 }  # fmt: skip
 
 
@@ -108,17 +117,16 @@ def untrained(method: str, seed: int) -> dict[str, float]:
     return score(without_rim(photos, federation.facts.pad).clamp(0, 255), truth)
 
 
-def cell_of(method: str, secure: bool, seed: int) -> Cell:
-    hidden = {"SecureSum.masks": False} if secure else {}
-    config, outcome = run_of(method, seed=seed, secure=secure, **hidden)
+def cell_of(method: str, how: str, seed: int) -> Cell:
+    config, outcome = run_of(method, seed=seed, **HOW[how])
     state = outcome.rounds[-1]["state"]
     settings = {k: v for k, v in flat_settings(config.tables()).items() if DATA not in str(v)}
     return {
         "method": method,
-        "secure": secure,
+        "how": how,
         "seed": seed,
         "metrics": outcome.metrics,
-        **({} if secure else {"untrained": untrained(method, seed)}),
+        **({"untrained": untrained(method, seed)} if how == PLAIN else {}),
         "saturated": sum(r["state"].get("saturated", 0) for r in outcome.rounds),
         "skipped": sum(bool(r.get("skipped")) for r in outcome.rounds),
         "bytes_up": outcome.rounds[-1]["bytes_up"],
@@ -131,32 +139,32 @@ def cell_of(method: str, secure: bool, seed: int) -> Cell:
 def table() -> str:
     rows = [
         "| method | metric | nothing learned | without | with SecureSum | difference |"
-        " clipped numbers | skipped |",
-        "|---|---|---|---|---|---|---|---|",
+        " other rounding | clipped numbers | skipped |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for method, (_, _, metric, unit) in METHODS.items():
-        pairs = [
-            (plain, CELLS.find({"method": method, "secure": True, "seed": plain["seed"]}))
-            for plain in CELLS.read(method=method, secure=False)
-        ]
-        done = [(a, b) for a, b in pairs if b is not None]
-        if not done:
-            rows.append(f"| {method} | {metric} | not run | not run | not run | | | |")
+        found = {(c["how"], c["seed"]): c for c in CELLS.read(method=method)}
+        seeds = [s for s in SEEDS if {(PLAIN, s), (SECURE, s)} <= found.keys()]
+        if not seeds:
+            rows.append(f"| {method} | {metric} | not run | not run | not run | | | | |")
             continue
-        without, secured = (
-            [c["metrics"][metric] for c in side] for side in zip(*done, strict=True)
+        form = "{:.3f}" if unit == "dB" else "{:.4f}"
+
+        def gaps(how: str, found: Any = found, metric: str = metric) -> str:
+            both = [s for s in SEEDS if {(PLAIN, s), (how, s)} <= found.keys()]
+            scores = [[found[h, s]["metrics"][metric] for s in both] for h in (PLAIN, how)]
+            return " / ".join(f"{b - a:+.4f}" for a, b in zip(*scores, strict=True))
+
+        sides = (
+            [found[PLAIN, s]["untrained"][metric] for s in seeds],
+            *([found[how, s]["metrics"][metric] for s in seeds] for how in (PLAIN, SECURE)),
         )
-        nothing = [c["untrained"][metric] for c, _ in done]
-        change = [b - a for a, b in zip(without, secured, strict=True)]
-        clipped = sum(b["saturated"] for _, b in done)
-        skipped = sum(b["skipped"] for _, b in done)
-        shown = "db" if unit == "dB" else ""
-        digits = 3 if shown else 4
-        text = [" / ".join(f"{v:.{digits}f}" for v in side) for side in (nothing, without, secured)]
-        difference = " / ".join(f"{d:+.4f}" for d in change)
+        secured = [found[SECURE, s] for s in seeds]
         rows.append(
-            f"| {method} | {metric} | {' | '.join(text)} | {difference} | {clipped:.0f} |"
-            f" {skipped} |"
+            f"| {method} | {metric} | "
+            + " | ".join(" / ".join(map(form.format, side)) for side in sides)
+            + f" | {gaps(SECURE)} | {gaps(ROUNDED)} | {sum(c['saturated'] for c in secured):.0f} |"
+            f" {sum(c['skipped'] for c in secured)} |"
         )
     return "\n".join(rows)
 
@@ -169,6 +177,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--only", default="", help="rows whose name begins like this")
+    parser.add_argument("--how", default=",".join(HOW), help="which of the runs of a row")
     given = parser.parse_args()
     if given.table:
         CELLS.tidy()
@@ -176,13 +185,14 @@ def main() -> None:
         return
     jobs = [
         (
-            {"method": method, "secure": secure, "seed": seed},
-            partial(cell_of, method, secure, seed),
+            {"method": method, "how": how, "seed": seed},
+            partial(cell_of, method, how, seed),
         )
         for seed in SEEDS
         for method in METHODS
         if method.startswith(given.only)
-        for secure in (False, True)
+        for how in HOW
+        if how in given.how.split(",")
     ]
     compute(CELLS, jobs, given.minutes, lambda c: str(c["metrics"]))
 
