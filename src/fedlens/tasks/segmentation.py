@@ -20,12 +20,13 @@ from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Several
 from fedlens.core.picture import Picture
 from fedlens.core.task import LearningTask, check_options, in_batches
-from fedlens.data.images.masks import IGNORED, Masked, Size
+from fedlens.data.images.masks import IGNORED, Masked
+from fedlens.data.pose.people import ImageSize
 from fedlens.models.by_name import is_own, load_own, make_own
 from fedlens.models.norms import Norm, with_norm
 from fedlens.models.segmentation import MULTIPLES, segmenter
 
-COLOURS = torch.tensor(
+CLASS_COLOURS = torch.tensor(
     [[0, 0, 0], [230, 60, 50], [60, 110, 240], [90, 190, 90], [240, 200, 60], [170, 90, 200],
      [70, 200, 210], [240, 140, 60]]
 ) / 255  # fmt: skip
@@ -79,7 +80,7 @@ class Segmentation(LearningTask):
         for size in self.sizes:
             self.check_size(size)
 
-    def check_size(self, size: Size) -> None:
+    def check_size(self, size: ImageSize) -> None:
         if min(size) < 8 or any(side % self.multiple for side in size):
             raise ValueError(
                 f"a resolution of {size[0]}x{size[1]} does not fit {self.network}, whose inputs are"
@@ -215,10 +216,10 @@ def ious(counts: Tensor) -> list[float | None]:
     return [100 * float(b) / float(e) if e else None for b, e in zip(both, either, strict=True)]
 
 
-def painted(image: Tensor, classes: Tensor, size: Size, least: int = 192) -> Tensor:
+def painted(image: Tensor, classes: Tensor, size: ImageSize, least: int = 192) -> Tensor:
     """Classes in colour over a picture in grey, blocks stay blocks. Unknown pixels are black."""
     shown = (classes != IGNORED).float()
-    colour = COLOURS[classes.clamp(0, IGNORED - 1) % len(COLOURS)].permute(2, 0, 1)
+    colour = CLASS_COLOURS[classes.clamp(0, IGNORED - 1) % len(CLASS_COLOURS)].permute(2, 0, 1)
     ground = image.mean(0, keepdim=True).expand(3, -1, -1) * shown
     over = torch.where(classes[None] == 0, ground, 0.4 * ground + 0.6 * colour)
     factor = max(1, -(-least // size[0]))

@@ -22,6 +22,7 @@ from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Natural, Share
 from fedlens.data.images.reading import converted, opened
 from fedlens.data.paths import TEST_PARTS, images_below, locate
+from fedlens.data.pose.people import ImageSize
 from fedlens.data.pose.skeletons import SKELETONS
 from fedlens.data.pose.stick_figures import StickFigures
 from fedlens.data.source import DataError, Source
@@ -29,7 +30,6 @@ from fedlens.data.source import DataError, Source
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-Size = tuple[int, int]
 IGNORED = 255  # the class of a pixel of which nobody says what it shows
 
 
@@ -40,7 +40,7 @@ class Masked:
 
     images: Tensor
     masks: Tensor
-    size: Size
+    size: ImageSize
     flip: float = 0.0
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class Masked:
         chosen = torch.as_tensor(index, dtype=torch.long)
         return replace(self, images=self.images[chosen], masks=self.masks[chosen])
 
-    def at(self, size: Size) -> Masked:
+    def at(self, size: ImageSize) -> Masked:
         """The same images, seen by a camera of another resolution."""
         return replace(self, size=size)
 
@@ -68,22 +68,22 @@ class Masked:
         if self.size == tuple(self.images.shape[-2:]):
             return self.images, self.masks
         parts = [
-            (resized(i.float()[None], self.size)[0].round().clamp(0, 255).byte(), m)
-            for i, m in zip(self.images, resized_masks(self.masks, self.size), strict=True)
+            (at_size(i.float()[None], self.size)[0].round().clamp(0, 255).byte(), m)
+            for i, m in zip(self.images, masks_at_size(self.masks, self.size), strict=True)
         ]
         return torch.stack([i for i, _ in parts]), torch.stack([m for _, m in parts])
 
 
-def resized(maps: Tensor, size: Size) -> Tensor:
+def at_size(maps: Tensor, size: ImageSize) -> Tensor:
     return F.interpolate(maps, size=size, mode="bilinear", align_corners=False, antialias=True)
 
 
-def resized_masks(masks: Tensor, size: Size) -> list[Tensor]:
+def masks_at_size(masks: Tensor, size: ImageSize) -> list[Tensor]:
     """A pixel shows what most of it shows."""
     out = []
     for mask in masks:
         levels = mask.unique()
-        shares = resized(torch.stack([(mask == v).float() for v in levels])[None], size)[0]
+        shares = at_size(torch.stack([(mask == v).float() for v in levels])[None], size)[0]
         out.append(levels[shares.argmax(0)])
     return out
 

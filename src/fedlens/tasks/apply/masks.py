@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from fedlens.core.weights import load_weights, result_file
-from fedlens.data.images.masks import Size
+from fedlens.data.pose.people import ImageSize
 from fedlens.tasks.apply.labels import how_many_unread, read_images
 from fedlens.tasks.pose_drawing import save_png
 
@@ -46,7 +46,7 @@ def segment_images(
     return f"{len(images)} images segmented{how_many_unread(unread)}; masks are in {target}"
 
 
-def looking_size(task: Segmentation, options: Mapping[str, Any]) -> Size | None:
+def looking_size(task: Segmentation, options: Mapping[str, Any]) -> ImageSize | None:
     """What is asked for, else the highest resolution that was evaluated, else the image's own."""
     from fedlens.tasks.apply.keypoints import parse_size
 
