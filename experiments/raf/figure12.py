@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import torch
 from PIL import Image
@@ -23,12 +22,11 @@ from torch.nn import functional as F
 
 from fedlens.core.picture import to_uint8
 from fedlens.core.training import shuffled, train
+from fedlens.data.images.masks import FigureMasks
 from fedlens.data.images.tensors import Tensors
 from fedlens.data.pose.stick_figures import StickFigures
 from fedlens.metrics.embedding import scatter, tsne
-
-sys.path.insert(0, str(Path(__file__).parent))
-from segmentation import Segmentation, figures
+from fedlens.models.segmentation import Dilated
 
 RESOLUTIONS = ((32, 24), (48, 36), (64, 48), (128, 96))
 
@@ -44,19 +42,21 @@ class Classifier(nn.Module):
 
 def raised(count: int, first: int) -> torch.Tensor:
     source = StickFigures()
-    joints = [source.shuffled(k).joints for k in range(first, first + count)]
+    joints = [source.draw(k).joints for k in range(first, first + count)]
     return torch.tensor([int(j[6, 1] < j[12, 1]) for j in joints])
 
 
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    data, labels = figures(240, 0, (64, 48)), raised(240, 0)
-    whole = Tensors({**data.columns, "label": labels})
+    source = FigureMasks(flip=0)
+    figures = source.drawn(0, 240).at((64, 48)).batch(torch.arange(240))
+    tests = source.drawn(10**6, 60)
+    whole = Tensors({**figures, "label": raised(240, 0)})
     out, pictures = {}, []
     for name in ("classification", "segmentation"):
-        segmenter = Segmentation().model()
-        body = segmenter[:-1]  # type: ignore[index]
+        segmenter = Dilated()
+        body = segmenter.body
         model = segmenter if name == "segmentation" else Classifier(body, 8)
         target = "y" if name == "segmentation" else "label"
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
@@ -70,7 +70,7 @@ def main() -> None:
         model.eval()
         with torch.no_grad():
             rows = [
-                body(figures(60, 10**6, size).batch(torch.arange(60))["x"]).mean((2, 3))
+                body(tests.at(size).batch(torch.arange(60))["x"]).mean((2, 3))
                 for size in RESOLUTIONS
             ]
         features, groups = torch.cat(rows), torch.arange(len(RESOLUTIONS)).repeat_interleave(60)

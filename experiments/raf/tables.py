@@ -9,7 +9,6 @@ models, and with all seeds of both. Writes the blocks of README.md.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from blocks import fill  # noqa: E402
 from cells import Cells  # noqa: E402
 
 CELLS = HERE / "cells.jsonl"
+DENSE = "segmentation"
 ROWS = {
     "fedavg": "Base (FedAvg)",
     "fedprox": "Base (FedProx)",
@@ -126,12 +126,37 @@ def paper() -> str:
 
 
 def segmentation() -> str:
-    found = json.loads((HERE / "results" / "segmentation.json").read_text())["mean"]
-    names = {"plain": "FedAvg", "raf": "RAF (FedAvg)"}
-    lines = [header("IoU of the figure, %, mean of three seeds", *found["plain"])]
-    lines += [line(names[k], found[k].values()) for k in names]
-    gap = [found["raf"][size] - found["plain"][size] for size in found["plain"]]
-    return "\n".join([*lines, line("RAF minus base", gap, "{:+.1f}")])
+    sizes = ("24x20", "32x24", "48x36", "64x48", "96x72")
+    cells = {(c["row"], c["seed"]): c["iou"] for c in cells_in(CELLS).read(data=DENSE)}
+    rows = ("fedavg", "raf-fedavg")
+    seeds = sorted(s for r, s in cells if r == rows[0] and (rows[1], s) in cells)
+    of = {r: np.array([[cells[r, s][f"iou_{z}"] for z in sizes] for s in seeds]) for r in rows}
+    lines = [header("IoU of the figure, %", "seeds", *sizes)]
+    lines += [
+        line(
+            f"{ROWS[r]} | {len(seeds)}",
+            zip(of[r].mean(0), spread(of[r])),
+            "{0[0]:.1f} ± {0[1]:.1f}",
+        )
+        for r in rows
+    ]
+    gap = of[rows[1]] - of[rows[0]]
+    return "\n".join(
+        [
+            *lines,
+            line(
+                f"RAF minus base, by seed | {len(seeds)}",
+                zip(gap.mean(0), spread(gap)),
+                "{0[0]:+.1f} ± {0[1]:.1f}",
+            ),
+        ]
+    )
+
+
+def spread(values: Array) -> Array:
+    """Standard deviation over seeds."""
+    found: Array = values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+    return found
 
 
 BLOCKS = {

@@ -12,6 +12,7 @@ _WHERE = {
     "Custom": "custom",
     "Generation": "generation",
     "Pose": "pose",
+    "Segmentation": "segmentation",
     "Speed": "speed",
     "SuperResolution": "super_resolution",
     "VCOP": "vcop",

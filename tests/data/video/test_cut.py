@@ -10,6 +10,7 @@ from fedlens.data.source import DataError
 from fedlens.data.video.clips import Clips
 from fedlens.data.video.degrade import degrade
 from fedlens.data.video.moving_textures import MovingTextures
+from fedlens.tasks.super_resolution import SuperResolution
 
 
 def test_pooled_deals_every_piece_once(tmp_path: Path) -> None:
@@ -60,3 +61,17 @@ def test_cameras_of_different_resolution_see_as_much_of_the_scene() -> None:
     )
     with pytest.raises(DataError, match=r"crops of 32 must be divisible by it and by the scale 4"):
         MovingTextures(**options, native=(3,))  # type: ignore[arg-type]
+
+
+def test_every_camera_is_tested() -> None:
+    """A test clip as the smaller camera films it is `degrade` of the clip by its factor; its
+    figures bear its name."""
+    options = {"clips": 2, "groups": 2, "test_clips": 1, "frames": 2, "length": 2, "crop": 32}
+    alike = MovingTextures(**options).federation(2, 0)  # type: ignore[arg-type]
+    mixed = MovingTextures(**options, native=(1, 2)).federation(2, 0)  # type: ignore[arg-type]
+    assert alike.test is not None and mixed.test is not None
+    assert not alike.test.also and list(mixed.test.also) == ["half_size"]
+    small = mixed.test.also["half_size"].pair(0)[1]
+    assert torch.equal(small, degrade(mixed.test.clips[0].read(0, 2), 2))
+    found = SuperResolution(model="light", metrics=("psnr",)).references(None, mixed.test)
+    assert list(found["bicubic"]) == ["psnr", "half_size_psnr"]

@@ -33,6 +33,11 @@ class StickFigures(PoseSource):
             self.draw(k) for k in range(10**6, 10**6 + self.tests)
         ]
 
+    @property
+    def thickness(self) -> int:
+        """Of a limb, in pixels; the head is twice as wide."""
+        return max(2, round(0.035 * self.canvas[0]))
+
     def draw(self, number: int) -> Person:
         from PIL import Image, ImageDraw
 
@@ -45,7 +50,7 @@ class StickFigures(PoseSource):
         image = Image.fromarray(ground.clip(0, 255).astype(np.uint8))
         joints = _articulate(rng, height, width)
         pen = ImageDraw.Draw(image)
-        thick = max(2, round(0.035 * height))
+        thick = self.thickness
         # Left is reddish and right bluish, so that the sides can be told apart at all.
         colours = {"l": (220, 70, 60), "r": (60, 90, 220), "m": (230, 220, 90)}
         for a, b in SKELETONS["lsp"].bones:

@@ -29,7 +29,7 @@ from fedlens.core.federation import Federation
 from fedlens.data.source import DataError
 from fedlens.data.video.degradations import DegradationKind, degradation
 from fedlens.data.video.frames import Box, Frames
-from fedlens.data.video.windows import CropArea, ShrunkFrames, Windows
+from fedlens.data.video.windows import CropArea, ShrunkFrames, WholeClips, Windows
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,12 @@ class Cut:
             raise DataError("data.native is empty: (1,) gives every client the full resolution")
 
     def federation(
-        self, clips: Sequence[Frames], groups: Sequence[str], test: Any, clients: int, seed: int
+        self,
+        clips: Sequence[Frames],
+        groups: Sequence[str],
+        test: WholeClips | None,
+        clients: int,
+        seed: int,
     ) -> Federation:
         cut = [
             pieces_of(i, c, self.frames, self.scale, self.crop, self.regions, self.stride)
@@ -113,8 +118,21 @@ class Cut:
         if len(smaller) > 1:
             low = [self.crop // by // self.scale for by in sides]
             facts = replace(facts, resolutions=tuple((side, side) for side in low))
+            test = self._at_every_resolution(test)
         out: Sequence[Data | None] = held if self.held_out else ()
         return Federation(holdings, out, test, facts)
+
+    def _at_every_resolution(self, test: WholeClips | None) -> WholeClips | None:
+        """The test clips as the smaller cameras would have filmed them, as sets of their own."""
+        if test is None:
+            return None
+        cameras = {
+            f"{'half' if by == 2 else f'1_{by}'}_size": WholeClips(
+                [ShrunkFrames(c, by) for c in test.clips], self.scale, None, test.degradation
+            )
+            for by in sorted({*self.native} - {1})
+        }
+        return replace(test, also={**cameras, **test.also})
 
 
 def pieces_of(
