@@ -26,7 +26,7 @@ sys.path.insert(0, str(HERE.parent))
 from blocks import fill  # noqa: E402
 from cells import Cell, Cells, compute, flat_settings, versions  # noqa: E402
 
-CELLS = Cells(HERE / "cells.jsonl", "level", "row", "seed")
+CELLS = Cells(HERE / "cells.jsonl", "level", "row", "rate", "seed")
 DATA = os.environ.get("FEDLENS_DATA", "data")
 DELTA = 1e-5
 Layer = dict[str, Any]
@@ -37,8 +37,8 @@ LEVELS: dict[str, dict[str, Any]] = {
         "clients": 3,
         "rounds": 30,
         "fedavg": {"batch": 256, "epochs": 2, "momentum": 0.9},
-        "plain": {"lr": 0.05},
-        "noisy": {"lr": 0.25},
+        "rate": "lr",
+        "rates": (0.05, 0.25),
         "layer": {"name": "DPSGD", "clip": 1.0, "microbatch": 64},
     },
     # 2,500 clients of two images, 500 of them in a round
@@ -46,9 +46,9 @@ LEVELS: dict[str, dict[str, Any]] = {
         "clients": 2500,
         "cohort": 500,
         "rounds": 40,
-        "fedavg": {"batch": 2, "epochs": 1, "weights": "uniform"},
-        "plain": {"lr": 0.1, "server_lr": 1.0},
-        "noisy": {"lr": 0.1, "server_lr": 2.0},
+        "fedavg": {"batch": 2, "epochs": 1, "weights": "uniform", "lr": 0.1},
+        "rate": "server_lr",
+        "rates": (2.0, 4.0),
         "layer": {"name": "PrivateMean", "clip": 0.3},
     },
 }
@@ -69,12 +69,11 @@ ROWS: dict[str, dict[str, tuple[float | None, Layer]]] = {
 }
 
 
-def config_of(level: str, row: str, seed: int, noise: float | None) -> Any:
+def config_of(level: str, row: str, rate: float, seed: int, noise: float | None) -> Any:
     from fedlens.config import recipe as recipes
 
-    how, (epsilon, more) = LEVELS[level], ROWS[level][row]
-    rates = how["plain" if epsilon is None else "noisy"]
-    stack: list[Layer] = [{"name": "FedAvg", **how["fedavg"], **rates}]
+    how, (_, more) = LEVELS[level], ROWS[level][row]
+    stack: list[Layer] = [{"name": "FedAvg", **how["fedavg"], how["rate"]: rate}]
     if noise is not None:
         stack.append({**how["layer"], **more, "delta": DELTA, "noise": noise})
     federation = {
@@ -101,7 +100,7 @@ def noise_of(level: str, row: str, seed: int) -> float | None:
     epsilon, _ = ROWS[level][row]
     if epsilon is None:
         return None
-    config = config_of(level, row, seed, 1.0)
+    config = config_of(level, row, 1.0, seed, 1.0)
     s = config.settings
     algorithm = config.build_algorithm(config.build_task())
     examples = 5000 // s.clients
@@ -115,17 +114,26 @@ def noise_of(level: str, row: str, seed: int) -> float | None:
     return noise_for(epsilon, cost, rounds)
 
 
-def cell_of(level: str, row: str, seed: int) -> Cell:
+def best_rate(level: str, row: str) -> float | None:
+    """The step size that does best with seed 0; every row has the same ones to choose from."""
+    cells = CELLS.read(level=level, row=row, seed=0)
+    return max(cells, key=lambda c: c["accuracy"])["rate"] if cells else None
+
+
+def cell_of(level: str, row: str, rate: float | None, seed: int) -> Cell:
     from fedlens.runs.job import run_job
 
+    rate = best_rate(level, row) if rate is None else rate
+    assert rate is not None
     noise = noise_of(level, row, seed)
-    config = config_of(level, row, seed, None if noise is None else round(noise, 4) + 1e-4)
+    config = config_of(level, row, rate, seed, None if noise is None else round(noise, 4) + 1e-4)
     with tempfile.TemporaryDirectory() as folder:
         outcome = run_job(config, Path(folder) / "run")
     settings = {k: v for k, v in flat_settings(config.tables()).items() if DATA not in str(v)}
     return {
         "level": level,
         "row": row,
+        "rate": rate,
         "seed": seed,
         "accuracy": outcome.metrics["accuracy"],
         "privacy": outcome.summary["privacy"],
@@ -193,13 +201,15 @@ def deblur_table() -> str:
 
 def table(level: str) -> str:
     lines = [
-        "| row | seeds | accuracy, % | epsilon spent | noise x clip | sums |",
-        "|---|---|---|---|---|---|",
+        f"| row | {LEVELS[level]['rate']} | seeds | accuracy, % | epsilon spent | noise x clip |"
+        " sums |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in ROWS[level]:
-        cells = CELLS.read(level=level, row=row)
+        rate = best_rate(level, row)
+        cells = CELLS.read(level=level, row=row, rate=rate)
         if not cells:
-            lines.append(f"| {row} | 0 | not run | | | |")
+            lines.append(f"| {row} | | 0 | not run | | | |")
             continue
         found = [100 * c["accuracy"] for c in cells]
         spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
@@ -208,8 +218,10 @@ def table(level: str) -> str:
         noise = f"{statistics.mean(p['noise'] for p in told):.3g}" if told else "-"
         sums = str(max(p["sums"] for p in told)) if told else "-"
         mean = statistics.mean(found)
-        lines.append(f"| {row} | {len(found)} | {mean:.1f}{spread} | {spent} | {noise} | {sums} |")
-    lines.append("| guessing | - | 10.0 | 0 | - | - |")
+        lines.append(
+            f"| {row} | {rate:g} | {len(found)} | {mean:.1f}{spread} | {spent} | {noise} | {sums} |"
+        )
+    lines.append("| guessing | - | - | 10.0 | 0 | - | - |")
     said = [c["privacy"]["sentence"] for c in CELLS.read(level=level) if c["privacy"]]
     return "\n".join([*lines, *([f"\nThe last of them in full: {said[-1]}."] if said else [])])
 
@@ -236,8 +248,9 @@ def main() -> None:
     for seed in map(int, given.seeds.split(",")):
         for level in (name for name in LEVELS if name in wanted):
             for row in ROWS[level]:
-                cell = {"level": level, "row": row, "seed": seed}
-                jobs.append((cell, partial(cell_of, level, row, seed)))
+                for rate in LEVELS[level]["rates"] if seed == 0 else (best_rate(level, row),):
+                    cell = {"level": level, "row": row, "rate": rate, "seed": seed}
+                    jobs.append((cell, partial(cell_of, level, row, rate, seed)))
         for sigma in SIGMAS if "deblur" in wanted else ():
             cell = {"level": "deblur", "row": f"sigma {sigma:g}", "seed": seed}
             jobs.append((cell, partial(deblur_cell, sigma, seed)))
