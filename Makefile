@@ -56,7 +56,7 @@ bench: install-all
 # The documentation, as pages in build/site; a warning is an error.
 docs: install-all
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "Open in a browser:  build/site/index.html"
+	@echo "Open in a browser:  build/site/index.html; with a search field: python3 -m http.server --directory build/site"
 
 # The versions that the tests ran with, and a bill of materials of everything that is installed with all extras.
 lock: install-all

@@ -20,7 +20,8 @@ from nbclient import NotebookClient
 FOLDER = Path(__file__).parent / "notebooks"
 PATIENCE = 300  # seconds for one cell
 ONLY_ERRORS = "--log-level=40"  # of the kernel, which warns about its socket on this machine
-DOWNLOAD = "*[This page as a notebook]({0}.ipynb). It ran when this site was built.*"
+# not as Markdown: a link to a notebook leads to its page (docs/outside.py)
+DOWNLOAD = '*<a href="{0}.ipynb">This page as a notebook</a>. It ran when this site was built.*'
 
 
 class Page(NamedTuple):

@@ -61,10 +61,12 @@ NOT_RUN = {
         "takes LSPET, a detector's weights and hours",
         "takes annotated hands; the tutorial on keypoints runs the same with people",
     ],
+    "docs/looking.md": ["serves until Ctrl-C"],
     "docs/models.md": ["takes a checkpoint of 120 MB", "takes a checkpoint of 120 MB"],
     "docs/policy.md": ["takes a site; `docs/sites.md` is run with them"],
     "docs/pretrained.md": ["downloads weights", "downloads weights"],
     "docs/privacy.md": ["takes minutes"],
+    "docs/running.md": ["takes a GPU and a cluster"],
     "docs/super_resolution.md": ["takes clips, a checkpoint and hours"],
     "docs/video_ssl.md": ["takes JHMDB and hours"],
 }
