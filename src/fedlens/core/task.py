@@ -76,7 +76,7 @@ class Task(metaclass=Limited):
         """Write what users take away: model.safetensors, restored.png."""
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
-        """Use a run's result on a user's file or folder; returns one sentence about what was
+        """Use a run's result on a user's file or folder; returns one line about what was
         written. folder: the run's, or a file of weights.
         """
         raise ValueError(f"{type(self).__name__} has nothing to apply to a file")

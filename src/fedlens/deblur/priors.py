@@ -60,7 +60,7 @@ class Prior(ABC):
         return self.prox(2 * d - q, t) + q - d
 
     def check(self, channels: int) -> None:  # noqa: B027  (most priors need nothing)
-        """Raises one clear sentence when something is missing that can be known before the first
+        """Raises a clear error when something is missing that can be known before the first
         round.
         """
 
