@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LINE = re.compile(r"([\w.-]+)==([\w.]+)")
 
 
-def tested() -> dict[str, str]:
+def locked() -> dict[str, str]:
     lines = (ROOT / "tested-versions.txt").read_text().splitlines()
     found = [LINE.fullmatch(line) for line in lines if not line.startswith("#")]
     assert None not in found, "a line that is no NAME==VERSION, such as a path or an address"
@@ -32,7 +32,7 @@ def wanted() -> list[Requirement]:
 
 
 def test_every_package_has_a_tested_version_within_its_bounds() -> None:
-    versions = tested()
+    versions = locked()
     for requirement in wanted():
         version = versions.get(canonicalize_name(requirement.name))
         assert version is not None, f"`make lock`: {requirement.name} is missing"
