@@ -84,7 +84,7 @@ _FAILURES = {
 
 
 class NoSites(ValueError):
-    """Nobody is there to be asked; one message for the server's operator."""
+    """Nobody is there to be asked; one sentence for the server's operator."""
 
 
 @dataclass(frozen=True)
@@ -468,7 +468,7 @@ def _too_large(most: int) -> str:
 
 
 def _failure(envelope: Envelope) -> str | None:
-    """Why an envelope carries no reply, in one message, or None if it carries one."""
+    """Why an envelope carries no reply, in one sentence, or None if it carries one."""
     if envelope.has_error():  # its own words may hold anything, also of a site's files
         return _FAILURES.get(envelope.error.code, f"Flower error {envelope.error.code}")
     fields = take_fields(envelope.content)
