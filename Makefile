@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: install install-all demo test test-trust test-slow test-all check fuzz bench docs release-check clean
+.PHONY: install install-all demo test test-trust test-slow test-all check fuzz bench docs lock bill release-check clean
 
 install: $(VENV)/.installed
 install-all: $(VENV)/.installed-all
@@ -56,7 +56,19 @@ bench: install-all
 # The documentation, as pages in build/site; a warning is an error.
 docs: install-all
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "Open in a browser:  build/site/index.html"
+	@echo "Open in a browser:  build/site/index.html; with a search field: python3 -m http.server --directory build/site"
+
+# The versions that the tests ran with, and a bill of materials of everything that is installed with all extras.
+lock: install-all
+	@echo "# Versions that the tests passed with, by \`make lock\`: $$($(BIN)/python -V), Linux. Install the same: pip install -c tested-versions.txt '.[all]'" > tested-versions.txt
+	$(BIN)/pip freeze --exclude-editable >> tested-versions.txt
+
+bill: install-all build/bill/bin/python
+	mkdir -p dist && build/bill/bin/python .ci/bill.py $(BIN)/python dist/fedlens-all.cdx.json
+
+build/bill/bin/python:
+	$(PYTHON) -m venv build/bill
+	build/bill/bin/pip install --quiet cyclonedx-bom
 
 # Wheel and sdist, and what somebody gets who installs that wheel and nothing else.
 release-check: $(BIN)/python
@@ -67,6 +79,7 @@ release-check: $(BIN)/python
 	build/empty/bin/pip install --quiet dist/*.whl
 	build/empty/bin/pip check
 	cd build && empty/bin/python -c "import sys, fedlens; heavy = {'torch', 'flwr', 'ray'} & set(sys.modules); sys.exit(f'import fedlens loads {heavy}' if heavy else 0)"
+	$(MAKE) build/bill/bin/python && build/bill/bin/python .ci/bill.py build/empty/bin/python dist/fedlens.cdx.json
 	cd build && empty/bin/fedlens --version && empty/bin/fedlens run deblur --out run && test -f run/report.html
 	@ls -l dist
 

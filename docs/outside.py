@@ -53,6 +53,8 @@ def is_outside(address: str) -> bool:
 
 
 def site_address(place: str) -> str:
-    """Of a path in the repository; a folder with a README is that page."""
+    """Of a path in the repository; a folder with a README is that page, a notebook the page that is
+    made of it (docs/notebooks.py)."""
     folder = (ROOT / place / "README.md").is_file()
-    return (f"{place}/README.md" if folder else place).removeprefix("docs/")
+    page = f"{place}/README.md" if folder else re.sub(r"\.ipynb$", ".md", place)
+    return page.removeprefix("docs/")

@@ -100,14 +100,21 @@ def same_bits(a: Message, b: Message) -> bool:
 def check_layer(layer: Layer, *, task: LearningTask | None = None) -> None:
     """All checks of an algorithm, on FedAvg with this layer around it and a small federation.
 
-    task: for a layer that needs another one than three classes in eight dimensions; then use
-    `check_algorithm` with data of that kind.
+    Args:
+        layer: yours, with its arguments.
+        task: for a layer that needs another one than three classes in eight dimensions; then use
+            `check_algorithm` with data of that kind.
     """
     check_algorithm(lambda: stack(FedAvg(task or SmallTask(), batch=8), layer), small_federation())
 
 
 def check_algorithm(make: MakeAlgorithm, federation: Federation) -> None:
-    """make: builds a fresh algorithm. federation: data it can work on."""
+    """The same result twice, nothing changed that was given, replies as announced.
+
+    Args:
+        make: builds a fresh algorithm.
+        federation: data it can work on.
+    """
     for check in ALGORITHM_CHECKS:
         check(make, federation)
 
@@ -240,8 +247,12 @@ def _closing(engine: Engine) -> Iterator[Engine]:
 
 
 def check_engine(make: EngineMaker) -> None:
-    """make: an engine for an algorithm and a federation. The same bits as the loopback, with and
-    without client memory, and a client that fails costs its own reply only."""
+    """The same bits as the loopback, with and without client memory, and a client that fails costs
+    its own reply only.
+
+    Args:
+        make: an engine for an algorithm and a federation.
+    """
     from fedlens.layers.scaffold import Scaffold
 
     for layers in ((), (Scaffold(),)):
@@ -264,7 +275,12 @@ def check_engine(make: EngineMaker) -> None:
 
 
 def check_task(task: LearningTask, data: Data) -> None:
-    """A fresh model for each call, a finite loss with a gradient, metrics that are numbers."""
+    """A fresh model for each call, a finite loss with a gradient, metrics that are numbers.
+
+    Args:
+        task: yours.
+        data: examples of the kind it is for.
+    """
     batch = data.batch(torch.arange(min(4, len(data))))
     model = task.model()
     assert task.model() is not model, "every call of `model` must build a fresh network"
@@ -279,7 +295,12 @@ def check_task(task: LearningTask, data: Data) -> None:
 
 
 def check_source(source: Source, clients: int = 3) -> None:
-    """The same seed deals the same data; every client has something, and batches can be drawn."""
+    """The same seed deals the same data; every client has something, and batches can be drawn.
+
+    Args:
+        source: yours.
+        clients: among how many to divide.
+    """
     first, again = (source.federation(clients, 0) for _ in range(2))
     assert len(first) == clients, f"{len(first)} clients instead of {clients}"
     for mine, twin in zip(first.holdings, again.holdings, strict=True):

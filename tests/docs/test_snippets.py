@@ -1,5 +1,5 @@
-"""Every command and program on the pages below is run, in the order of its page, in an empty folder
-of that page's own.
+"""Every command and program on the pages of the site is run, in the order of its page, in an empty
+folder of that page's own.
 
 What a fenced block is, by its language:
 
@@ -8,8 +8,10 @@ What a fenced block is, by its language:
 - `text` is what the block before it printed: these lines occur in its output in this order, and
   `...` stands for anything.
 
-`<!-- setup: NAME -->` brings data that the reader of the page calls their own (`own_data.py`), and
-`<!-- no-run: REASON -->` before a block leaves it out. What is left out is listed here.
+`<!-- setup: NAME -->` brings data that the reader of the page calls their own (`own_data.py`).
+`<!-- small: WORDS -->` before a block: here these words are added to each of its runs, comparisons
+and sweeps, so that it takes seconds. `<!-- no-run: REASON -->` before a block leaves it out; the
+reasons are listed here, and `test_commands.py` holds such commands to the command line.
 """
 
 from __future__ import annotations
@@ -28,12 +30,46 @@ import own_data
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FAST = ["docs/install.md"]
-TUTORIALS = [p.relative_to(ROOT).as_posix() for p in sorted(ROOT.glob("docs/tutorials/*.md"))]
-SLOW = ["README.md", "docs/index.md", "docs/first_picture.md", *TUTORIALS]
+FAST = {"docs/install.md"}
+# whose blocks another test runs
+ELSEWHERE = {
+    "docs/first_hour.md": "tests/test_newcomers.py",
+    "docs/sites.md": "tests/engines/flower/test_sites.py",
+}
+PAGES = [
+    page
+    for pattern in ("README.md", "docs/*.md", "docs/tutorials/*.md")
+    for page in sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob(pattern))
+    if page not in ELSEWHERE
+]
 NOT_RUN = {
     "README.md": ["sets up an environment of its own"],
-    "docs/install.md": ["installs packages", "installs packages"],
+    "docs/architecture.md": [
+        "an excerpt of core/rounds.py",
+        "an excerpt",
+        "an excerpt of layers/fedprox.py",
+        "a list",
+    ],
+    "docs/balancing.md": [
+        "takes CIFAR-10 and minutes",
+        "takes CIFAR-10 and a trained generator",
+        "takes a server",
+    ],
+    "docs/comparing.md": ["takes CIFAR-10 and an hour"],
+    "docs/install.md": ["installs packages", "installs packages", "takes a GPU"],
+    "docs/keypoints.md": [
+        "takes LSPET, a detector's weights and hours",
+        "takes annotated hands; the tutorial on keypoints runs the same with people",
+    ],
+    "docs/looking.md": ["serves until Ctrl-C"],
+    "docs/models.md": ["takes a checkpoint of 120 MB", "takes a checkpoint of 120 MB"],
+    "docs/policy.md": ["takes a site; `docs/sites.md` is run with them"],
+    "docs/pretrained.md": ["downloads weights", "downloads weights"],
+    "docs/privacy.md": ["takes minutes"],
+    "docs/running.md": ["takes a GPU and a cluster"],
+    "docs/segmentation.md": ["takes images and masks of your own"],
+    "docs/super_resolution.md": ["takes clips, a checkpoint and hours"],
+    "docs/video_ssl.md": ["takes JHMDB and hours"],
 }
 SETUPS: dict[str, Callable[[Path], None]] = {
     "photos": own_data.photos,
@@ -44,11 +80,12 @@ SETUPS: dict[str, Callable[[Path], None]] = {
 }
 PATIENCE = 280  # seconds; whoever waits longer has found a hang
 FENCE = re.compile(
-    r"^<!-- (?P<word>setup|no-run): (?P<value>.*?) -->$"
+    r"^<!-- (?P<word>setup|small|no-run): (?P<value>.*?) -->$"
     r"|^```(?P<kind>\w*)\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 NAME = re.compile(r"# ([\w./-]+\.\w+)\n")
+LARGE = re.compile(r"^fedlens (?:run|compare|sweep) [^#\n]*[^#\s]", re.MULTILINE)
 
 
 class Block(NamedTuple):
@@ -60,26 +97,38 @@ class Block(NamedTuple):
 
 
 def blocks(markdown: str) -> Iterator[Block]:
-    reason = ""
+    words: dict[str, str] = {}
     for found in FENCE.finditer(markdown):
-        if found["word"] == "no-run":
-            reason = found["value"]
+        if found["word"] in ("small", "no-run"):
+            words[found["word"]] = found["value"]
             continue
-        yield block_of(found, reason)
-        reason = ""
+        yield block_of(found, words)
+        words = {}
 
 
-def block_of(found: re.Match[str], reason: str) -> Block:
+def block_of(found: re.Match[str], words: dict[str, str]) -> Block:
     if found["word"]:
         return Block("setup", found["value"])
     kind, body = found["kind"], found["body"]
-    if reason:
-        return Block("left out", reason)
+    if "no-run" in words:
+        return Block("left out", words["no-run"])
     if kind in ("python", "toml") and (named := NAME.match(body)):
         return Block("file", body, named[1])
     if kind in ("bash", "python", "text"):
-        return Block(kind, body)
+        return Block(kind, made_small(body, words.get("small", "")))
     raise ValueError(f"a block of the language {kind!r} is neither run nor written: {body[:60]!r}")
+
+
+def made_small(commands: str, words: str) -> str:
+    return LARGE.sub(lambda command: f"{command[0]} {words}".rstrip(), commands)
+
+
+def commands_in(block: Block) -> int:
+    """How many commands a block runs; a program is one."""
+    if block.kind != "bash":
+        return 1
+    lines = [line.strip() for line in block.text.splitlines()]
+    return len([line for line in lines if line and not line.startswith("#")])
 
 
 def missing_lines(expected: str, output: str) -> list[str]:
@@ -144,11 +193,16 @@ def follow(markdown: str, folder: Path, path: Path) -> Counter[str]:
     return counted
 
 
+def runs_something(page: str) -> bool:
+    return any(b.kind in ("bash", "python") for b in blocks((ROOT / page).read_text()))
+
+
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else [])
-        for page in (*FAST, *SLOW)
+        pytest.param(page, marks=[] if page in FAST else [pytest.mark.slow])
+        for page in PAGES
+        if runs_something(page)
     ],
 )
 def test_what_a_page_says_works(page: str, tmp_path: Path) -> None:
@@ -163,14 +217,15 @@ def test_what_a_page_says_works(page: str, tmp_path: Path) -> None:
 def test_what_is_not_run_is_listed_here() -> None:
     total: Counter[str] = Counter()
     left_out: dict[str, list[str]] = {}
-    for page in (*FAST, *SLOW):
+    for page in PAGES:
         found = list(blocks((ROOT / page).read_text()))
         total.update(block.kind for block in found)
+        total["commands"] += sum(commands_in(b) for b in found if b.kind in ("bash", "python"))
         if reasons := [block.text for block in found if block.kind == "left out"]:
             left_out[page] = reasons
-    print(f"\nblocks on {len(FAST) + len(SLOW)} pages: {dict(total)}")
+    print(f"\nblocks on {len(PAGES)} pages: {dict(total)}; run elsewhere: {', '.join(ELSEWHERE)}")
     assert left_out == NOT_RUN
-    assert total["bash"] + total["python"] > 20
+    assert total["commands"] > 60
 
 
 def test_a_page_that_fails_is_seen(tmp_path: Path) -> None:
@@ -206,5 +261,7 @@ print(1)
         ("left out", "takes an hour"),
         ("python", "print(1)"),
     ]
+    small = "<!-- small: rounds=1 -->\n```bash\nfedlens run demo  # long\nfedlens list\n```\n"
+    assert next(blocks(small)).text == "fedlens run demo rounds=1  # long\nfedlens list\n"
     assert missing_lines("a ... c\n...\nd", "a  b c\nx\nd e") == []
     assert missing_lines("d\na", "a\nd") == ["a"]

@@ -16,7 +16,12 @@ Piece = str | tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Named:
-    """A stack and one line about it."""
+    """A stack and one line about it.
+
+    Args:
+        about: the line.
+        parts: names of classes, or (name, arguments), base first.
+    """
 
     about: str
     parts: tuple[Piece, ...]

@@ -117,12 +117,18 @@ def page_of(kind: str, name: str, line: str) -> str:
     from fedlens.config.parts import load_part
 
     thing = load_part(exported(kind)[name], name)
-    texts = [
-        inspect.getdoc(inspect.getmodule(thing)),
-        inspect.getdoc(thing) if thing.__doc__ else None,
-    ]
-    about = dict.fromkeys(t for t in texts if t)
+    about = dict.fromkeys([inspect.getdoc(inspect.getmodule(thing)) or "", *own_texts(thing)])
+    about.pop("", None)
     return "\n\n".join([*about, *keys_of(kind, thing), *site_options_of(thing)])
+
+
+def own_texts(thing: Any) -> list[str]:
+    """What it says of itself, and what the classes that it inherits keys from say of those."""
+    texts = [inspect.getdoc(thing) or ""] if thing.__doc__ else []
+    for parent in getattr(thing, "__mro__", ())[1:]:
+        if "Args:\n" in (parent.__doc__ or "") and not parent.__name__.startswith("_"):
+            texts.append(f"{parent.__name__}: {inspect.getdoc(parent)}")
+    return texts
 
 
 def recipe_page(name: str) -> str:

@@ -101,8 +101,8 @@ def read_config(
 
 
 class UsageError(ValueError):
-    """A command line that cannot be meant; one sentence for the user. Not click's: typer may carry
-    a click of its own, and knows nothing of errors that were raised with another."""
+    """A command line that cannot be meant; one message for the user. Not click's: typer may carry a
+    click of its own, and knows nothing of errors that were raised with another."""
 
 
 class Stopped(Exception):

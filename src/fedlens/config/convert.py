@@ -2,7 +2,7 @@
 is written as TOML again.
 
 A text of the command line has no type of its own: `8` is a number where a number is wanted and a
-name where a name is. What does not fit is refused in one sentence that says what would.
+name where a name is. What does not fit is refused with a message that says what would.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NONE = (
 
 
 class ConfigError(ValueError):
-    """A recipe or an override that cannot be meant; the message is one sentence for the user."""
+    """A recipe or an override that cannot be meant; with one error message for the user."""
 
 
 class Untyped(str):
@@ -56,8 +56,8 @@ class Untyped(str):
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
-    """The value as the annotation wants it, or a sentence. Strict, but a whole number is a number
-    and a list a tuple.
+    """The value as the annotation wants it, or an error. Strict, but a whole number is a number and
+    a list a tuple.
     """
     import pydantic
 

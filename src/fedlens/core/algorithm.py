@@ -117,13 +117,16 @@ class Algorithm(metaclass=Limited):
     """Four functions: `init`, `broadcast` and `server_step` on the server, `client_step` on a
     client. `state` lives on the server, `client.memory` on the clients.
 
-    needs: what `server_step` looks at. reports: the scalars of its replies; one that is not
-    declared counts as "each". weighs: the names of a tree's weights, where it is not just one.
-    site_options: what a real site decides for itself when it joins, not
-    the recipe, each with a line of help. draws: does `client_step` use random numbers, `client.rng`
-    or hidden ones? Making them takes 100 us a client. trains: does it run the training loop, so
-    that terms can be added to its objective? loss_name: what its scalar "loss" is called where
-    people read it.
+    Attributes:
+        needs: what `server_step` looks at.
+        reports: the scalars of its replies; one that is not declared counts as "each".
+        weighs: the names of a tree's weights, where it is not just one.
+        site_options: what a real site decides for itself when it joins, not the recipe, each with a
+            line of help.
+        draws: does `client_step` use random numbers, `client.rng` or hidden ones? Making them takes
+            100 us a client.
+        trains: does it run the training loop, so that terms can be added to its objective?
+        loss_name: what its scalar "loss" is called where people read it.
     """
 
     needs: Needs = "sums"
@@ -338,17 +341,25 @@ class Layer(Algorithm):
     """Override the halves that change; everything else goes to `inner`. Constructor arguments are
     the configuration.
 
-    own_needs: what this layer itself looks at. hides_replies: single replies are not visible
-    further in (secure aggregation). merges: decides how single deltas become one, which a stack can
-    do only once. of_mean: changes the merged update, so whatever looks at single ones must come
-    before it, further out. steers: adds a pull, so that local steps are no longer plain gradients
-    of the loss. keeps_private: decides which part of the model each client keeps as its own, which
-    only one layer can. personal: what it is after is a model for each client, so that a run
-    evaluates those, whether `federation.personal` is set or not. tuned: its one own parameter, and
-    what `compare --tune` tries for it. protects: whose presence its noise hides, if it is there for
-    that. post_processes: its client half looks at the message and at the reply that it is handed,
-    never at data or losses, so that it takes nothing away from noise further in. by_example: what
-    it adds to the objective is a mean over the examples of a batch, each by itself.
+    Attributes:
+        stage: where in a stack it stands: "learn", "share", "merge" or "wire".
+        own_needs: what this layer itself looks at.
+        hides_replies: single replies are not visible further in (secure aggregation).
+        merges: decides how single deltas become one, which a stack can do only once.
+        of_mean: changes the merged update, so whatever looks at single ones must come before it,
+            further out.
+        steers: adds a pull, so that local steps are no longer plain gradients of the loss.
+        keeps_private: decides which part of the model each client keeps as its own, which only one
+            layer can.
+        personal: what it is after is a model for each client, so that a run evaluates those,
+            whether `federation.personal` is set or not.
+        tuned: its one own parameter, and what `compare --tune` tries for it.
+        protects: whose presence its noise hides, if it is there for that.
+        post_processes: its client half looks at the message and at the reply that it is handed,
+            never at data or losses, so that it takes nothing away from noise further in.
+        by_example: what it adds to the objective is a mean over the examples of a batch, each by
+            itself.
+        inner: the algorithm that it goes around.
     """
 
     stage: ClassVar[Stage] = "learn"
@@ -532,8 +543,15 @@ def mixed_shares(
 
 
 def stack(base: Algorithm, *layers: Layer) -> Algorithm:
-    """Base first, wire last: what is learned, what is shared, how replies are merged, what goes on
+    """Layers around a base: what is learned, what is shared, how replies are merged, what goes on
     the wire.
+
+    Args:
+        base: the algorithm that the layers go around.
+        layers: from the inside out.
+
+    Raises:
+        StackError: for a combination that cannot work.
     """
     if isinstance(base, Layer):
         raise StackError(

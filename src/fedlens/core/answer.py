@@ -24,11 +24,18 @@ def answer(
     memory: Memory,
     heard: int = NEVER,
 ) -> Message:
-    """Settle the memory, work with seeded random numbers, leave a draft, reply.
+    """A client's end of a message: settle the memory, work with seeded random numbers, leave a
+    draft, reply. A message with `evaluate` in its header is answered with metrics, one with a
+    `trip` belongs to a wire layer: neither leaves a draft, and the draft of the round at hand
+    stays.
 
-    heard: the round in which the server last heard this client. A message with `evaluate` in its
-    header is answered with metrics, one with a `trip` belongs to a wire layer: neither leaves a
-    draft, and the draft of the round at hand stays.
+    Args:
+        algorithm: the stack.
+        message: what the server sent.
+        id: of the client.
+        federation: who holds what.
+        memory: of all clients of this process.
+        heard: the round in which the server last heard this client.
     """
     header = message.header
     record = memory.load(id)

@@ -21,7 +21,12 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Output:
-    """What the model said about a batch; computed once and shared by all terms."""
+    """What the model said about a batch; computed once and shared by all terms.
+
+    Args:
+        prediction: of the network.
+        features: what its head was given, where the network has a head.
+    """
 
     prediction: Any
     features: Tensor | None = None
@@ -56,10 +61,25 @@ class NoisySteps:
 
 @dataclass(frozen=True)
 class Client:
-    """Layers do not change a client, they hand their inner algorithm a richer copy."""
+    """Where a client's half runs. Layers do not change a client, they hand their inner algorithm a
+    richer copy.
+
+    Args:
+        id: its number.
+        data: a `Data` for everything that trains; whatever the algorithm understands otherwise.
+        rng: its random numbers of this round.
+        memory: what it keeps between rounds, by name.
+        held_out: what it evaluates on.
+        terms: added to the loss, and counted in it (`plus`).
+        pulls: added to the objective without being counted (`pull`).
+        adapters: modules between features and head (`adapt`).
+        holds: functions of a parameter's name; where one says True, the parameter does not change.
+        drifts: added to every gradient.
+        noisy: how gradients are clipped and noised, if they are.
+    """
 
     id: int
-    data: Any  # a Data for everything that trains; whatever the algorithm understands otherwise
+    data: Any
     rng: Generator
     memory: MutableMapping[str, Tree]
     held_out: Data | None = None

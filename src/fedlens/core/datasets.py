@@ -33,8 +33,11 @@ TARGETS = ("y", "label", "labels", "target", "targets")
 
 @dataclass(frozen=True)
 class Listed:
-    """Any torch Dataset of pairs, dicts or tensors, or whatever else has a length and items; read
-    item by item, except where it lies in tensors anyway.
+    """Any torch Dataset of pairs, dicts or tensors, or whatever else has a length and items, as a
+    client's data; read item by item, except where it lies in tensors anyway.
+
+    Args:
+        items: the Dataset.
     """
 
     items: Any

@@ -13,8 +13,13 @@ from fedlens.core.facts import Facts
 
 @dataclass(frozen=True)
 class Federation:
-    """`holdings[i]` belongs to client i. `facts` describe the split for tables and pictures (label
-    counts and the like). An ordinary torch Dataset will do wherever data is held.
+    """Who holds what. An ordinary torch Dataset will do wherever data is held.
+
+    Args:
+        holdings: data; `holdings[i]` belongs to client i.
+        held_out: what each client evaluates on.
+        test: what the server tests on.
+        facts: what is public about the split, for tables and pictures.
     """
 
     holdings: Sequence[Any]

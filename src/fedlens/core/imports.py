@@ -51,7 +51,7 @@ _rules = Rules()
 
 
 class OwnCodeError(ValueError):
-    """Code of a user that is not there or cannot be loaded; one sentence that says which."""
+    """Code of a user that is not there or cannot be loaded; the message says which."""
 
 
 def search_in(folder: Path) -> None:

@@ -102,9 +102,16 @@ _HEADER: Mapping[str, Any] = {f.name: type(f.default) for f in fields(Header)}
 
 @dataclass(frozen=True)
 class Message:
-    """Named trees and scalars. A reply's trees may carry named weights: how much the tree counts in
-    each sum (default 1). texts: a little of what is neither, such as public keys; like scalars,
-    they arrive singly.
+    """Named trees and scalars; never changes.
+
+    Args:
+        trees: named arrays, by name.
+        scalars: numbers, by name.
+        weights: of a reply's trees, by tree and name: how much the tree counts in each sum (default
+            1).
+        sender: the client's number, or the server.
+        header: what the core itself says.
+        texts: a little of what is neither, such as public keys; like scalars, they arrive singly.
     """
 
     trees: Mapping[str, Tree] = field(default_factory=dict)

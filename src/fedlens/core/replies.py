@@ -68,6 +68,7 @@ class Lost:
     """A reply that did not count.
 
     Args:
+        sender: the client's number.
         reason: why, in a few words.
         refused: it came, but must not count.
         bytes: of its arrays, if it came.
@@ -91,6 +92,7 @@ class Heard:
     """A reply that counted, without its trees: what the server's end of an engine saw of it.
 
     Args:
+        sender: the client's number.
         round: the round it answers.
         scalars: what it reported.
         bytes: of its arrays.
@@ -360,19 +362,26 @@ class Fold:
 @dataclass
 class Replies:
     """What a round brought, as `server_step` sees it: scalars one by one, trees as weighted means.
+    A layer hands its inner algorithm a changed mean with `put`.
 
-    `singles` holds the replies themselves; it is empty where an engine summed on the way, which it
-    may do only for an algorithm that does not need "replies". A layer hands its inner algorithm a
-    changed mean with `put`.
+    Args:
+        heard: the replies that counted, by sender, sorted.
+        sums: weighted sums of trees.
+        singles: the replies themselves, by position in the sorted cohort; empty where an engine
+            summed on the way, which it may do only for an algorithm that does not need "replies".
+        means: put there by layers.
+        allowed: what the algorithm said it looks at; more is refused.
+        declared: scalars of the stack.
+        totals: of scalars whose single values nobody knows, the sum of value x weight, and of the
+            weight.
     """
 
-    heard: Mapping[int, Heard] = field(default_factory=dict)  # by sender, sorted
+    heard: Mapping[int, Heard] = field(default_factory=dict)
     sums: Mapping[Key, Sum] = field(default_factory=dict)
-    singles: Mapping[int, Message] = field(default_factory=dict)  # by position in the sorted cohort
-    means: Mapping[str, Tree] = field(default_factory=dict)  # put there by layers
-    allowed: Needs = "replies"  # what the algorithm said it looks at; more is refused
-    declared: Mapping[str, Scalar] = field(default_factory=dict)  # of the stack
-    # of scalars whose single values nobody knows: the sum of value x weight, and of the weight
+    singles: Mapping[int, Message] = field(default_factory=dict)
+    means: Mapping[str, Tree] = field(default_factory=dict)
+    allowed: Needs = "replies"
+    declared: Mapping[str, Scalar] = field(default_factory=dict)
     totals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __len__(self) -> int:

@@ -71,8 +71,12 @@ class Engine(Protocol):
 
 @dataclass
 class Progress:
-    """Where a run stands: everything a checkpoint needs besides the clients' memories. `done`
-    rounds are behind us.
+    """Where a run stands: everything a checkpoint needs besides the clients' memories.
+
+    Args:
+        state: of the algorithm.
+        done: rounds that are behind us.
+        heard: for each client the round in which it was last heard.
     """
 
     state: Message
@@ -84,10 +88,23 @@ class Progress:
 class Round:
     """What is known about a finished round; `metrics.jsonl` holds one of these a line.
 
-    bytes_down, bytes_up: of arrays, as the engine sent and received them, those of evaluation
-    (`evaluation_bytes`, both ways) and of replies that did not count among them. loss: mean of the
-    clients' losses. unevaluated: whose held-out parts are missing from the metrics, often just the
-    clients that do worst. skipped: why the round changed nothing although replies came."""
+    Args:
+        number: from 0.
+        seconds: that it took.
+        heard: the replies that counted, by sender.
+        asked: how many clients were asked.
+        lost: replies that did not count.
+        bytes_down: of arrays, as the engine sent them.
+        bytes_up: of arrays, as the engine received them, those of evaluation and of replies that
+            did not count among them.
+        loss: mean of the clients' losses.
+        metrics: of the evaluation after it, if there was one.
+        state: after it.
+        unevaluated: whose held-out parts are missing from the metrics, often just the clients that
+            do worst.
+        evaluation_bytes: both ways.
+        skipped: why the round changed nothing although replies came.
+    """
 
     number: int
     seconds: float

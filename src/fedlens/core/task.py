@@ -24,13 +24,15 @@ Adapt = Callable[[Tensor, Batch], Tensor]
 
 
 class Task(metaclass=Limited):
-    """Constructor arguments are the `[task]` table of a recipe. `result` is what `Algorithm.result`
-    gives: a network, an image.
+    """What is wanted, how well it was done, how that is shown. Constructor arguments are the
+    `[task]` table of a recipe. `result` is what `Algorithm.result` gives: a network, an image.
 
-    shared: arguments that are as much the data's, such as the size of an image: `size=64` sets it
-    in both tables, and where nobody gives one the data tells it. telling: how the names of those
-    metrics begin that not all data have: where clients are hidden in a sum they are left out,
-    because who has one tells something about its data, and what few have is theirs.
+    Attributes:
+        shared: arguments that are as much the data's, such as the size of an image: `size=64` sets
+            it in both tables, and where nobody gives one it is the data's.
+        telling: how the names of those metrics begin that not all data have: where clients are
+            hidden in a sum they are left out, because who has one says something about its data,
+            and what few have is theirs.
     """
 
     shared: ClassVar[tuple[str, ...]] = ()
@@ -74,7 +76,7 @@ class Task(metaclass=Limited):
         """Write what users take away: model.safetensors, restored.png."""
 
     def apply(self, folder: Path, source: Path, target: Path, **options: Any) -> str:
-        """Use a run's result on a user's file or folder; returns one sentence about what was
+        """Use a run's result on a user's file or folder; returns one line about what was
         written. folder: the run's, or a file of weights.
         """
         raise ValueError(f"{type(self).__name__} has nothing to apply to a file")
@@ -90,19 +92,24 @@ def check_options(task: Task, options: Mapping[str, Any], *known: str) -> None:
 class LearningTask(Task):
     """A task with a model and a loss: what FedAvg and its layers train.
 
-    init: a file of weights to start from, for a task whose constructor takes one. pretrained: the
-    same for weights that were trained for something else: true for what the network's authors
-    publish, a path, hub:OWNER/NAME or package:NAME (an installed one); `heads` are patterns of the
-    names that need not fit. multiple: the sides of an input must be multiples of this, because the
-    model says so (a patch, a stride). by_example: the loss of a batch is the mean of its examples'
-    losses; one that compares examples with each other is not."""
+    Attributes:
+        init: a file of weights to start from, for a task whose constructor takes one.
+        pretrained: the same for weights that were trained for something else: true for what the
+            network's authors publish, a path, hub:OWNER/NAME or package:NAME (an installed one).
+        heads: patterns of the names that need not fit such weights.
+        multiple: the sides of an input must be multiples of this, because the model says so (a
+            patch, a stride).
+        by_example: the loss of a batch is the mean of its examples' losses; one that compares
+            examples with each other is not.
+        own_network: a user's network may have parts called `features` and `head` that are not all
+            that it does.
+    """
 
     init: str | None = None
     pretrained: bool | str = False
     heads: tuple[str, ...] = ("head.*", "keypoint_head.*")
     multiple: int = 1
     by_example: bool = True
-    # a user's network may have parts called `features` and `head` that are not all that it does
     own_network: bool = False
     _split: bool | None = None
 

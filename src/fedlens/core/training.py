@@ -117,7 +117,7 @@ def _split(order: Tensor, size: int) -> list[Tensor]:
 
 @functools.cache
 def find_device(name: str) -> torch.device:
-    """A device by its name, or a sentence. It is not tried out: workers are forked later, and a
+    """A device by its name, or an error. It is not tried out: workers are forked later, and a
     process that has used a GPU cannot be.
     """
     try:

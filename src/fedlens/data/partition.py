@@ -194,8 +194,21 @@ def split_by_rule(
     groups: Sequence[Any] | NDArray[Any] | None = None,
     least: int = 10,
 ) -> tuple[Parts, list[str]]:
-    """One rule by name. `per_client`: shards or classes. `groups` default to the labels. Returns
-    the parts and what has to be said.
+    """Divide examples among clients, by the name of a rule.
+
+    Args:
+        rule: iid, dirichlet, shards, classes, one_group, natural or quantity.
+        labels: the class of every example.
+        clients: among how many.
+        seed: the same seed gives the same split.
+        alpha: of "dirichlet" and "quantity".
+        per_client: shards or classes, of the rules that have them.
+        groups: the group of every example, of the rules that keep groups together; the labels by
+            default.
+        least: examples that the smallest client has at least.
+
+    Returns:
+        one index array per client, and notes on clients that were topped up.
     """
     y = np.asarray(labels)
     if clients < 1:

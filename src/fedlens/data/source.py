@@ -11,7 +11,7 @@ from fedlens.core.limits import Limited
 
 
 class DataError(ValueError):
-    """Data that is missing or broken; the message is one clear sentence for the user."""
+    """Data that is missing or broken; the message is for the user."""
 
 
 class Source(metaclass=Limited):

@@ -31,10 +31,17 @@ FEW_CLASSES = 1000  # labels above this are no class numbers, but identities or 
 
 @dataclass
 class TorchDatasets(Source):
-    """clients: a list of Datasets, or one Dataset that is divided by the rule `partition` (alpha,
-    per_client: of the rules that have them; least: examples of the smallest client). test: what the
-    server tests on. held_out: each client's own part for evaluation, as a list; or holdout: the
-    share of its data that each client keeps for that."""
+    """
+    Args:
+        clients: a list of Datasets, or one Dataset that is divided by the rule `partition`.
+        test: what the server tests on.
+        held_out: for each client a Dataset that it evaluates on.
+        partition: the rule by which one Dataset is divided.
+        alpha: of "dirichlet" and "quantity".
+        per_client: shards or classes, of the rules that have them.
+        least: examples that the smallest client has at least.
+        holdout: instead of `held_out`, the share of its data that each client keeps for evaluation.
+    """
 
     clients: Any
     test: Any = None

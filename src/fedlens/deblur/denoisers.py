@@ -48,7 +48,7 @@ class FFDNet(nn.Module):
 
 
 def load_denoiser(name: DenoiserName, weights: str | None, channels: int) -> Any:
-    """A callable (image, sigma) -> image. Raises one clear sentence when something is missing."""
+    """A callable (image, sigma) -> image. Raises a clear error when something is missing."""
     if name == "auto":
         name = "drunet" if weights is None and find_ffdnet(channels) is None else "ffdnet"
     if name == "ffdnet":

@@ -145,11 +145,13 @@ class FedDeblur(Algorithm):
     lambda_k / rho travels up.
 
     Args:
-        prior: tv, wavelet, ridge, box or pnp (a denoiser: auto, ffdnet, drunet, dncnn, tv, bm3d,
-            with its weights).
+        task: how results are measured and shown.
+        prior: tv, wavelet, ridge, box or pnp (a denoiser).
         eta: strength of the prior.
         rho: penalty.
         sigma: noise level given to a denoiser, in grey levels (stands in for eta).
+        denoiser: of the prior pnp: auto, ffdnet, drunet, dncnn, tv or bm3d.
+        weights: a file with the denoiser's weights.
         split: whether a denoiser enters by z = x (eta = rho sigma^2) or acts on the mean of w as in
             Eq. 5 (eta = n rho sigma^2); None: the first for partial views.
         decay: sigma is multiplied by it every round.

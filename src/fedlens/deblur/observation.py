@@ -41,8 +41,17 @@ class SceneFacts(Facts):
 
 @dataclass(frozen=True)
 class Observation:
-    """What one client saw of one scene: pixels (C, h, w) in [0, 255], its kernel, the scene's size,
-    and where a partial view lies. A client's data is a dict of these, by the name of the scene."""
+    """What one client saw of one scene. A client's data is a dict of these, by the name of the
+    scene.
+
+    Args:
+        pixels: (C, h, w) in [0, 255].
+        kernel: its blur.
+        height: of the scene.
+        width: of the scene.
+        top: where a partial view lies; None for a view of the whole scene.
+        left: likewise.
+    """
 
     pixels: Tensor
     kernel: Tensor

@@ -60,7 +60,7 @@ class Prior(ABC):
         return self.prox(2 * d - q, t) + q - d
 
     def check(self, channels: int) -> None:  # noqa: B027  (most priors need nothing)
-        """Raises one clear sentence when something is missing that can be known before the first
+        """Raises a clear error when something is missing that can be known before the first
         round.
         """
 
@@ -129,6 +129,9 @@ class TotalVariation(Prior):
 class Wavelet(Prior):
     """l1 of the undecimated Haar coefficients: a Parseval frame (W^T W = I) that does not care
     where its grid lies.
+
+    Args:
+        levels: of the transform.
     """
 
     levels: int = 3
@@ -196,6 +199,11 @@ class BoxConstraint(Prior):
 class PlugAndPlay(Prior):
     """A denoiser as the prox. `denoise(image in [0, 1] as (1, C, H, W), sigma in [0, 1])` gives the
     clean image.
+
+    Args:
+        denoiser: its name, as in `FedDeblur`.
+        weights: a file with its weights.
+        split: whether it enters by z = x or acts on the mean of w, as in `FedDeblur`.
     """
 
     denoiser: DenoiserName = "auto"

@@ -59,6 +59,8 @@ class Scene(Source):
         kernel_size: of camera shake, and of kernels that are estimated.
         noise: standard deviation in grey levels.
         patch: height and width of a partial view.
+        boundary: what lies beyond the edge of the scene, see above; None is circular for simulated
+            views and unknown for the user's own.
         align: bring the user's views into register with the first one, or with reference.png, (ECC)
             and match their histograms first.
     """

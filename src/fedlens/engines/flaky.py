@@ -17,10 +17,18 @@ from fedlens.core.replies import Arrival, Lost
 
 
 class Flaky(metaclass=Limited):
-    """before: share of clients that never get the message. after: share whose reply is lost once
-    they have worked, when their memory has already changed. delay: share whose reply arrives `by`
-    rounds late; nobody is asked again while a reply is on its way. What is on its way is nowhere on
-    disk, so a run with delays cannot be checkpointed: it is refused at the first attempt."""
+    """Another engine behind a bad network. What is on its way is nowhere on disk, so a run with
+    delays cannot be checkpointed: it is refused at the first attempt.
+
+    Args:
+        engine: what carries the messages.
+        before: share of clients that never get the message.
+        after: share whose reply is lost once they have worked, when their memory has already
+            changed.
+        delay: share whose reply arrives late; nobody is asked again while a reply is on its way.
+        by: how many rounds late.
+        seed: of who is lost.
+    """
 
     def __init__(
         self,

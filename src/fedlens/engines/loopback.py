@@ -16,8 +16,14 @@ from fedlens.engines.worker import Job, Worker, threads
 
 
 class Loopback:
-    """`traffic` keeps the bytes of the last round, down first: what an observer of the network
-    would have seen.
+    """Every message as bytes and back, in this process. `traffic` keeps the bytes of the last
+    round, down first: what an observer of the network would have seen.
+
+    Args:
+        algorithm: the stack.
+        federation: who holds what.
+        threads: of torch.
+        folder: where client memory goes; a temporary one if not given.
     """
 
     def __init__(

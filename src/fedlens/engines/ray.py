@@ -49,13 +49,18 @@ except ImportError as e:
 class Ray(WorkerPool["_ActorHandle"]):
     """
     Args:
+        algorithm: the stack.
+        federation: who holds what.
         workers: actors (default: as many as the cluster has cores for).
         threads: of torch, and cores reserved, per worker.
         gpus: of each worker, may be a share (default: what there is, dealt out evenly).
         address: of a running cluster ("auto", "host:6379"); without it one is started here.
         timeout: seconds a client may take.
+        budget: bytes of client memory a worker keeps resident.
         folder: where client memory goes; on a disk that all machines see, if there is more than
             one.
+        log: a function that takes a line.
+        ledgers: where what leaves each client is written down.
     """
 
     def __init__(

@@ -50,12 +50,15 @@ SCRATCH = "fedlens-scratch-"
 class Simulator(WorkerPool["_ProcessHandle"]):
     """
     Args:
+        algorithm: the stack.
+        federation: who holds what.
         workers: processes (default: cores); 0 works in this process: quickest for rounds of a few
             milliseconds, easiest to debug.
         threads: of torch, per worker.
         timeout: seconds a client may take.
         budget: bytes of client memory a worker keeps resident.
         folder: where client memory goes; a temporary one if not given.
+        log: a function that takes a line.
         ledgers: where what leaves each client is written down.
     """
 

@@ -31,8 +31,12 @@ from fedlens.generators.generator import (
 
 @dataclass
 class Gaussians(ImageGenerator):
-    """root: public images, a folder for each class. size: of the images made. components:
-    directions per class.
+    """
+    Args:
+        root: public images, a folder for each class.
+        size: of the images made.
+        components: directions per class.
+        gray: one channel.
     """
 
     root: str = ""

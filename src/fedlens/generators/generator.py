@@ -97,7 +97,7 @@ def check_label(label: int, classes: int, what: str) -> None:
 def check_images(
     made: Tensor, n: int, shape: Sequence[int], generator: ImageGenerator, label: int
 ) -> Tensor:
-    """What a generator gave, or a sentence about what is wrong with it."""
+    """What a generator gave, or an error message about what is wrong with it."""
     name = type(generator).__name__
     if len(made) != n:
         raise DataError(f"{name} made {len(made)} images of class {label} where {n} were asked for")

@@ -20,8 +20,13 @@ from fedlens.generators.generator import ImageGenerator, check_label, describe_s
 
 @dataclass
 class ReadyImages(ImageGenerator):
-    """root: a folder for each class. size: bring all to size x size. Nothing is taken twice before
-    everything was taken once.
+    """Public images, handed out as they are. Nothing is taken twice before everything was taken
+    once.
+
+    Args:
+        root: a folder for each class.
+        size: bring all to size x size.
+        gray: one channel.
     """
 
     root: str = ""

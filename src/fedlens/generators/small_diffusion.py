@@ -34,9 +34,15 @@ from fedlens.models.diffusion import Denoiser
 
 @dataclass
 class SmallDiffusion(ImageGenerator):
-    """folder: a run of the recipe `generator`. steps, guidance: of the sampler (guidance 1 is none
-    and twice as fast). batch: images at a time. start, strength: begin with another generator's
-    images behind this share of the noise."""
+    """
+    Args:
+        folder: that run.
+        steps: of the sampler.
+        guidance: of the sampler; 1 is none and twice as fast.
+        batch: images at a time.
+        start: another generator, whose images the sampler begins with.
+        strength: share of the noise that those images lie behind.
+    """
 
     folder: str = ""
     steps: Count = 20

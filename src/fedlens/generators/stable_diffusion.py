@@ -33,11 +33,21 @@ INDEX = "model_index.json"  # of a saved pipeline
 
 @dataclass
 class StableDiffusion(ImageGenerator):
-    """model: a folder with a saved pipeline, or a name on the hub. template: the prompt, {} stands
-    for the class. prompts: a TOML or JSON file of class = "prompt" instead. classes: their names,
-    where the data does not tell. resolution: what the pipeline draws at (its own by default). size:
-    what its images are shrunk to (the data's by default). steps, guidance: of the pipeline. bits:
-    of its weights."""
+    """
+    Args:
+        model: a folder with a saved pipeline, or a name on the hub.
+        template: the prompt; {} stands for the class.
+        prompts: a TOML or JSON file of class = "prompt" instead.
+        classes: their names, where the data does not have them.
+        negative: a prompt for what should not be seen.
+        resolution: what the pipeline draws at (its own by default).
+        size: what its images are shrunk to (the data's by default).
+        steps: of the pipeline.
+        guidance: of the pipeline.
+        batch: images at a time.
+        bits: of its weights.
+        device: where it runs; "auto" takes a GPU where there is one.
+    """
 
     model: str = "stabilityai/stable-diffusion-2-1"
     template: str = "a photo of a {}"

@@ -12,6 +12,7 @@ the client's memory and is neither sent nor used for testing. Drop (Eq. 5): in e
 (`drop`) of the generated samples go without it.
 
 Readings where the paper is silent, and deviations:
+
 - The loss is that of the received global model, in evaluation mode and without augmentation, at the
   client's first work in a cycle. Cycles are counted by the global round. Both parts of Eq. 9 follow
   `sampling`; what the second lacks comes from the first.

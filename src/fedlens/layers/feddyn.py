@@ -7,8 +7,8 @@ x), which is the local gradient at y_i. Server: h <- h - alpha / N sum over the 
 Both terms pull, neither is loss. Clients count alike, as in the paper. `by_size` is the public
 code's strength for each client, alpha_i = alpha * mean n / n_i: the mean goes down with the model,
 and comes from the federation's facts or, where they do not say it, from those heard in the round
-before. The server's half stays as it is: -h / alpha is the mean over all clients of the sum of (y_i
-- x), whatever alpha_i was.
+before. The server's half stays as it is: -h / alpha is the mean over all clients of the sum of
+(y_i - x), whatever alpha_i was.
 
 Two models can be tested and saved. x, the one that goes out ("cloud" in the public code), swings
 more than the mean of the heard y_i, which is x + h / alpha and what the public code prints as

@@ -3,6 +3,7 @@ layer-wise aggregation.
 
 No code was published by its authors. This follows what the FedVSR authors made of it for their
 Table 3:
+
 - Client: z_i, the features of one layer for sample i, averaged over the picture, are drawn to the
   received model's features of the same sample and pushed away from its features of the others:
   lambda * InfoNCE with temperature tau. A hook takes the features, so any model will do.

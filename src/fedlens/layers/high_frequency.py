@@ -12,6 +12,7 @@ the same square roots as the loss, so both are computed in one pass while a piec
 the cache, and going backward is one product with a number.
 
 Where paper and code disagree, or say nothing:
+
 - eps = 1e-9 is added un-squared, as in the public code; the paper's epsilon is then 3.2e-5.
 - An odd length repeats its last sample (PyWavelets' "symmetric"): the missing partner adds no
   detail along that axis. The public code fails there. A single frame has detail in space only.

@@ -13,6 +13,7 @@ map (N, C, H, W): heat maps, class maps, depth, images, frame by frame also clip
 prediction without a grid (class scores) is compared as it is.
 
 What the paper leaves open, and what is done here:
+
 - Eqs. 4-5 are sums over pixels, public pose code takes means. alpha = 1 means something only if
   both terms use the same one: the distance has the reduction of the task's loss.
 - U is bilinear with pixel centres; corners=True aligns corner pixels instead, as unbiased

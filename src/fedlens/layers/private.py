@@ -100,7 +100,11 @@ class Private(TrainingLayer):
 
 @dataclass
 class BackboneOnly(Private):
-    """Only what is named `backbone.` (or another first token) travels."""
+    """Only the backbone travels; everything else stays with each client.
+
+    Args:
+        backbone: the first part of the names that travel.
+    """
 
     key: ClassVar[str] = "BackboneOnly.backbone"
     backbone: str = "backbone"

@@ -37,7 +37,14 @@ def levels(clip: Tensor, channel: Channel = "rgb", border: int = 0) -> Tensor:
 def frame_psnr(
     prediction: Tensor, target: Tensor, channel: Channel = "rgb", border: int = 0
 ) -> Tensor:
-    """PSNR of every frame of (..., 3, H, W)."""
+    """PSNR of every frame, after rounding to 8 bits.
+
+    Args:
+        prediction: frames (..., 3, H, W) in [0, 1].
+        target: the true ones, of the same shape.
+        channel: "rgb" or "y" (luma).
+        border: pixels at the edge that are left out.
+    """
     gap = levels(prediction, channel, border) - levels(target, channel, border)
     mean = gap.double().square().mean((-3, -2, -1))
     return (10 * torch.log10(255**2 / mean.clamp_min(1e-30))).clamp_max(CAP)
@@ -46,7 +53,14 @@ def frame_psnr(
 def frame_ssim(
     prediction: Tensor, target: Tensor, channel: Channel = "rgb", border: int = 0
 ) -> Tensor:
-    """SSIM of every frame of (..., 3, H, W)."""
+    """SSIM of every frame, after rounding to 8 bits.
+
+    Args:
+        prediction: frames (..., 3, H, W) in [0, 1].
+        target: the true ones, of the same shape.
+        channel: "rgb" or "y" (luma).
+        border: pixels at the edge that are left out.
+    """
     a, b = levels(prediction, channel, border), levels(target, channel, border)
     lead = a.shape[:-3]
     out = (
@@ -92,7 +106,12 @@ def gaussian_blur(x: Tensor) -> Tensor:
 def temporal_gap(prediction: Tensor, target: Tensor) -> Tensor:
     """Temporal consistency: how much the change from frame to frame differs from the true change,
     mean absolute in 8-bit levels. Flicker and trailing raise it, a constant error does not. Zero
-    for a single frame."""
+    for a single frame.
+
+    Args:
+        prediction: frames (..., 3, H, W) in [0, 1].
+        target: the true ones, of the same shape.
+    """
     a, b = levels(prediction), levels(target)
     if a.shape[-4] < 2:
         return torch.zeros(())

@@ -14,6 +14,11 @@ Border = Literal["reflect", "valid"]
 def psnr(image: Tensor, truth: Tensor, peak: float = 255.0) -> float:
     """Peak signal-to-noise ratio in dB, over all pixels and channels together. Callers clamp first
     where that is the convention.
+
+    Args:
+        image: what is judged.
+        truth: the true image, of the same shape.
+        peak: the largest value of a pixel.
     """
     error = float((image.double() - truth.double()).square().mean())
     return math.inf if error == 0 else 10 * math.log10(peak * peak / error)
@@ -28,8 +33,17 @@ def ssim(
     border: Border = "reflect",
 ) -> float:
     """Structural similarity (Wang et al., 2004) with a Gaussian window; mean over pixels and
-    channels. border: where the window does not fit, reflect the image (as torchmetrics does) or
-    leave those pixels out ("valid", as the original)."""
+    channels.
+
+    Args:
+        image: what is judged.
+        truth: the true image, of the same shape.
+        peak: the largest value of a pixel.
+        size: side of the window, in pixels.
+        sigma: of the window.
+        border: where the window does not fit, reflect the image (as torchmetrics does) or leave
+            those pixels out ("valid", as the original).
+    """
     if min(image.shape[-2:]) < size:
         raise ValueError(
             f"SSIM needs at least {size} x {size} pixels, this image has {image.shape[-2]} x"

@@ -90,8 +90,13 @@ def _published() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def lpips(prediction: Tensor, target: Tensor, folder: str | None = None) -> Tensor:
-    """Distance of every frame of (N, 3, H, W) in [0, 1], rounded to 8 bits as all published figures
-    are.
+    """Distance of every frame, rounded to 8 bits as all published figures are.
+
+    Args:
+        prediction: frames (N, 3, H, W) in [0, 1].
+        target: the true ones, of the same shape.
+        folder: where the weight files lie; by default below FEDLENS_DATA, or as torchvision and
+            LPIPS publish them.
     """
     model = load_lpips(folder)
     pairs = [

@@ -50,7 +50,15 @@ def pck(
     reference: NDArray[Any],
     threshold: float = 0.2,
 ) -> float:
-    """Share of visible joints within threshold * reference, in percent."""
+    """Share of visible joints within threshold * reference, in percent.
+
+    Args:
+        predicted: joints (N, J, 2), in pixels.
+        truth: the annotated joints, likewise.
+        visible: (N, J), which of them count.
+        reference: a length for each person.
+        threshold: share of that length.
+    """
     right, counts = hits(predicted, truth, visible, reference, threshold)
     return 100 * float(right.sum()) / max(1, int(counts.sum()))
 
@@ -58,8 +66,13 @@ def pck(
 def pckh(
     predicted: NDArray[Any], truth: NDArray[Any], visible: NDArray[Any], reference: NDArray[Any]
 ) -> dict[str, float]:
-    """MPII: the mean at 0.5, the mean at 0.1 and the groups at 0.5, in percent. reference = 0.6 *
-    head box diagonal.
+    """MPII's metric: the mean at 0.5, the mean at 0.1 and the groups at 0.5, in percent.
+
+    Args:
+        predicted: joints (N, J, 2), in pixels.
+        truth: the annotated joints, likewise.
+        visible: (N, J), which of them count.
+        reference: 0.6 * head box diagonal of each person.
     """
     seen = np.array(visible, float)
     seen[:, list(MPII_LEFT_OUT)] = 0
@@ -83,6 +96,13 @@ def oks(
 ) -> NDArray[Any]:
     """Object keypoint similarity of each pair of people: mean over visible joints of exp(-d^2 / (2
     area (2 sigma)^2)).
+
+    Args:
+        predicted: joints (N, J, 2), in pixels.
+        truth: the annotated joints, likewise.
+        visible: (N, J), which of them count.
+        area: of each annotated person.
+        sigmas: one a joint.
     """
     d2 = ((predicted - truth) ** 2).sum(-1)
     spread = (2 * np.asarray(sigmas)) ** 2
@@ -102,9 +122,18 @@ def coco_ap(
     sigmas: Sequence[float],
     found_in: NDArray[Any] | None = None,
 ) -> dict[str, float]:
-    """AP, AP50, AP75 and AR of COCO's own program. In percent. image: of each annotated person;
-    there is one detection for each, or they are those of a detector in the images `found_in`.
-    sigmas: one a joint.
+    """AP, AP50, AP75 and AR of COCO's own program, in percent.
+
+    Args:
+        predicted: joints (N, J, 2), in pixels; one detection for each annotated person, or a
+            detector's.
+        scores: of the detections.
+        truth: the annotated joints.
+        visible: which of them count.
+        area: of each annotated person.
+        image: of each annotated person.
+        sigmas: one a joint.
+        found_in: the images of a detector's detections.
     """
     places = image if found_in is None else found_in
     try:

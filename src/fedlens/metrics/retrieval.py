@@ -35,7 +35,14 @@ def most_similar(
 def recall(
     found: Tensor, labels: Tensor, gallery_labels: Tensor, ks: Sequence[int] = KS
 ) -> dict[str, float]:
-    """`found` as `most_similar` gives it."""
+    """Share of queries that have their class among their k nearest.
+
+    Args:
+        found: numbers of the nearest in the gallery (queries x k), best first.
+        labels: of the queries.
+        gallery_labels: of the gallery.
+        ks: how many of the nearest are looked at.
+    """
     hits = gallery_labels[found] == labels[:, None]
     return {f"recall_at_{k}": float(hits[:, :k].any(1).float().mean()) for k in ks}
 
@@ -43,7 +50,14 @@ def recall(
 def vote(
     found: Tensor, labels: Tensor, gallery_labels: Tensor, ks: Sequence[int] = KS
 ) -> dict[str, float]:
-    """Share of queries whose k nearest elect the right class."""
+    """Share of queries whose k nearest elect the right class.
+
+    Args:
+        found: numbers of the nearest in the gallery (queries x k), best first.
+        labels: of the queries.
+        gallery_labels: of the gallery.
+        ks: how many of the nearest are looked at.
+    """
     near = gallery_labels[found]
     classes = int(max(int(gallery_labels.max()), int(labels.max()))) + 1
     out = {}

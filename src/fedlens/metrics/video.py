@@ -17,7 +17,13 @@ from torch import Tensor
 
 
 def vmaf(prediction: Tensor, target: Tensor, rate: int = 30) -> float:
-    """Mean VMAF of a clip (T, 3, H, W) in [0, 1] against its reference."""
+    """Mean VMAF of a clip against its reference.
+
+    Args:
+        prediction: a clip (T, 3, H, W) in [0, 1].
+        target: the reference, of the same shape.
+        rate: frames a second.
+    """
     if prediction.shape != target.shape:
         raise ValueError(
             f"clips differ in shape: {tuple(prediction.shape)} and {tuple(target.shape)}"

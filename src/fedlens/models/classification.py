@@ -48,7 +48,13 @@ class Normalise(nn.Module):
 
 
 class Classifier(nn.Module):
-    """body + head. `features` is what layers adapt, compare or share."""
+    """body + head. `features` is what layers adapt, compare or share.
+
+    Args:
+        body: turns images into feature vectors.
+        width: of a feature vector.
+        classes: how many.
+    """
 
     def __init__(self, body: nn.Module, width: int, classes: int) -> None:
         super().__init__()

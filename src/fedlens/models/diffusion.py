@@ -21,9 +21,17 @@ STEPS = 1000  # of the noise schedule
 
 
 class Denoiser(nn.Module):
-    """classes, channels, size: of the images. widths: channels of the levels, each at half the
-    resolution of the one before. attention: in the coarsest level. average: decay of the moving
-    average."""
+    """
+    Args:
+        classes: how many.
+        channels: of the images.
+        size: side of an image, in pixels.
+        patch: so many pixels along each side become channels of the network.
+        widths: channels of the levels, each at half the resolution of the one before.
+        layers: of each level.
+        attention: in the coarsest level.
+        average: decay of the moving average.
+    """
 
     def __init__(
         self,

@@ -158,8 +158,19 @@ class Fuse(nn.Module):
 
 
 class IART(ClipModel):
-    """dim: features of a pass; width: of the enlarged picture. flow_weights: a SpyNet checkpoint to
-    start from.
+    """
+    Args:
+        scale: 2, 3 or 4.
+        window: of the attention, as frames, height and width.
+        depths: blocks of each layer of a pass.
+        dim: features of a pass.
+        heads: of the attention.
+        width: features of the enlarged picture.
+        drop_path: the chance to skip the last block, rising from 0 at the first.
+        recompute: compute parts again in the backward pass, to save memory.
+        flow_weights: a SpyNet checkpoint to start from.
+        tile: frames, height and width of a piece, in input pixels; None takes every clip whole.
+        overlap: of two pieces, likewise.
     """
 
     def __init__(
@@ -255,7 +266,13 @@ class IART(ClipModel):
 
 
 def iart_small(scale: int = 4, recompute: bool = True, flow_weights: str | None = None) -> IART:
-    """IART in small, for tests and CPUs."""
+    """IART in small, for tests and CPUs.
+
+    Args:
+        scale: by how much it enlarges.
+        recompute: compute parts again in the backward pass, to save memory.
+        flow_weights: a SpyNet checkpoint to start from.
+    """
     return IART(
         scale,
         window=(3, 4, 4),

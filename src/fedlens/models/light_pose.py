@@ -49,9 +49,15 @@ class LightHead(nn.Module):
 
 
 class LightPose(nn.Module):
-    """name: of timm's networks that give maps. stages: how many of the strides 4, 8, 16, 32 are
-    used; fewer for small inputs. Pixels come in as ImageNet's mean and deviation make them and are
-    brought to what the network's own weights expect."""
+    """Maps of a timm network, fused by a light head. Pixels come in as ImageNet's mean and
+    deviation make them and are brought to what the network's own weights expect.
+
+    Args:
+        name: of timm's networks that give maps.
+        joints: one heat map each.
+        stages: how many of the strides 4, 8, 16, 32 are used; fewer for small inputs.
+        width: features of the head.
+    """
 
     def __init__(self, name: str, joints: int, stages: int = 4, width: int = 64) -> None:
         super().__init__()

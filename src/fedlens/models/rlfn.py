@@ -62,7 +62,13 @@ class FeatureBlock(nn.Module):
 
 
 class RLFN(nn.Module):
-    """width, blocks: size of the trunk. middle: channels inside a block, if others."""
+    """
+    Args:
+        scale: 2, 3 or 4.
+        width: features of the trunk.
+        blocks: of the trunk.
+        middle: channels inside a block, where they are others.
+    """
 
     frame_wise = frame_by_frame = True
     channels_last = True
@@ -120,10 +126,18 @@ class RLFN(nn.Module):
 
 
 def rlfn_s(scale: int = 4) -> RLFN:
-    """Its authors' smaller one, 0.47 M parameters at x4."""
+    """Its authors' smaller one, 0.47 M parameters at x4.
+
+    Args:
+        scale: 2, 3 or 4.
+    """
     return RLFN(scale, 48, 6)
 
 
 def rlfn_ntire(scale: int = 4) -> RLFN:
-    """The pruned one of the NTIRE 2022 challenge, 0.32 M parameters at x4."""
+    """The pruned one of the NTIRE 2022 challenge, 0.32 M parameters at x4.
+
+    Args:
+        scale: 2, 3 or 4.
+    """
     return RLFN(scale, 46, 4, 48)

@@ -235,10 +235,25 @@ class QuarterFeatures(nn.Sequential):
 
 
 class RVRT(ClipModel):
-    """counts, depth: residual parts, and blocks in each, of the first layers, of a pass and of the
-    last ones. groups: of offsets; align_heads, hidden, limit: of the guided attention.
-    flow_weights: a SpyNet checkpoint to start from. At scale 1 it restores, with another width and
-    grouped convolutions; noise: see ClipModel."""
+    """
+    Args:
+        scale: 2, 3 or 4; at 1 it restores, with another width and grouped convolutions.
+        window: of the attention, as frames, height and width.
+        counts: residual parts of the first layers, of a pass and of the last layers.
+        depth: blocks in each of these parts.
+        dim: features; the official number by default.
+        heads: of the attention.
+        groups: of offsets.
+        align_heads: of the guided attention.
+        hidden: features that its offsets are computed from.
+        width: features of the enlarged picture.
+        limit: how far, in pixels, a learned offset may lead away from the flow.
+        recompute: compute parts again in the backward pass, to save memory.
+        flow_weights: a SpyNet checkpoint to start from.
+        noise: standard deviation in levels of 255, for weights that take it as an input.
+        tile: frames, height and width of a piece, in input pixels; None takes every clip whole.
+        overlap: of two pieces, likewise.
+    """
 
     scales = (1, 2, 3, 4)
 
@@ -402,7 +417,13 @@ def _clip_flows(flows: Tensor) -> list[Tensor]:
 
 
 def rvrt_small(scale: int = 4, recompute: bool = True, flow_weights: str | None = None) -> RVRT:
-    """RVRT in small, for tests and CPUs."""
+    """RVRT in small, for tests and CPUs.
+
+    Args:
+        scale: by how much it enlarges.
+        recompute: compute parts again in the backward pass, to save memory.
+        flow_weights: a SpyNet checkpoint to start from.
+    """
     return RVRT(
         scale,
         window=(2, 4, 4),

@@ -69,8 +69,10 @@ class Level(nn.Module):
 
 
 class SpyNet(nn.Module):
-    """scales: 1 gives the flow at full size, 2 at half size and so on; one tensor per scale comes
-    out.
+    """
+    Args:
+        scales: 1 gives the flow at full size, 2 at half size and so on; one tensor per scale comes
+            out.
     """
 
     mean: Tensor

@@ -30,7 +30,12 @@ BACKBONES = (*LARGE, *MVIT, *_SMALL)
 
 
 class VideoBackbone(nn.Module):
-    """Stem and four stages under torchvision's names, so that its checkpoints fit."""
+    """Stem and four stages under torchvision's names, so that its checkpoints fit.
+
+    Args:
+        stem: the first layers.
+        stages: the four.
+    """
 
     def __init__(self, stem: nn.Module, stages: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -94,7 +99,11 @@ class TransformerBackbone(nn.Module):
 
 
 def r3d10(widths: Sequence[int] = _SMALL["r3d10"]) -> VideoBackbone:
-    """One basic block a stage: ten layers with the stem and a classifier."""
+    """One basic block a stage: ten layers with the stem and a classifier.
+
+    Args:
+        widths: features of the four stages.
+    """
     from torchvision.models.video.resnet import BasicBlock, Conv3DSimple
 
     first = widths[0]

@@ -227,9 +227,17 @@ class _HeatmapModel(nn.Module):
 
 
 class ViTPose(_HeatmapModel):
-    """model: a name of SIZES. joints: heat maps. patch: its side. positions: "conv" takes any size;
-    "absolute" is the official model for `size`. drop_path: stochastic depth of the last block,
-    rising from zero (0.3 for MPII, 0.1 for COCO officially)."""
+    """A plain vision transformer that draws heat maps.
+
+    Args:
+        model: vit-nano, vit-tiny, vit-small, vitpose-s or vitpose-b.
+        joints: one heat map each.
+        patch: side of a patch, in pixels.
+        positions: "conv" takes any input size; "absolute" is the official model for `size`.
+        size: (height, width) of the input.
+        drop_path: stochastic depth of the last block, rising from zero (0.3 for MPII, 0.1 for COCO
+            officially).
+    """
 
     backbone: Transformer
 
@@ -356,8 +364,15 @@ def arguments_of(weights: Mapping[str, Tensor]) -> dict[str, Any]:
 
 class SimpleBaseline(_HeatmapModel):
     """A ResNet of torchvision without its classifier, and transposed convolutions up to a quarter
-    of the input: the convolutional comparison. stages: how many of the ResNet's four are kept;
-    fewer for small inputs (stride 4, 8, 16, 32)."""
+    of the input: the convolutional comparison.
+
+    Args:
+        depth: of the ResNet: 18, 34, 50, 101 or 152.
+        joints: one heat map each.
+        stages: how many of the ResNet's four are kept; fewer for small inputs (stride 4, 8, 16,
+            32).
+        channels: of the transposed convolutions.
+    """
 
     def __init__(
         self, depth: int = 50, joints: int = 16, stages: int = 4, channels: int = 256

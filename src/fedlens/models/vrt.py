@@ -246,14 +246,25 @@ class VRTResidual(nn.Module):
 
 
 class VRT(ClipModel):
-    """frames: 6, 7 or 16, the clip length an official configuration was made for; it sets window,
-    reach (neighbours either side) and groups (of the deformable convolutions) unless they are
-    given. At scale 1 there is one configuration, for 6 frames. flow_weights: a SpyNet checkpoint to
-    start from. noise: see ClipModel.
-
-    dims, depths, heads: of the seven stages and of the parts of the last one. alone: how many of
-    those last parts see single frames. drop_path: the chance to skip the last block, rising from 0
-    at the first.
+    """
+    Args:
+        scale: 2, 3 or 4; at 1 it restores, and there is one configuration, for 6 frames.
+        frames: 6, 7 or 16, the clip length an official configuration was made for; it sets window,
+            reach and groups unless they are given.
+        window: of the attention, as frames, height and width.
+        depths: blocks of the seven stages and of the parts of the last one.
+        dims: features of the same.
+        heads: of the attention.
+        alone: how many of the last parts see single frames.
+        reach: neighbours either side that are brought to a frame.
+        groups: of the deformable convolutions.
+        width: features of the enlarged picture.
+        drop_path: the chance to skip the last block, rising from 0 at the first.
+        recompute: compute parts again in the backward pass, to save memory.
+        flow_weights: a SpyNet checkpoint to start from.
+        noise: standard deviation in levels of 255, for weights that take it as an input.
+        tile: frames, height and width of a piece, in input pixels; None takes every clip whole.
+        overlap: of two pieces, likewise.
     """
 
     scales = (1, 2, 3, 4)
@@ -446,7 +457,13 @@ def _chain(flow: Tensor, reach: int, after: bool) -> Flows:
 
 
 def vrt_small(scale: int = 4, recompute: bool = True, flow_weights: str | None = None) -> VRT:
-    """VRT in small, for tests and CPUs."""
+    """VRT in small, for tests and CPUs.
+
+    Args:
+        scale: by how much it enlarges.
+        recompute: compute parts again in the backward pass, to save memory.
+        flow_weights: a SpyNet checkpoint to start from.
+    """
     return VRT(
         scale,
         window=(2, 4, 4),

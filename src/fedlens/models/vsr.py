@@ -64,7 +64,13 @@ class Upsampler(nn.Module):
 
 
 class LightVSR(nn.Module):
-    """Recurrent in one direction, for CPUs. width, blocks: size of the trunk. scale: 2, 3 or 4."""
+    """Recurrent in one direction, for CPUs.
+
+    Args:
+        scale: 2, 3 or 4.
+        width: features of the trunk.
+        blocks: of the trunk.
+    """
 
     looks_ahead, frame_by_frame = 1, True
     channels_last = True
@@ -159,8 +165,12 @@ def warp_inside(x: Tensor, flow: Tensor) -> Tensor:
 
 
 class BidirectionalVSR(nn.Module):
-    """BasicVSR's plan in small: recurrent in both directions, along a flow. width, blocks: size of
-    each of the two trunks.
+    """BasicVSR's plan in small: recurrent in both directions, along a flow.
+
+    Args:
+        scale: 2, 3 or 4.
+        width: features of each of the two trunks.
+        blocks: of each trunk.
     """
 
     def __init__(self, scale: int = 4, width: int = 32, blocks: int = 4) -> None:

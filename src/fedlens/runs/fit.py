@@ -246,7 +246,8 @@ class Report:
 class FitResult:
     """What `fit` gives: the network, the rounds, the folder with everything else.
 
-    outcome: of the job, for whoever wants the state or the setup.
+    Args:
+        outcome: of the job, for whoever wants the state or the setup.
     """
 
     def __init__(self, outcome: Outcome) -> None:

@@ -99,8 +99,18 @@ def experiment(
     listener: Listener | None = None,
     **overrides: Any,
 ) -> Outcome:
-    """A recipe from Python: `experiment("demo", rounds=3, algorithm="fedprox")`. Dotted overrides
-    go in as `**{"data.alpha": 0.1}`.
+    """A recipe from Python: `experiment("demo", rounds=3, algorithm="fedprox")`.
+
+    Args:
+        recipe: the name of a shipped one, or a file.
+        algorithm: a name of `fedlens list algorithms`, or parts joined by +, in place of the
+            recipe's own.
+        out: the run folder; `runs/NAME` by default.
+        engine: "simulator", "ray" or "flower".
+        resume: go on with the run in `out`.
+        fresh: start over in `out`.
+        listener: hears how the run goes.
+        overrides: keys of the recipe; dotted ones go in as `**{"data.alpha": 0.1}`.
     """
     config = recipes.read(recipe, overrides, algorithm)
     folder = Path(out) if out else free_folder(config.name)

@@ -53,12 +53,22 @@ class Frozen(SplitNet):
 
 @dataclass
 class ActionRecognition(LearningTask):
-    """classes: how many. backbone: r3d18, r2plus1d18, r3d10, r3d10s or module:Class. init: a saved
-    model (RUN/model.safetensors) whose backbone to start from. pretrained: weights of the same
-    network from elsewhere (a path, hub:OWNER/NAME). probe: train the last layer only.
-    frames, stride, size: of a clip. dropout: before the last layer. clips: per test video.
-    motion: the network sees differences of frames, as in the pretraining it starts from. norm:
-    batch or group normalisation in the backbone."""
+    """
+    Args:
+        classes: how many.
+        backbone: r3d18, r2plus1d18, r3d10, r3d10s or module:Class.
+        init: a saved model (RUN/model.safetensors) whose backbone to start from.
+        pretrained: weights of the same network from elsewhere (a path, hub:OWNER/NAME).
+        probe: train the last layer only.
+        frames: of a clip.
+        stride: between frames of a clip.
+        size: side of a frame, in pixels.
+        dropout: before the last layer.
+        clips: for each test video; their scores are averaged.
+        evaluation_batch: clips at a time.
+        motion: the network sees differences of frames, as in the pretraining it starts from.
+        norm: batch or group normalisation in the backbone.
+    """
 
     classes: Several = 101
     backbone: str = "r3d18"

@@ -34,9 +34,14 @@ VIEWS = 2
 
 @dataclass
 class ClipAgreement(VideoSSL):
-    """stride: the largest between frames. width: of the head's layers. pull, keep: weights of
-    agreement and of spread. colour: change colours. The rest as in every video pretext task:
-    backbone, frames and size of a clip, clips per video in retrieval, majority, init."""
+    """
+    Args:
+        stride: the largest between frames.
+        width: of the head's layers.
+        pull: weight of the agreement.
+        keep: weight of the spread.
+        colour: change colours.
+    """
 
     stride: Count = 3
     width: Several = 128

@@ -78,11 +78,15 @@ class TrackHead(nn.Module):
 
 @dataclass
 class CtP(VideoSSL):
-    """patches: how many. stride: the largest between frames. jitter: of a patch's sides, as a
-    logarithm. speed, growth: of its centre and sides, see `patches.py`. shift: the centre's target
-    in "pixels" (published) or in "sides" of the first box. colour: change colours over time. The
-    rest as in every video pretext task: backbone (r3d18, r2plus1d18, r3d10, r3d10s, module:Class),
-    frames and size of a clip, clips per video in retrieval, majority, init.
+    """
+    Args:
+        patches: how many.
+        stride: the largest between frames.
+        jitter: of a patch's sides, as a logarithm.
+        speed: the most that a patch's centre moves, in pixels of 112 a frame (`tasks/patches.py`).
+        growth: the most that the logarithm of its sides changes, a frame.
+        shift: the centre's target in "pixels" (published) or in "sides" of the first box.
+        colour: change colours over time.
     """
 
     patches: Count = 3

@@ -25,9 +25,22 @@ from fedlens.models.diffusion import STEPS, Denoiser, schedule
 
 
 class Generation(LearningTask):
-    """classes, channels, size: of the images. patch, widths, layers, attention, average: of the
-    network (see models/diffusion.py). hide: share of training images whose class is hidden. steps,
-    guidance: of the sampler that draws the pictures. init: weights to start from."""
+    """
+    Args:
+        classes: how many.
+        channels: of the images.
+        size: side of an image, in pixels.
+        patch: so many pixels along each side become channels of the network.
+        widths: channels of the network's levels, each at half the resolution of the one before.
+        layers: of each level.
+        attention: in the coarsest level.
+        average: decay of the moving average of the weights.
+        hide: share of training images whose class is hidden, for guidance.
+        steps: of the sampler that draws the pictures.
+        guidance: of that sampler; 1 is none.
+        seed: of the pictures and of the noise in tests.
+        init: weights to start from.
+    """
 
     def __init__(
         self,

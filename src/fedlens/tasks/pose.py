@@ -39,20 +39,36 @@ from fedlens.tasks.pose_drawing import as_image, draw_heat, draw_joints, enlarge
 
 @dataclass
 class Pose(LearningTask):
-    """joints: the skeleton, which also decides the metric (mpii: PCKh, lsp: PCK@0.2 of the torso,
-    coco: AP; one's own: AP, and PCK@0.2 of the box): a name, or a table with joints (their names),
-    flips, bones and sigmas; where nobody gives one, the data's. network: vit-nano, vit-tiny,
-    vit-small, vitpose-s, vitpose-b, resnet-18 ... resnet-152, timm:NAME (a convolutional backbone
-    with a light head) or module:Class, a network of your own that makes a heat map for each joint
-    and is told joints and size where it asks. patch, positions, size, drop_path: see ViTPose.
-    norm: batch or group normalisation. stages: see SimpleBaseline and LightPose. sizes: resolutions
-    (height, width) to evaluate at; the data's own if none. capture, how: test images have only this
-    resolution and are interpolated to each of `sizes`, in each of these ways. embed: how many
-    people to show in an embedding of the features. init: weights to start from, such as a public
-    checkpoint.
-    pretrained: the same for other joints or another purpose (a path, hub:OWNER/NAME): the head's
-    last layer may differ, and official ViTPose, MAE and DeiT files start a network with
-    positions="conv" too; package:NAME is a file that an installed package carries."""
+    """
+    Args:
+        joints: the skeleton, which also decides the metric (mpii: PCKh, lsp: PCK@0.2 of the torso,
+            coco: AP; one's own: AP, and PCK@0.2 of the box): a name, or a table with joints (their
+            names), flips, bones and sigmas; where nobody gives one, the data's.
+        network: vit-nano, vit-tiny, vit-small, vitpose-s, vitpose-b, resnet-18 ... resnet-152,
+            timm:NAME (a convolutional backbone with a light head) or module:Class, a network of
+            your own that makes a heat map for each joint and gets joints and size where its
+            constructor has them.
+        patch: side of a patch, in pixels (`ViTPose`).
+        positions: "conv" takes any input size, "absolute" is made for `size` (`ViTPose`).
+        size: (height, width) of the input.
+        drop_path: stochastic depth (`ViTPose`).
+        norm: batch or group normalisation.
+        stages: of the backbone that are used (`SimpleBaseline`, `LightPose`).
+        targets: how heat maps are drawn, "udp" or "msra" (`tasks/heatmaps.py`).
+        sigma: of a joint's Gaussian, in pixels of a map of height 64.
+        scaled_sigma: whether sigma grows with the map's height.
+        decode: how a joint is found in a map, "argmax", "quarter" or "dark".
+        flip_test: average with the mirrored image's maps.
+        sizes: resolutions (height, width) to evaluate at; the data's own if none.
+        capture: test images have only this resolution and are interpolated to each of `sizes`.
+        how: ways of that interpolation; each is evaluated.
+        test_batch: people at a time.
+        embed: how many people to show in an embedding of the features.
+        init: weights to start from, such as a public checkpoint.
+        pretrained: the same for other joints or another purpose (a path, hub:OWNER/NAME): the
+            head's last layer may differ, and official ViTPose, MAE and DeiT files start a network
+            with positions="conv" too; package:NAME is a file that an installed package carries.
+    """
 
     joints: Literal["mpii", "lsp", "coco"] | dict[str, Any] = "lsp"
     network: str = "vit-tiny"

@@ -40,10 +40,12 @@ class RateHead(nn.Module):
 
 @dataclass
 class Speed(VideoSSL):
-    """strides: the classes; 0 stands still, negative ones run backwards. dropout: before the last
-    layer. colour: change colours. The rest as in every video pretext task: backbone (r3d18,
-    r2plus1d18, r3d10, r3d10s, module:Class), frames and size of a clip, clips per video in
-    retrieval, majority, init."""
+    """
+    Args:
+        strides: the classes; 0 stands still, negative ones run backwards.
+        dropout: before the last layer.
+        colour: change colours.
+    """
 
     strides: tuple[int, ...] = (-4, -2, -1, 0, 1, 2, 4)
     dropout: Fraction = 0.5

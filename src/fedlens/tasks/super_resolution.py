@@ -39,13 +39,23 @@ def charbonnier(prediction: Tensor, target: Tensor, eps: float = 1e-9) -> Tensor
 
 
 class SuperResolution(LearningTask):
-    """model: see above; options: its constructor arguments besides the scale. scale: 1 restores and
-    keeps the size. metrics: some of
-    psnr, ssim (RGB), psnr_y, ssim_y (luma), temporal, lpips, vmaf. border: pixels not looked at.
-    eps: Charbonnier's. lpips_weights: folder with local weight files. tile, margin: low-resolution
-    pixels of a piece and of its context; window, overlap: frames of a piece and of the context
-    before and after; what is not given is 256 and 16 for tests, and what memory allows for films.
-    init, or pretrained: weights to start from, such as an official checkpoint."""
+    """
+    Args:
+        model: the network, see above.
+        scale: by how much; 1 restores and keeps the size.
+        options: arguments of the network's constructor besides the scale.
+        metrics: some of psnr, ssim (RGB), psnr_y, ssim_y (luma), temporal, lpips, vmaf.
+        border: pixels at the edge that metrics leave out.
+        eps: of the Charbonnier loss.
+        lpips_weights: a folder with the weight files of LPIPS.
+        tile: low-resolution pixels of a piece; 256 for tests and what memory allows for films, if
+            not given.
+        margin: low-resolution pixels of context around a piece.
+        window: frames of a piece; 16 for tests and what memory allows for films, if not given.
+        overlap: frames of context before and after a piece.
+        init: weights to start from, such as an official checkpoint.
+        pretrained: the same under another name; only one of the two can be given.
+    """
 
     shared = ("scale",)
 

@@ -149,7 +149,7 @@ def at_least(clip: Tensor, fewest: int) -> Tensor:
 
 
 def run_network(model: nn.Module, x: Tensor, scale: int) -> Tensor:
-    """model(x), with a clear sentence if it is not a super-resolution network."""
+    """model(x), with a clear error message if it is not a super-resolution network."""
     y = model(x)
     want = (*x.shape[:3], x.shape[3] * scale, x.shape[4] * scale)
     if not isinstance(y, Tensor) or tuple(y.shape) != want:

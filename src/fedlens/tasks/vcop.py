@@ -53,9 +53,11 @@ class OrderHead(nn.Module):
 
 @dataclass
 class VCOP(VideoSSL):
-    """gap: frames between two clips. dropout: before the last layer. The rest as in every video
-    pretext task: backbone (r3d18, r2plus1d18, r3d10, r3d10s, module:Class), frames and size of a
-    clip, clips per video in retrieval, majority, init."""
+    """
+    Args:
+        gap: frames between two clips.
+        dropout: before the last layer.
+    """
 
     gap: Natural = 8
     dropout: Fraction = 0.5

@@ -62,12 +62,21 @@ def small_normal(*layers: nn.Linear) -> None:
 
 @dataclass
 class VideoSSL(LearningTask):
-    """Abstract. backbone: r3d18, r2plus1d18, mvit_v1_b, mvit_v2_s, r3d10, r3d10s or module:Class.
-    frames, size: of a clip. clips: per video in retrieval. majority: also report the vote among the
-    nearest. init: a saved model whose backbone to start from. pretrained: weights of the same
-    backbone from elsewhere (true: torchvision's, a path, hub:OWNER/NAME). motion: the network sees
-    what changes from frame to frame instead of the frames. norm: batch or group normalisation in
-    the backbone."""
+    """Abstract: a pretext task on video. These arguments are those of all of them.
+
+    Args:
+        backbone: r3d18, r2plus1d18, mvit_v1_b, mvit_v2_s, r3d10, r3d10s or module:Class.
+        frames: of a clip.
+        size: side of a frame, in pixels.
+        clips: for each video in retrieval.
+        majority: also report the vote among the nearest.
+        init: a saved model whose backbone to start from.
+        pretrained: weights of the same backbone from elsewhere (true: torchvision's, a path,
+            hub:OWNER/NAME).
+        motion: the network sees what changes from frame to frame instead of the frames.
+        norm: batch or group normalisation in the backbone.
+        evaluation_batch: clips at a time.
+    """
 
     backbone: str = "r3d18"
     frames: Count = 16

@@ -60,7 +60,13 @@ _Sum = tuple[float, float, str]
 def epsilon_of(
     spent: Iterable[tuple[Mechanism, int]], delta: float, accountant: Accountant = "pld"
 ) -> float:
-    """Of so many rounds of each mechanism, composed; the order does not matter."""
+    """The epsilon of several mechanisms, composed; their order does not matter.
+
+    Args:
+        spent: mechanisms, each with the number of its rounds.
+        delta: at which epsilon is meant.
+        accountant: "pld" or "rdp".
+    """
     sums: Counter[_Sum] = Counter()
     for mechanism, rounds in spent:
         if rounds:
@@ -136,7 +142,13 @@ def _event(one: _Sum) -> Any:
 
 
 def noise_for(epsilon: float, mechanism: Mechanism, rounds: int) -> float:
-    """The smallest multiplier with which so many rounds cost at most `epsilon`."""
+    """The smallest noise multiplier with which so many rounds cost at most `epsilon`.
+
+    Args:
+        epsilon: that must not be exceeded.
+        mechanism: what adds the noise, with any multiplier.
+        rounds: how many.
+    """
     accountant = accountant_of(mechanism)
 
     def cost(noise: float, by: Accountant = accountant) -> float:
@@ -176,6 +188,8 @@ class Statement:
     """An epsilon with everything without which it means nothing.
 
     Args:
+        epsilon: how much one unit can change the result.
+        delta: the chance that epsilon does not hold.
         unit: whose presence is hidden.
         relation: which two federations cannot be told apart.
         sampling: what is assumed about who is in a sum.
@@ -207,6 +221,12 @@ class Statement:
 
 
 def statement_of(mechanism: Mechanism, rounds: int) -> Statement:
+    """Epsilon of a mechanism, with everything that it depends on.
+
+    Args:
+        mechanism: what adds the noise.
+        rounds: how many.
+    """
     spent = [(mechanism, rounds)]
     used = accountant_of(mechanism)
     epsilon = epsilon_of(spent, mechanism.delta)

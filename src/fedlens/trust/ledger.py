@@ -155,7 +155,12 @@ def _number(value: float) -> float | str:
 
 class Ledger:
     """Appends to one file. Several processes may: each line is written under a lock, after the one
-    that is last then. sync: the line survives a power cut.
+    that is last then.
+
+    Args:
+        path: the file.
+        key: the site's signing key, or its file.
+        sync: whether a line must survive a power cut.
     """
 
     def __init__(self, path: Path, key: SigningKey | Path, sync: bool = True) -> None:

@@ -33,7 +33,12 @@ _SLACK = 4096  # bytes: numbers are written in more or fewer digits
 
 
 class PolicyError(ConfigError):
-    """What a policy does not allow. entry: the one that says so, all that a server hears of it."""
+    """What a policy does not allow.
+
+    Args:
+        entry: the one that says so, all that a server hears of it.
+        text: the whole message, for the site's own log.
+    """
 
     def __init__(self, entry: str, text: str) -> None:
         super().__init__(text)
@@ -297,6 +302,11 @@ class Policy(metaclass=Limited):
 
 
 def read_policy(path: Path) -> Policy:
+    """A policy from its TOML file. A wrong entry is refused with its name.
+
+    Args:
+        path: the file.
+    """
     try:
         table = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:

@@ -43,7 +43,7 @@ class Receipts:
         self.certificate = (keys / "server.pem").read_text() if signs else ""
 
     def see(self, client: int, fields: Mapping[str, Any]) -> str | None:
-        """Note the head that came with a reply. A sentence if the ledger cannot be the same as
+        """Note the head that came with a reply. A message if the ledger cannot be the same as
         before."""
         line, head = fields.get("line"), fields.get("head")
         if type(line) is not int or not isinstance(head, str) or len(head) != 64:

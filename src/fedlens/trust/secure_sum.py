@@ -122,10 +122,15 @@ class Masks(NamedTuple):
 
 @dataclass
 class SecureSum(Layer):
-    """dropouts: "recover" opens the sum of those who are left, "skip" gives the round up; "auto"
-    skips where no more than five take part. min_cohort: fewer never make a sum. ring: bits of a
-    tensor's entries; 16 halves what goes up and is for updates of a network. masks: false adds the
-    same numbers in the open, for simulations that need not wait for keystreams."""
+    """
+    Args:
+        dropouts: "recover" opens the sum of those who are left, "skip" gives the round up; "auto"
+            skips where no more than five take part.
+        min_cohort: fewer never make a sum.
+        ring: bits of a tensor's entries; 16 halves what goes up and is for updates of a network.
+        masks: false adds the same numbers in the open, for simulations that need not wait for
+            keystreams.
+    """
 
     dropouts: Dropouts = "auto"
     min_cohort: Annotated[int, Ge(3)] = 3

@@ -43,7 +43,7 @@ SAME_KEY = (
 
 
 class Declined(ValueError):
-    """What a site does not do, whoever asks: one sentence."""
+    """What a site does not do, whoever asks, and why."""
 
 
 class Vault(ABC):

@@ -24,9 +24,14 @@ _MOST_FAULTS = 20
 
 @dataclass(frozen=True)
 class Verdict:
-    """What verifying a ledger found. faults: one sentence each, in the order of the file. keys: the
-    public keys that signed it, the first one first. countersigned: the last line that the server
-    has countersigned, 0 where there is none.
+    """What verifying a ledger found.
+
+    Args:
+        lines: how many there are.
+        head: hash of the last one.
+        faults: one message each, in the order of the file.
+        keys: the public keys that signed it, the first one first.
+        countersigned: the last line that the server has countersigned, 0 where there is none.
     """
 
     lines: int

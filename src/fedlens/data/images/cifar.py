@@ -215,7 +215,12 @@ class Cifar10(_Cifar):
 
 @dataclass
 class Cifar100(_Cifar):
-    """CIFAR-100 with its 100 fine labels. root and download as for Cifar10."""
+    """CIFAR-100 with its 100 fine labels.
+
+    Args:
+        root: the archive's folder, its parent, or train/ and test/ class folders.
+        download: fetch it into root.
+    """
 
     root: str = "cifar100"
     names: ClassVar[tuple[str, ...]] = tuple(f"class {k}" for k in range(100))

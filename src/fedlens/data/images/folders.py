@@ -34,10 +34,11 @@ from fedlens.data.source import DataError
 
 @dataclass
 class ImageFolder(LabelledSource):
-    """root/<class>/*.jpg, or root/train/<class>/... and root/test/<class>/... (EuroSAT and the
-    like).
+    """Class folders: root/<class>/*.jpg, or root/train/<class>/... and root/test/<class>/...
+    (EuroSAT and the like).
 
     Args:
+        root: the folder.
         size: bring all to size x size.
         gray: one channel.
         names: the classes in their order, where the folders here are not all of them, as at a site
@@ -86,6 +87,7 @@ class TinyImageNet(LabelledSource):
     words.txt gives readable names.
 
     Args:
+        root: the folder.
         size: 64 as it is, 32 for small networks.
     """
 
@@ -126,9 +128,19 @@ class TinyImageNet(LabelledSource):
 
 @dataclass
 class Csv(LabelledSource):
-    """A table of files and labels. path, label: column names; paths are relative to the table.
-    split: a column that says train or test. group: a column with the writer, camera or hospital,
-    for partition="natural" or "one_group". names: as in ImageFolder."""
+    """A table of files and labels.
+
+    Args:
+        file: the table.
+        path: name of the column with the image files; they are relative to the table.
+        label: name of the column with the classes.
+        split: name of the column that says train or test.
+        group: name of the column with the writer, camera or hospital, for partition="natural" or
+            "one_group".
+        size: bring all to size x size.
+        gray: one channel.
+        names: the classes in their order, where this table does not have all of them.
+    """
 
     file: str = ""
     path: str = "path"
@@ -179,12 +191,14 @@ class Csv(LabelledSource):
 
 @dataclass
 class Npz(LabelledSource):
-    """MedMNIST's arrays: train_images, train_labels, test_images, test_labels (the validation part
-    joins training unless use_val is off).
+    """MedMNIST's arrays: train_images, train_labels, test_images, test_labels, and the same for
+    val.
 
     Args:
-        size: resize.
+        file: the .npz file.
+        size: bring all to size x size.
         channels: 3 repeats a gray channel.
+        use_val: train on the validation part too.
     """
 
     file: str = ""
@@ -262,7 +276,13 @@ class Npz(LabelledSource):
 @dataclass
 class HuggingFace(LabelledSource):
     """A folder written by datasets' `save_to_disk`, or one that its `load_dataset` understands.
-    image, label: column names.
+
+    Args:
+        root: the folder.
+        image: name of the column with the images.
+        label: name of the column with the classes.
+        size: bring all to size x size.
+        gray: one channel.
     """
 
     root: str = ""

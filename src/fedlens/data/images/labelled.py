@@ -64,13 +64,26 @@ class Collection:
 
 @dataclass
 class LabelledSource(Source):
-    """partition: who gets what; alpha for "dirichlet" and "quantity", shards for "shards",
-    classes_per_client for "classes". holdout: share of every client's data kept for its own
-    evaluation. limit, test_limit: use only that many images, in the classes' own proportions.
-    test_share: cut off for testing where the dataset has no test part. augment: reflect padding by
-    4, random crop and flip. noise: standard deviation of Gaussian noise on every training image, of
-    pixels in [0, 1]. skew: every client's images are noisier, blurrier or coarser than the last
-    one's, up to `strongest` (noise sigma of 255, blur sigma in pixels, or how much they shrink)."""
+    """Abstract: labelled images of any origin. These arguments are those of every image dataset.
+
+    Args:
+        partition: the rule that says who gets what: iid, dirichlet, shards, classes, one_group,
+            natural or quantity.
+        alpha: of "dirichlet" and "quantity"; smaller is less even.
+        shards: for each client, of the rule "shards".
+        classes_per_client: of the rule "classes".
+        least: images that the smallest client has at least.
+        holdout: share of every client's images kept for its own evaluation.
+        limit: use only so many training images, in the classes' own proportions.
+        test_limit: the same for test images.
+        test_share: cut off for testing where the dataset has no test part.
+        augment: reflect padding by 4, random crop and flip.
+        noise: standard deviation of Gaussian noise on every training image, of pixels in [0, 1].
+        skew: every client's images are noisier, blurrier or coarser than those of the client before
+            it: "noise", "blur" or "resolution".
+        strongest: the skew of the last client: a noise sigma of 255, a blur sigma in pixels, or how
+            much images shrink.
+    """
 
     partition: Rule = "iid"
     alpha: Positive = 0.5

@@ -35,8 +35,14 @@ IGNORED = 255  # the class of a pixel of which nobody says what it shows
 
 @dataclass(frozen=True)
 class Masked:
-    """Images (N, C, H, W) and masks (N, H, W) of bytes as they were taken, seen at `size`. A batch
-    has `x` in [0, 1] and `y`, classes. flip: the share of training images that are mirrored."""
+    """Images and where they show what. A batch has `x` in [0, 1] and `y`, classes.
+
+    Args:
+        images: (N, C, H, W), bytes, as they were taken.
+        masks: (N, H, W), bytes: the classes.
+        size: (height, width) at which they are seen.
+        flip: the share of training images that are mirrored.
+    """
 
     images: Tensor
     masks: Tensor
@@ -138,6 +144,8 @@ class FigureMasks(MaskSource):
     """Stick figures on textured ground and where they are: segmentation without data on disk.
 
     Args:
+        canvas: (height, width) at which figures are drawn.
+        sizes: (height, width) native to client 0, 1, ...
         figures: drawn for training.
         tests: drawn for testing.
     """
@@ -182,6 +190,7 @@ class MaskFolder(MaskSource):
     which nobody says what it shows, or, where there are no other levels than 0 and 255, class 1.
 
     Args:
+        root: the folder.
         names: the classes in their order, the background first; numbered if nobody names them.
         test: the share of the images that is tested on where there is no folder for it.
     """

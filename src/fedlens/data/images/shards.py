@@ -44,10 +44,16 @@ class Example:
 
 @dataclass
 class WebDataset(LabelledSource):
-    """root: a folder of .tar shards (.tar.gz, .tgz too), or one shard. Shards in test/ or val/, or
-    whose name begins so, are for testing. An example is an image and its class, a number or a name
-    in .cls or .txt, or under "label", "cls" or "class" in .json. A shard is a group, for
-    partition="natural". size, gray, names: as in ImageFolder."""
+    """Tar shards (.tar, .tar.gz, .tgz). Those in test/ or val/, or whose name begins so, are for
+    testing. An example is an image and its class, a number or a name in .cls or .txt, or under
+    "label", "cls" or "class" in .json. A shard is a group, for partition="natural".
+
+    Args:
+        root: a folder of shards, or one shard.
+        size: bring all to size x size.
+        gray: one channel.
+        names: the classes in their order, where these shards do not have all of them.
+    """
 
     root: str = ""
     size: Count | None = None

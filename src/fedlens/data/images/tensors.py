@@ -16,8 +16,15 @@ Augment = Callable[[Tensor, Generator], Tensor]
 
 @dataclass(frozen=True)
 class Tensors:
-    """Columns of equal length. `x` may be uint8 images: they become floats in [0, 1], then (x -
-    mean) / std, when a batch is drawn. `augment` sees training batches only."""
+    """Columns of equal length, as a client's data.
+
+    Args:
+        columns: tensors by name. `x` may be uint8 images: they become floats in [0, 1] when a batch
+            is drawn.
+        augment: a function of images and a random generator; it sees training batches only.
+        mean: subtracted from `x`.
+        std: divides `x` afterwards.
+    """
 
     columns: Batch
     augment: Augment | None = None

@@ -38,18 +38,24 @@ _NAMES = ("file_name", "image", "image_path", "path")  # as tools call an image'
 
 @dataclass
 class CocoPose(PoseSource):
-    """Keypoints in COCO's format: annotation files in the folder or its annotations/, images in
-    train_images and val_images, or where the file says. A bare list of annotations that name their
-    image will do as well; val="" tests on nothing. Judged by OKS-AP on the annotated boxes.
+    """Keypoints in COCO's format. A bare list of annotations that name their image will do as well.
+    Judged by OKS-AP on the annotated boxes.
 
     Args:
+        folder: where annotations (there or in annotations/) and images lie.
+        train: name of the file of training annotations.
+        val: name of the file of test annotations; "" tests on nothing.
+        train_images: folder of the training images, where the file does not say.
+        val_images: folder of the test images, where the file does not say.
+        sizes: (height, width) native to client 0, 1, ...; repeated if there are more clients.
         category: its name or id, where the file has keypoints of several.
         flips: pairs of names that change places in a mirror, unless left and right in the names say
             it.
-        boxes: a file of detections (test_coco_det_*.json), to test on them in place of the
-            annotated boxes; those whose score is below least_score are left out.
         sigmas: one a joint, for the similarity; without any those of the file, of COCO's seventeen,
             or .05 for all.
+        boxes: a file of detections (test_coco_det_*.json), to test on them in place of the
+            annotated boxes.
+        least_score: detections with a lower score are left out.
     """
 
     folder: str = "coco"

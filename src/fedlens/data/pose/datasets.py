@@ -39,10 +39,18 @@ from fedlens.data.source import DataError, Source
 
 @dataclass
 class PoseSource(Source):
-    """sizes: (height, width) native to client 0, 1, ...; repeated if there are more clients.
-    per_client: people each holds (all, shared alike, if not given). test_people: how many the
-    server tests on. hold_out: the part of its people a client keeps for its own evaluation. flip,
-    scale, rotation: augmentation."""
+    """Abstract: people with joints, shared among cameras of different resolution. These arguments
+    are those of every pose dataset.
+
+    Args:
+        sizes: (height, width) native to client 0, 1, ...; repeated if there are more clients.
+        per_client: people each holds; all, shared alike, if not given.
+        test_people: how many the server tests on.
+        hold_out: the share of its people that a client keeps for its own evaluation.
+        flip: chance that a training example is mirrored.
+        scale: deviation of the random scale of training examples.
+        rotation: deviation of their random rotation, in degrees.
+    """
 
     sizes: tuple[tuple[int, int], ...] = ((64, 48), (48, 36), (32, 24))
     per_client: Count | None = None
@@ -142,7 +150,11 @@ def torso(joints: NDArray[Any]) -> float:
 @dataclass
 class Lspet(PoseSource):
     """Leeds Sports Pose (Extended): `images/` and joints.csv (with a split) or joints.mat (every
-    fifth person is then tested on). PCK@0.2 of the torso."""
+    fifth person is then tested on). PCK@0.2 of the torso.
+
+    Args:
+        folder: where they lie.
+    """
 
     folder: str = "lspet"
 
@@ -224,8 +236,16 @@ def _mat(path: Path) -> dict[str, Any]:
 @dataclass
 class Mpii(PoseSource):
     """MPII human pose: images/ and, there or in annotations/, the usual JSON (image, center, scale,
-    joints, joints_vis). mpii_gt_val.mat has the head boxes PCKh needs; without it the head segment
-    of the joints takes their place, and that is said. train, val: file names."""
+    joints, joints_vis).
+
+    Args:
+        folder: where they lie.
+        train: name of the file of training annotations.
+        val: name of the file of test annotations.
+        heads: the .mat file with the head boxes that PCKh needs; without it the head segment of the
+            joints takes their place, and a note says so.
+        sizes: (height, width) native to client 0, 1, ...; repeated if there are more clients.
+    """
 
     folder: str = "mpii"
     train: str = "mpii_train.json"

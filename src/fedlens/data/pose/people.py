@@ -40,11 +40,16 @@ How = Literal["bilinear", "area", "bicubic"]
 
 @dataclass(frozen=True)
 class Person:
-    """
+    """One annotated or detected person. All lengths are in pixels of the image.
+
     Args:
         image: a file, or pixels (H, W, 3) uint8.
-        joints: (J, 3) as x, y, visible. centre and box (width, height): what is cropped. All in
-            image pixels.
+        joints: (J, 3) as x, y, visible.
+        centre: of what is cropped.
+        box: width and height of what is cropped.
+        reference: the length that PCK divides by.
+        area: for the similarity of COCO.
+        image_id: number of the image.
         upright: turn the file as its EXIF says. Not for published sets: COCO's, MPII's and LSP's
             annotations count pixels as they are stored, so a turned picture would no longer fit its
             joints.
@@ -72,13 +77,19 @@ class PoseAugmentation:
 
 @dataclass(frozen=True)
 class People:
-    """
+    """People as a client's data: batches of crops with their joints.
+
     Args:
+        people: who is in it.
+        skeleton: names, partners and sigmas of the joints.
         size: (height, width) of x.
-        capture: the resolution the camera has, if images are interpolated from it to `size` by
-            `how` before use.
-        annotated: where the boxes of `people` are a detector's, those whom answers are held
-            against.
+        augment: of training batches.
+        capture: the resolution the camera has, if images are interpolated from it to `size` before
+            use.
+        how: that interpolation.
+        budget: bytes of recorded pixels kept in memory; beyond that images are read again.
+        annotated: where the boxes of `people` are a detector's, those whom answers are compared
+            with.
     """
 
     people: Sequence[Person]
@@ -87,7 +98,6 @@ class People:
     augment: PoseAugmentation = PoseAugmentation()
     capture: ImageSize | None = None
     how: How = "bilinear"
-    # bytes of recorded pixels kept in memory; beyond that images are read again
     budget: int = 1 << 30
     annotated: Sequence[Person] = ()
     _kept: dict[int, tuple[NDArray[Any], NDArray[Any]]] = field(

@@ -22,6 +22,8 @@ class StickFigures(PoseSource):
 
     Args:
         people: drawn for training.
+        tests: drawn for testing.
+        canvas: (height, width) of an image, in pixels.
     """
 
     people: Count = 600

@@ -29,18 +29,33 @@ REDS4 = ("000", "011", "015", "020")
 
 @dataclass
 class Clips(Source):
-    """folder: where the training clips lie, as folders of pictures or video files. test: the same
-    for the server's test clips, or "none"; test_low: their low-resolution versions, if they are
-    given; test_also: a second set, whose figures bear its name, or "left_out". split, regions,
-    native: see data/video/cut.py. labels: a JSON file {clip name or number: group}. list_file: a
-    text file that names the clips to use, one a line. clips: how many at most. leave_out: clips
-    kept out of training; "reds4" takes the four of REDS4, "auto" does so where the folder is REDS;
-    they are the test clips unless `test` says otherwise. frames, crop, scale: window,
-    high-resolution crop, factor. stride: between windows. repeat: crops per window and epoch.
-    held_out: share of each client's windows for its own evaluation. test_frames: how many frames of
-    a test clip. cache_mb, cache: memory for decoded frames, or a folder for them. degradation: how
-    low resolution is made, client i's the i mod n-th; test_degradation: the test clips'
-    (data/video/degradations.py)."""
+    """
+    Args:
+        folder: where the training clips lie.
+        test: the same for the server's test clips, or "none".
+        test_low: their low-resolution versions, where they are given.
+        test_also: a second test set, whose figures bear its name, or "left_out".
+        split: "pooled" deals clips out at random, "groups" gives each client one group.
+        scale: factor between low and high resolution; 1 keeps the size.
+        frames: of a window, which is one example.
+        crop: side of the high-resolution crop, in pixels.
+        regions: cut every frame into a grid of regions x regions cells, each dealt out by itself.
+        stride: frames between the starts of two windows.
+        repeat: crops for each window and epoch.
+        held_out: share of each client's windows for its own evaluation.
+        labels: a JSON file {clip name or number: group}.
+        list_file: a text file that names the clips to use, one a line.
+        clips: how many at most.
+        leave_out: clips kept out of training; "reds4" takes the four of REDS4, "auto" does so where
+            the folder is REDS. They are the test clips unless `test` says otherwise.
+        test_frames: how many frames of a test clip.
+        cache_mb: memory for decoded frames.
+        cache: a folder for decoded frames instead.
+        native: client i films with 1 / native[i mod n] of the pixels along each side.
+        degradation: how low resolution is made, for client i the i mod n-th
+            (`data/video/degradations.py`).
+        test_degradation: the same for the test clips.
+    """
 
     folder: str
     test: str | None = None

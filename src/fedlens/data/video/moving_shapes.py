@@ -25,8 +25,18 @@ ActionCount = Annotated[Several, Le(len(ACTIONS))]
 class MovingShapes(Source):
     """A shape on a textured ground does one of eight things: it moves right, left, down, up, in a
     circle one way or the other, grows or shrinks. Colour, form, place, speed and ground say nothing
-    about it. videos, tests: how many. length: frames of each. side: pixels. partition,
-    classes_per_client, holdout: as in `Videos`."""
+    about it.
+
+    Args:
+        videos: for training.
+        tests: for testing.
+        length: frames of a video.
+        side: of a frame, in pixels.
+        actions: how many of the eight there are.
+        partition: "iid", "classes" or "sources".
+        classes_per_client: of the rule "classes".
+        holdout: share of every client's videos for its own evaluation.
+    """
 
     videos: Count = 160
     tests: Count = 64

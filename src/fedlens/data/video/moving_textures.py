@@ -22,8 +22,28 @@ from fedlens.data.video.windows import WholeClips
 @dataclass
 class MovingTextures(Source):
     """Made-up scenes: gratings, checks and hard-edged shapes on noise, seen by a moving camera. A
-    group is a family of scenes: its own spectrum, colours and speed. groups: how many families.
-    clips: scenes in all, each of `length` frames. The rest as in `Clips`."""
+    group is a family of scenes: its own spectrum, colours and speed.
+
+    Args:
+        split: "pooled" deals clips out at random, "groups" gives each client one group.
+        scale: factor between low and high resolution; 1 keeps the size.
+        frames: of a window, which is one example.
+        crop: side of the high-resolution crop, in pixels.
+        clips: scenes for training.
+        groups: how many families of scenes.
+        length: frames of a clip.
+        height: of a frame, in pixels.
+        width: of a frame, in pixels.
+        regions: cut every frame into a grid of regions x regions cells, each dealt out by itself.
+        stride: frames between the starts of two windows.
+        repeat: crops for each window and epoch.
+        held_out: share of each client's windows for its own evaluation.
+        test_clips: scenes for testing.
+        native: client i films with 1 / native[i mod n] of the pixels along each side.
+        degradation: how low resolution is made, for client i the i mod n-th
+            (`data/video/degradations.py`).
+        test_degradation: the same for the test clips.
+    """
 
     split: Literal["pooled", "groups"] = "pooled"
     scale: Literal[1, 2, 3, 4] = 4

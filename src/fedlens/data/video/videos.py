@@ -121,14 +121,24 @@ def scan(
 
 @dataclass
 class Videos(Source):
-    """root: where the videos lie. listing: a CSV or JSON table, or the folder of UCF-101's or
-    HMDB-51's split files; labels.csv in root is found by itself. layout: see data/video/lists.py.
-    split: number of the official split. classes: a text file with the class names, one a line.
-    partition: "iid", "classes" (classes_per_client each) or "sources" (the clips of a film stay
-    together). side: frames are kept with this short side. test_share: cut off for testing where
-    nothing says what is for testing, whole films at a time. holdout: share of every client's videos
-    for its own evaluation. limit: use only so many training videos. cache_mb, cache: memory for
-    decoded frames in every process, or a folder for them."""
+    """
+    Args:
+        root: where the videos lie.
+        listing: a CSV or JSON table, or the folder of UCF-101's or HMDB-51's split files;
+            labels.csv in root is found by itself.
+        layout: how they lie, see `data/video/lists.py`; "auto" looks.
+        split: number of the official split.
+        classes: a text file with the class names, one a line.
+        partition: "iid", "classes" or "sources" (the clips of a film stay together).
+        classes_per_client: of the rule "classes".
+        side: frames are kept with this short side.
+        test_share: cut off for testing where nothing says what is for testing, whole films at a
+            time.
+        holdout: share of every client's videos for its own evaluation.
+        limit: use only so many training videos.
+        cache_mb: memory for decoded frames, in every process.
+        cache: a folder for decoded frames instead.
+    """
 
     root: str = ""
     listing: str = ""

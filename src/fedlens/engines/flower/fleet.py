@@ -73,7 +73,7 @@ ANSWER_BYTES = 16 << 20  # of the answer to one request; a message comes in piec
 
 
 class Refused(Exception):
-    """The server does not let this site in; one sentence for its operator."""
+    """The server does not let this site in; one message for its operator."""
 
 
 class Away(Exception):

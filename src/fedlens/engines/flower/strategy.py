@@ -54,9 +54,14 @@ class TrainedElsewhere(FedAvg):
 
 
 class StackStrategy(FlowerFedAvg):  # type: ignore[misc]
-    """layers: what merges the replies, as in `stack(FedAvg(...), *layers)`. rounds: for layers that
-    change over a run. server_lr: as in FedAvg. Everything else goes to Flower's FedAvg
-    (fraction_train, min_train_nodes, ...)."""
+    """
+    Args:
+        layers: what merges the replies, as in `stack(FedAvg(...), *layers)`.
+        rounds: how many are planned, for layers that change over a run.
+        server_lr: as in `FedAvg`.
+        seed: of layers that draw random numbers on the server.
+        options: everything else goes to Flower's FedAvg (fraction_train, min_train_nodes, ...).
+    """
 
     def __init__(
         self, *layers: Layer, rounds: int = 1, server_lr: float = 1.0, seed: int = 0, **options: Any

@@ -42,7 +42,11 @@ class Krum(Robust):
 
 @dataclass
 class MultiKrum(Krum):
-    """Krum that averages the `keep` best updates."""
+    """Krum that averages the `keep` best updates.
+
+    Args:
+        keep: how many updates are averaged.
+    """
 
     keep: Count = 3
 
