@@ -4,6 +4,7 @@ shell's completion.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from toy_job import write_recipe
 
 import fedlens
 from fedlens.cli.main import invoke
-from fedlens.cli.options import complete_algorithm, complete_recipe
+from fedlens.cli.options import complete_algorithm, complete_recipe, one_of
 from fedlens.core.extras import explain_missing, extra_of, is_installed
 
 
@@ -22,6 +23,8 @@ from fedlens.core.extras import explain_missing, extra_of, is_installed
     ("blocked", "argv", "says"),
     [
         ("fedlens.engines.ray", ["--engine", "ray"], "the engine ray cannot be loaded"),
+        ("flwr", ["--engine", "flower"], "fedlens[flower]"),
+        ("dp_accounting", ["--algorithm", "FedAvg+DPSGD"], "fedlens[privacy]"),
         ("timm", ["task.model=timm:vit_tiny_patch16_224"], "fedlens[models]"),
     ],
 )
@@ -38,6 +41,27 @@ def test_a_missing_extra_is_one_line_and_no_folder(
     assert invoke(["run", "demo", "rounds=1", *argv]) == 2
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_cannot_be_fetched_are_one_line_and_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hub's own lines about each of its attempts are kept back, and so is its second one."""
+    hub = pytest.importorskip("huggingface_hub")
+    asked = []
+
+    def away(name: str, file: str) -> str:
+        asked.append(file)
+        logging.getLogger("huggingface_hub.utils").warning("Retrying in 1s")
+        raise hub.errors.LocalEntryNotFoundError("The hub is away. Please check your connection.")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "hf_hub_download", away)
+    assert invoke(["run", "demo", "rounds=1", "task.pretrained=hub:a/b", "task.model=resnet8"]) == 2
+    said = capsys.readouterr().err
+    assert "a/b cannot be fetched (The hub is away): bring the file" in said
+    assert said.count("\n") == 1 and asked == ["model.safetensors"]
     assert not list(tmp_path.iterdir())
 
 
@@ -87,6 +111,7 @@ def test_dir_shows_what_is_not_loaded() -> None:
     assert {"fit", "experiment", "Layer", "__version__"} <= set(dir(fedlens))
     assert "Classification" in dir(tasks) and "FedProx" in dir(layers)
     assert set(fedlens.__all__) <= set(dir(fedlens))
+    assert not {"TYPE_CHECKING", "annotations", "lazily"} & set(dir(fedlens))  # nobody's to use
 
 
 def test_the_shell_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +122,7 @@ def test_the_shell_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert complete_recipe("dem") == ["demo", "demo-private", "demolition.toml"]
     assert complete_recipe("ru") == ["runs/"] and complete_recipe("runs/") == ["runs/a"]
     assert "fedprox" in complete_algorithm("fedp")
+    assert one_of(("onnx", "torch-export"))("t") == ["torch-export"]
     environment = {
         **os.environ,
         "_FEDLENS_COMPLETE": "complete_bash",

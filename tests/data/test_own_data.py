@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from fedlens.cli.main import invoke
+from fedlens.data.images.folders import HuggingFace
 
 Write = Callable[[Path], list[str]]
 CLASSES = ("no", "yes")
@@ -39,6 +40,13 @@ def table(root: Path) -> list[str]:
     rows = [f"photos/{CLASSES[k % 2]}/{k}.png,{CLASSES[k % 2]}" for k in range(24)]
     (root / "table.csv").write_text("\n".join(["path,label", *rows]))
     return ["data.name=Csv", f"file={root / 'table.csv'}"]
+
+
+def as_a_spreadsheet_writes_it(root: Path) -> list[str]:
+    words = table(root)
+    text = (root / "table.csv").read_text().replace(",", ";")
+    (root / "table.csv").write_text(text, encoding="utf-8-sig")
+    return words
 
 
 def arrays(root: Path, **changed: Any) -> list[str]:
@@ -97,7 +105,7 @@ def ask(words: list[str]) -> int:
         return invoke(["run", recipe, *words, *more, "clients=2", "--dry-run"])
 
 
-@pytest.mark.parametrize("write", [folder, table, arrays, hub, shards])
+@pytest.mark.parametrize("write", [folder, table, as_a_spreadsheet_writes_it, arrays, hub, shards])
 def test_whole_data_is_read_and_tells_its_classes(
     tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +149,13 @@ def no_column(root: Path) -> list[str]:
     return words
 
 
+def in_another_encoding(root: Path) -> list[str]:
+    words = table(root)
+    content = (root / "table.csv").read_bytes()
+    (root / "table.csv").write_bytes(content + b"\nphotos/no/0.png,\xe9t\xe9")
+    return words
+
+
 def cut_hub(root: Path) -> list[str]:
     words = hub(root)
     for file in (root / "saved").glob("*.arrow"):
@@ -149,13 +164,20 @@ def cut_hub(root: Path) -> list[str]:
 
 
 BROKEN: list[tuple[Write, str]] = [
-    (cut_image, "no readable image (24 skipped, first: 0.png"),
+    (cut_image, "no readable image (24 skipped, first: no/0.png"),
     (larger_image, "photos/yes/9.png is 20x20, others are 16x16: set size=N"),
     (no_label, "table.csv, line 8: there is no label"),
+    (in_another_encoding, "table.csv, line 26: this is not UTF-8"),
     (no_column, "table.csv has no column 'label'; it has path, kind"),
     (lambda p: arrays(p, train_labels=np.arange(20)), "a.npz: train_labels must hold one class"),
     (lambda p: arrays(p, train_labels=np.arange(24) - 3), "a.npz: train_labels[0] is -3"),
     (lambda p: arrays(p, train_labels=np.arange(24) % 2 + 0.5), "a.npz: train_labels[0] is 0.5"),
+    (lambda p: arrays(p, train_labels=np.array(["no", "yes"] * 12)), "train_labels[0] is no, not"),
+    (lambda p: arrays(p, train_labels=np.full(24, np.inf)), "a.npz: train_labels[0] is inf, not"),
+    (
+        lambda p: arrays(p, train_images=np.zeros((0, 16, 16), np.uint8), train_labels=np.zeros(0)),
+        "a.npz: train_images is empty",
+    ),
     (lambda p: arrays(p, test_images=np.zeros((4, 16, 16, 3), np.uint8)), "no test_labels"),
     (lambda p: hub(p, label=["no", "yes"] * 11 + ["no", None]), "saved, row 23: the label None"),
     (lambda p: hub(p, image=list(range(24))), "saved has no readable image (row 0: "),
@@ -171,6 +193,34 @@ def test_what_is_broken_is_named(
     assert ask(write(tmp_path)) == 2
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == 1
+
+
+def test_an_image_that_is_no_file_is_named_by_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not by its address in memory, which PIL knows it by."""
+    broken = [{"bytes": b"no image", "path": None}, None]
+    datasets = pytest.importorskip("datasets", reason="the extra hub is not installed")
+    images = [Image.fromarray(pixels(k)) for k in range(22)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    columns = {"image": [*images, *broken], "label": [CLASSES[k % 2] for k in range(24)]}
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(str(tmp_path / "saved"))
+    assert ask(["data.name=HuggingFace", f"root={tmp_path / 'saved'}"]) == 0
+    said = capsys.readouterr().out
+    assert "row 22: cannot identify image file; row 23: there is no image" in said
+
+
+def test_a_part_that_is_called_test_and_is_all_there_is_is_trained_on(tmp_path: Path) -> None:
+    """A fifth of it is cut off to test on, not all of it used for both."""
+    datasets = pytest.importorskip("datasets", reason="the extra hub is not installed")
+    columns = {
+        "image": [Image.fromarray(pixels(k)) for k in range(20)],
+        "label": [CLASSES[k % 2] for k in range(20)],
+    }
+    whole = datasets.DatasetDict({"test": datasets.Dataset.from_dict(columns)})
+    whole.save_to_disk(str(tmp_path / "saved"))
+    found = HuggingFace(root=str(tmp_path / "saved")).federation(2, 0)
+    assert sum(len(h) for h in found.holdings) == 16 and len(found.test) == 4
 
 
 AROUND = "people without a box have the one around their joints"

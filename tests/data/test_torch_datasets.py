@@ -60,6 +60,7 @@ def test_a_part_is_held_out() -> None:
     ("arguments", "says"),
     [
         ({"clients": [TensorDataset(X[:0], Y[:0])]}, "client 0 has no examples"),
+        ({"clients": []}, "the list of the clients' data sets is empty"),
         ({"clients": [3]}, "client 0 is a int: a Dataset with a length"),
         ({"clients": TensorDataset(X, X), "partition": "shards"}, "class numbers can be divided"),
         ({"clients": [TensorDataset(X, Y)], "held_out": []}, "held_out must be a list of 1"),

@@ -76,7 +76,7 @@ def test_a_transformer_is_told_the_size() -> None:
 
 def test_timm_networks_that_are_not_there_or_do_not_fit() -> None:
     pytest.importorskip("timm")
-    with pytest.raises(ValueError, match="timm has no network 'resnet9'"):
+    with pytest.raises(ValueError, match="timm has no network 'resnet9': did you mean resnet"):
         classifier("timm:resnet9", 10)
     with pytest.raises(
         ValueError, match=r"timm:inception_v3 does not work on 3 x 16 x 16 images: .*Kernel size"

@@ -50,7 +50,7 @@ CLIENTS = [some(40 + 5 * k, k) for k in range(4)]
 TEST = some(200, 99)
 
 
-def fit(out: Path, **more: Any) -> fedlens.FitResult:
+def fit(out: Path | None, **more: Any) -> fedlens.FitResult:
     usual: dict[str, Any] = {"test": TEST, "rounds": 3, "lr": 0.3, "batch": 8, "workers": 0}
     given = {"verbose": False, "out": out, **usual, **more}
     return fedlens.fit(Net, F.cross_entropy, CLIENTS, **given)
@@ -145,6 +145,18 @@ def test_resume_with_the_same_objects(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="already holds a run"):
         fit(tmp_path / "part")
     fit(tmp_path / "part", rounds=1, fresh=True)
+
+
+def test_resume_and_fresh_without_a_folder_mean_the_last_run_and_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on the command line."""
+    monkeypatch.chdir(tmp_path)
+    assert fit(None, rounds=1).folder == Path("runs/net")
+    assert fit(None, rounds=1).folder == Path("runs/net-2")
+    on = fit(None, rounds=2, resume=True)
+    assert on.folder == Path("runs/net-2") and len(on.history) == 2
+    assert fit(None, rounds=1, fresh=True).folder == Path("runs/net")
 
 
 def test_callbacks_hear_of_each_round_and_may_end_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,6 @@ def test_a_sweep_finds_the_top_and_goes_on_where_it_stopped(tmp_path: Path) -> N
 
 
 def test_lists_are_tried_in_all_combinations(tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
     recipe = write_recipe(tmp_path)
     run = Known()
     done = sweep(recipe, ["lr=0.01,0.1,0.03", "momentum=0,0.9"], tmp_path / "s", run, trials=50)
@@ -85,6 +85,18 @@ def test_lists_are_tried_in_all_combinations(tmp_path: Path) -> None:
     assert (
         (tmp_path / "s" / "table.md").read_text().startswith("| trial | lr | momentum | accuracy")
     )
+
+
+def test_lists_need_no_optuna_and_no_run_needs_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("optuna", "matplotlib"):
+        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+    recipe = write_recipe(tmp_path)
+    done = sweep(recipe, ["lr=0.01,0.1"], tmp_path / "s", Known())
+    assert [p.name for p in write_sweep(done, tmp_path / "s")] == ["table.md", "table.json"]
+    with pytest.raises(ConfigError, match=r"fedlens\[sweep\]"):
+        sweep(recipe, ["lr=log(0.01,0.1)"], tmp_path / "t", Known())
 
 
 def test_real_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.options import ModuleOption, UsageError, examples
+from fedlens.cli.options import ModuleOption, UsageError, examples, one_of
 from fedlens.cli.results import ClientOption, model_of, require_run_folder
 
 app = typer.Typer()
@@ -25,7 +25,12 @@ def export_network(
     folder: Annotated[
         Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)
     ],
-    to: Annotated[str, typer.Option("--to", help="onnx or torch-export.")] = "onnx",
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", help="onnx or torch-export.", autocompletion=one_of(("onnx", "torch-export"))
+        ),
+    ] = "onnx",
     out: Annotated[
         Path | None,
         typer.Option(

@@ -17,7 +17,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedlens.cli.options import UsageError, examples
+from fedlens.cli.options import UsageError, examples, one_of
 from fedlens.runs.text import ACCENT, console, duration, few
 
 app = typer.Typer()
@@ -53,6 +53,7 @@ def list_parts(
                 " or attacks."
             ),
             show_default=False,
+            autocompletion=one_of(KINDS),
         ),
     ] = "",
     name: Annotated[

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.options import UsageError, examples
+from fedlens.cli.options import UsageError, examples, one_of
 from fedlens.runs.text import console
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -31,7 +31,11 @@ app = typer.Typer()
 def write_new(
     kind: Annotated[
         str,
-        typer.Argument(help="layer, task, dataset, model, recipe or project.", show_default=False),
+        typer.Argument(
+            help="layer, task, dataset, model, recipe or project.",
+            show_default=False,
+            autocompletion=one_of(_KINDS),
+        ),
     ],
     name: Annotated[
         str,

@@ -4,7 +4,7 @@ is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +35,15 @@ def complete_algorithm(incomplete: str) -> list[str]:
     from fedlens.algorithms.named import NAMED
 
     return [name for name in NAMED if name.startswith(incomplete.lower())]
+
+
+def one_of(words: Iterable[str]) -> Callable[[str], list[str]]:
+    """For the shell: those of a few words that begin so."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete.lower())]
+
+    return complete
 
 
 RecipeArgument = Annotated[
@@ -71,7 +80,14 @@ ModuleOption = Annotated[
         show_default=False,
     ),
 ]
-EngineOption = Annotated[str, typer.Option("--engine", help="simulator, ray or flower.")]
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="simulator, ray or flower.",
+        autocompletion=one_of(("simulator", "ray", "flower")),
+    ),
+]
 WorkersOption = Annotated[
     int | None,
     typer.Option("--workers", "-w", help="Processes. [dim]default: cores[/]", show_default=False),

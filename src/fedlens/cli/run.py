@@ -23,6 +23,7 @@ from fedlens.cli.options import (
     read_config,
 )
 from fedlens.core import heap
+from fedlens.core.extras import require
 from fedlens.runs.text import console, duration, short, size
 
 if TYPE_CHECKING:
@@ -159,8 +160,9 @@ def run_recipe(
         if dry_run:
             print_dry_run(config, engine, spinner)
             return
-        folder = out or default_folder(recipe, config, resume, fresh)
+        folder = out or folder_of(recipe, config, resume, fresh)
         if engine == "flower":
+            require("flwr")
             if record_messages:
                 raise UsageError("--record-messages is for simulations: not with flower")
             from fedlens.sites.submit import submit
@@ -196,14 +198,12 @@ def run_recipe(
         )
 
 
-def default_folder(recipe: str, config: Config, resume: bool, fresh: bool) -> Path:
-    from fedlens.runs.folder import free_folder, newest_folder
+def folder_of(recipe: str, config: Config, resume: bool, fresh: bool) -> Path:
+    from fedlens.runs.folder import default_folder
 
     if Path(recipe).is_dir():  # a run folder stands for itself
         return Path(recipe)
-    if resume:
-        return newest_folder(config.name)
-    return Path("runs") / config.name if fresh else free_folder(config.name)
+    return default_folder(config.name, resume, fresh)
 
 
 # -- a dry run -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedlens.cli.options import UsageError, examples
+from fedlens.core.extras import require
 
 app = typer.Typer()
 
@@ -181,6 +182,7 @@ def serve_sites(
     Others can reach nothing but what a site needs. Runs are started on this machine, with `fedlens
     run RECIPE --engine flower` in the same folder.
     """
+    require("flwr")
     from fedlens.sites import monitor, network, serve
     from fedlens.sites.logs import log_as_json
 
@@ -323,6 +325,7 @@ def join(
     before the server is asked for work, and one page says what leaves. No code ever comes from the
     server. Everything that leaves is in FOLDER/ledger.jsonl; `fedlens ledger FOLDER` shows it.
     """
+    require("flwr")
     from fedlens.cli.trust import ask_operator
     from fedlens.config.files import find_recipe
     from fedlens.sites import join as joining

@@ -87,7 +87,7 @@ def sweep_recipe(
     except Interrupted as e:
         e.again = shlex.join(["fedlens", *sys.argv[1:]])
         raise
-    sweeping.write_sweep(done, folder)
+    written = sweeping.write_sweep(done, folder)
     ranked = sweeping.best_first(done)
     grid = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
     for name in ("trial", *ranked[0].chosen, ranked[0].metric):
@@ -102,7 +102,7 @@ def sweep_recipe(
     own = f"--algorithms {algorithm}" if algorithm else "--algorithms ..."
     typer.echo(f"The best of {len(ranked)} on one seed looks better than it is. On others:")
     typer.echo(f"  fedlens compare {recipe} {own} --seeds 1,2,3,4,5,6 {best}")
-    typer.echo(", ".join(str(folder / n) for n in ("table.md", "table.json", "sweep.png")))
+    typer.echo(", ".join(map(str, written)))
 
 
 def _brief(value: object) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedlens.config.convert import ConfigError, Untyped, did_you_mean, suggestion
-from fedlens.config.parts import Part, exported_names, parameters
+from fedlens.config.parts import Part, exported_names, load_part, parameters
 
 
 class UnknownKey(ConfigError):
@@ -112,8 +112,20 @@ def find_place(parts: Sequence[Part], key: str) -> Place:
         )
     if problem := _not_stacked(parts, everything, words):
         raise UnknownKey(problem)
+    if others := _other_sources(words):
+        data = next(p.name for p in parts if p.where == "data")
+        raise UnknownKey(f"{data} has no {words[-1]}: set data.name to one that has it ({others})")
     choices = {p.path[-1] if len(words) == 1 else p.text for p in everything}
     raise UnknownKey(f"nothing here is called {key!r}{suggestion(key, choices)}")
+
+
+def _other_sources(words: Sequence[str]) -> str:
+    """Data sets that have such a key, where the recipe's own has not: `root=photos`, with nothing
+    said about what kind of data that is."""
+    if words[:-1] not in ([], ["data"]):
+        return ""
+    known = exported_names("data").items()
+    return ", ".join(n for n, place in known if words[-1] in parameters(load_part(place, n)))
 
 
 def _not_stacked(

@@ -25,6 +25,12 @@ def is_installed(module: str) -> bool:
         return False
 
 
+def require(package: str) -> None:
+    """Refuse, before any work, what cannot be done without this package."""
+    if not is_installed(package):
+        raise ModuleNotFoundError(_advice(package), name=package)
+
+
 def explain_missing(error: ImportError) -> str | None:
     """What to install, where a package of an extra is what cannot be imported. None for an import
     that is broken for another reason."""
@@ -33,6 +39,10 @@ def explain_missing(error: ImportError) -> str | None:
     package = (error.name or "").split(".")[0]
     if not package or package == "fedlens" or is_installed(package):
         return None
+    return _advice(package)
+
+
+def _advice(package: str) -> str:
     extra = extra_of(INSTALLED_AS.get(package, package))
     if extra is None:
         return f"this needs the package {package}, which is not installed: pip install {package}"

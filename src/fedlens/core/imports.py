@@ -207,9 +207,8 @@ def _import(module: str, reference: str) -> ModuleType:
             " installed packages"
         ) from e
     except Exception as e:  # whatever a user's file does when it is read
-        line = f", line {e.lineno}" if isinstance(e, SyntaxError) else ""
         raise OwnCodeError(
-            f"{reference} cannot be loaded: {module} raises {type(e).__name__}: {e}{line}"
+            f"{reference} cannot be loaded: {module} raises {type(e).__name__}: {e}"
         ) from e
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 
@@ -22,6 +23,9 @@ def lazily(
         return getattr(importlib.import_module(f"{package}.{where[name]}"), name)
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *where})
+        here = vars(sys.modules[package])
+        rooms = (n for n, v in here.items() if isinstance(v, ModuleType))
+        own = (n for n in here if n.startswith("__"))
+        return sorted({*rooms, *own, *here.get("__all__", ()), *where})
 
     return load, names

@@ -4,11 +4,13 @@ unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import logging
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -263,21 +265,40 @@ def weights_of_package(name: str) -> dict[str, Tensor]:
     return read_weights(files[0])
 
 
+@contextlib.contextmanager
+def fetching(what: str) -> Iterator[None]:
+    """Weights that come over a network. Whatever prevents it is one sentence, in place of all that
+    a hub says about each of its attempts.
+    """
+    hub = logging.getLogger("huggingface_hub")
+    before = hub.level
+    hub.setLevel(logging.ERROR)
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as e:  # of a network, anything may come
+        why = " ".join(str(e).split()).partition(". ")[0][:200]
+        raise ValueError(
+            f"the weights of {what} cannot be fetched ({why}): bring the file here by other means"
+            " and set task.pretrained=PATH"
+        ) from e
+    finally:
+        hub.setLevel(before)
+
+
 def weights_from_hub(name: str) -> dict[str, Tensor]:
     """ "OWNER/NAME" on the Hugging Face hub: model.safetensors, else pytorch_model.bin."""
     try:
         from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError:
         raise ValueError('weights from a hub need: pip install "fedlens[models]"') from None
-    why = ""
-    for file in ("model.safetensors", "pytorch_model.bin"):
+    with fetching(name):
         try:
-            return read_weights(hf_hub_download(name, file))
-        except (FileNotFoundError, ValueError):
+            file = hf_hub_download(name, "model.safetensors")
+        except LocalEntryNotFoundError:  # the hub cannot be reached: nor for another file
             raise
-        except Exception as e:  # of a network, anything may come
-            why = why or " ".join(str(e).split())[:160]
-    raise ValueError(
-        f"the weights of {name} cannot be fetched ({why}): bring the file here by other means and"
-        " give its path"
-    )
+        except EntryNotFoundError:
+            file = hf_hub_download(name, "pytorch_model.bin")
+    return read_weights(file)

@@ -60,6 +60,8 @@ class TorchDatasets(Source):
         given = _given("clients", self.clients)
         notes: list[str] = []
         if _is_list(given):
+            if not given:
+                raise DataError("the list of the clients' data sets is empty")
             if len(given) != clients:
                 raise DataError(
                     f"{len(given)} data sets are given, but federation.clients is {clients}"

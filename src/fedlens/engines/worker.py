@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import time
+import traceback
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +30,7 @@ from fedlens.core.tree import Tree
 from fedlens.trust.ledger import Ledgers
 
 ReplyOutcome = Message | Heard | Lost  # of asking one client; Heard where its trees were folded
+_PACKAGE = Path(__file__).parents[1]
 IDLE = -1.0  # the position on a clock while no client is being asked
 
 
@@ -88,7 +91,7 @@ class Worker:
                 if self.ledgers:
                     self.ledgers.record_reply(reply, self.message.header)
             except Exception as e:  # somebody else's code and data: anything may come out of it
-                reason = _first_line(f"{type(e).__name__}: {e}")
+                reason = _first_line(f"{type(e).__name__}: {e}") + _own_line(e)
                 outcomes.append(Lost(id, reason))
                 if self.ledgers:
                     with contextlib.suppress(OSError):  # a full disk is the reason by itself
@@ -197,6 +200,18 @@ def read_payload(
 
 def _first_line(text: str) -> str:
     return text.strip().splitlines()[0][:300]
+
+
+def _own_line(error: Exception) -> str:
+    """Where in a user's own file something broke. What was raised as a sentence needs no place."""
+    if isinstance(error, ValueError | OSError):
+        return ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        ours = file.is_relative_to(_PACKAGE) or "site-packages" in file.parts
+        if file.is_file() and not ours:
+            return f" ({file.name}, line {frame.lineno})"
+    return ""
 
 
 @contextlib.contextmanager

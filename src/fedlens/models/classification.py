@@ -15,6 +15,7 @@ more linear layers, the last one N wide, between body and head, as MOON's author
 from __future__ import annotations
 
 import contextlib
+import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedlens.core.weights import fetching
 from fedlens.models.norms import GROUPS, Norm, with_norm
 
 Stem = Literal["cifar", "imagenet"]
@@ -195,14 +197,21 @@ def _resnet18(
     return Classifier(nn.Sequential(first, net), 512, classes)
 
 
-def _timm(name: str, classes: int, channels: int, size: int, first: nn.Module) -> Classifier:
+def timm_with(name: str) -> Any:
+    """The package timm, which has this network; a ValueError where it has not, or is not there."""
     try:
         import timm
     except ImportError:
         raise ValueError('timm networks need timm: pip install "fedlens[models]"') from None
     if not timm.is_model(name):
-        raise ValueError(f"timm has no network {name!r}")
-    why = ""
+        close = difflib.get_close_matches(name, timm.list_models(), 1)
+        hint = f": did you mean {close[0]}?" if close else ""
+        raise ValueError(f"timm has no network {name!r}{hint}")
+    return timm
+
+
+def _timm(name: str, classes: int, channels: int, size: int, first: nn.Module) -> Classifier:
+    timm, why = timm_with(name), ""
     for more in (
         {},
         {"img_size": size},
@@ -221,7 +230,7 @@ def _timm(name: str, classes: int, channels: int, size: int, first: nn.Module) -
 
 def published_weights(name: str, channels: int, size: int) -> dict[str, Tensor]:
     """What timm or torchvision publish for a network of ours, fetched where they keep it."""
-    try:
+    with fetching(name):
         if name.startswith("timm:"):
             return _timm_weights(name.removeprefix("timm:"), channels, size)
         if name == "resnet18":
@@ -229,13 +238,6 @@ def published_weights(name: str, channels: int, size: int) -> dict[str, Tensor]:
 
             found: dict[str, Tensor] = resnet18(weights="DEFAULT").state_dict()
             return found
-    except ValueError:
-        raise
-    except Exception as e:  # of a network, anything may come
-        raise ValueError(
-            f"the weights of {name} cannot be fetched ({' '.join(str(e).split())[:160]}): bring the"
-            " file here by other means and set task.pretrained=PATH"
-        ) from e
     raise ValueError(f"nobody publishes weights of {name}: set task.pretrained=PATH")
 
 

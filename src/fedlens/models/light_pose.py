@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.models.classification import IMAGENET, published_pixels
+from fedlens.models.classification import IMAGENET, published_pixels, timm_with
 
 
 class LightHead(nn.Module):
@@ -88,12 +88,7 @@ def timm_maps(name: str, strides: list[int]) -> tuple[nn.Module, list[int]]:
     """A timm network without its classifier that gives its maps at these strides, and their
     channels. Raises ValueError.
     """
-    try:
-        import timm
-    except ImportError:
-        raise ValueError('timm networks need timm: pip install "fedlens[models]"') from None
-    if not timm.is_model(name):
-        raise ValueError(f"timm has no network {name!r}")
+    timm = timm_with(name)
     try:
         found: Any = timm.create_model(name, pretrained=False, features_only=True)
         where = {stride: k for k, stride in enumerate(found.feature_info.reduction())}

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.core.imports import load_reference
+from fedlens.core.weights import check_fit, fetching, read_weights
 from fedlens.data.images.reading import IMAGENET_MEAN, IMAGENET_STD
 
 _SMALL = {"r3d10": (16, 32, 64, 128), "r3d10s": (8, 16, 32, 64)}
@@ -181,13 +182,8 @@ def published_backbone(name: str) -> dict[str, Tensor]:
             f" {', '.join((*LARGE, *MVIT))}; any other file by its path"
         )
     kind: Any = get_model_weights(theirs)
-    try:
+    with fetching(name):
         found: dict[str, Tensor] = kind.DEFAULT.get_state_dict(progress=False, weights_only=True)
-    except OSError as e:
-        raise ValueError(
-            f"the published weights of {name} cannot be fetched ({e}): bring the file here by other"
-            " means and set task.pretrained=PATH"
-        ) from e
     return found
 
 
@@ -251,8 +247,6 @@ class SplitNet(nn.Module):
 
 def load_backbone(net: SplitNet, path: str) -> SplitNet:
     """Only the backbone of a saved model, whatever its head was."""
-    from fedlens.core.weights import check_fit, read_weights
-
     prefix = "backbone."
     found = {
         n.removeprefix(prefix): t for n, t in read_weights(path).items() if n.startswith(prefix)

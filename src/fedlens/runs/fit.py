@@ -24,13 +24,13 @@ from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.algorithm import Algorithm, Layer
 from fedlens.core.files import write_atomically
 from fedlens.core.imports import allow, named_modules
-from fedlens.runs.folder import free_folder
+from fedlens.runs.folder import default_folder
 from fedlens.runs.job import Outcome, run_job
 from fedlens.runs.listener import Listener
 from fedlens.runs.notebook import NotebookProgress, in_notebook
 from fedlens.runs.progress import live
 from fedlens.runs.setup import Setup
-from fedlens.runs.text import rounded
+from fedlens.runs.text import count, rounded
 
 RoundRow = dict[str, Any]
 Callback = Callable[[RoundRow], Any]
@@ -101,7 +101,7 @@ def fit(
             "fit cannot send a network and data of this Python process to real sites: put them"
             " into a module, name it in a recipe, and use fedlens run --engine flower"
         )
-    folder = Path(out) if out else free_folder(config.name)
+    folder = Path(out) if out else default_folder(config.name, resume, fresh)
     heard = callbacks if isinstance(callbacks, Sequence) else (callbacks,)
     listener = _Callbacks(_progress() if verbose else Listener(), heard)
     try:
@@ -285,9 +285,8 @@ class FitResult:
     def _facts(self) -> dict[str, str]:
         summary = self.outcome.summary
         rows = {"algorithm": str(summary["algorithm"])}
-        rows["rounds"] = (
-            f"{summary['rounds']}, {summary['clients']} clients, {summary['seconds']:.1f} s"
-        )
+        clients = count(summary["clients"], "client")
+        rows["rounds"] = f"{summary['rounds']}, {clients}, {summary['seconds']:.1f} s"
         rows |= {k: rounded(v) for k, v in list(self.metrics.items())[:4] if v is not None}
         if summary["loss"] is not None:
             rows["training loss"] = rounded(summary["loss"])

@@ -90,6 +90,15 @@ def newest_folder(name: str, root: Path = Path("runs")) -> Path:
     return folder
 
 
+def default_folder(name: str, resume: bool = False, fresh: bool = False) -> Path:
+    """Where a run goes that was given no folder: a free one, or the last one to go on there; to
+    start over, the first.
+    """
+    if resume:
+        return newest_folder(name)
+    return Path("runs") / name if fresh else free_folder(name)
+
+
 def clear_folder(folder: Path) -> None:
     """Remove what a run writes, and nothing else that may lie there."""
     for name in RUN_FILES:

@@ -36,7 +36,7 @@ from fedlens.runs.folder import (
     check_rounds,
     check_settings,
     clear_folder,
-    free_folder,
+    default_folder,
     holds_run,
     read_records,
     save_result,
@@ -113,7 +113,7 @@ def experiment(
         overrides: keys of the recipe; dotted ones go in as `**{"data.alpha": 0.1}`.
     """
     config = recipes.read(recipe, overrides, algorithm)
-    folder = Path(out) if out else free_folder(config.name)
+    folder = Path(out) if out else default_folder(config.name, resume, fresh)
     return run_job(config, folder, engine=engine, resume=resume, fresh=fresh, listener=listener)
 
 
@@ -143,7 +143,8 @@ def run_job(
         elif holds_run(folder):
             raise ConfigError(
                 f"{folder} already holds a run: --resume goes on with it, --fresh starts over,"
-                " --out DIR puts the new one elsewhere"
+                " --out DIR puts the new one elsewhere (in Python: resume=True, fresh=True,"
+                " out=DIR)"
             )
         if isinstance(engine, str):
             require_engine(engine)
@@ -153,11 +154,6 @@ def run_job(
         found = resume_point(checkpoint, folder, listener) if resume else None
         if found:
             check_rounds(setup.algorithm, folder, found[0].done, planned, setup.settings.rounds)
-        write_atomically(folder / "config.toml", setup.config.to_toml(with_folders=True))
-        write_atomically(
-            folder / "federation.json",
-            json.dumps(describe_federation(setup.federation), indent=1),
-        )
         return _Job(setup, folder, engine, listener, checkpoint, record).run(found)
 
 
@@ -203,7 +199,11 @@ class _Job:
 
     def run(self, found: tuple[Progress, dict[int, Path]] | None) -> Outcome:
         settings = self.setup.settings
-        (self.folder / "summary.json").unlink(missing_ok=True)
+        with threads(settings.threads):
+            # weights to start from or a package may be missing: before anything is written
+            start = self.setup.algorithm.init()
+            self._open_account()
+        self._describe()
         with (
             threads(settings.threads),
             contextlib.closing(
@@ -213,7 +213,6 @@ class _Job:
             self.engine: Any = engine
             if self.record:
                 self.engine = Recorder(engine, self.folder / "messages")
-            start = self.setup.algorithm.init()
             progress, memories = found or (Progress(start), {})
             if why := unusable(progress.state, start):
                 raise ConfigError(f"the checkpoint in {self.folder} is of another model: {why}")
@@ -223,7 +222,6 @@ class _Job:
             self.safe = Progress(progress.state, progress.done, dict(progress.heard))
             self.records = trim_records(self.folder / "metrics.jsonl", progress.done)
             self.curves = Curves(self.folder / "tensorboard", progress.done)
-            self._open_account()
             self.listener.on_start(self.setup, self.folder, progress.done)
             try:
                 with self.peak, sigterm_interrupts():
@@ -242,6 +240,13 @@ class _Job:
                 raise
             finally:
                 self.curves.close()
+
+    def _describe(self) -> None:
+        """What can be said before the first round."""
+        (self.folder / "summary.json").unlink(missing_ok=True)
+        config, federation = self.setup.config, describe_federation(self.setup.federation)
+        write_atomically(self.folder / "config.toml", config.to_toml(with_folders=True))
+        write_atomically(self.folder / "federation.json", json.dumps(federation, indent=1))
 
     def _rounds(self, progress: Progress) -> None:
         settings = self.setup.settings

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from fedlens.report.page_data import UNEVALUATED, reference_lines
 from fedlens.runs.listener import Listener
 from fedlens.runs.setup import Setup
-from fedlens.runs.text import ACCENT, console, duration, few, rounded, size, spark
+from fedlens.runs.text import ACCENT, console, count, duration, few, rounded, size, spark
 
 
 def live(spinner: Any = None) -> Listener:
@@ -182,14 +182,14 @@ def opening_lines(setup: Setup, folder: Path, done: int) -> list[str]:
     cohort = (
         f"{settings.cohort} of {len(setup.federation)} clients a round"
         if settings.cohort
-        else f"{len(setup.federation)} clients"
+        else count(len(setup.federation), "client")
     )
     again = f", going on after round {done}" if done else ""
     return [
         f"{config.name}: {setup.stack}",
         (
-            f"{config.task.name} on {config.data.name}, {cohort}, {settings.rounds} rounds, seed"
-            f" {settings.seed}{again} → {folder}"
+            f"{config.task.name} on {config.data.name}, {cohort},"
+            f" {count(settings.rounds, 'round')}, seed {settings.seed}{again} → {folder}"
         ),
     ]
 
@@ -243,7 +243,7 @@ def closing_lines(summary: Mapping[str, Any]) -> list[str]:
     if summary["loss"] is not None:
         results.append(f"{summary.get('loss_name', 'training loss')} {summary['loss']:.4f}")
     costs = [
-        f"{summary['rounds']} rounds in {duration(summary['seconds'])}",
+        f"{count(summary['rounds'], 'round')} in {duration(summary['seconds'])}",
         f"{size(summary['bytes_down'])} down",
         f"{size(summary['bytes_up'])} up",
         f"peak memory {size(summary['peak_memory'])}",
@@ -251,7 +251,7 @@ def closing_lines(summary: Mapping[str, Any]) -> list[str]:
     if lost := summary["asked"] - summary["heard"]:
         costs.append(f"{lost} of {summary['asked']} replies lost")
     if skipped := summary.get("skipped"):
-        costs.append(f"{skipped} round{'s' if skipped > 1 else ''} skipped")
+        costs.append(f"{count(skipped, 'round')} skipped")
     if missing := summary["unevaluated"]:
-        costs.append(f"{missing} evaluation{'s' if missing > 1 else ''} by clients lost")
+        costs.append(f"{count(missing, 'evaluation')} by clients lost")
     return ["  ".join(results) or "done", *reference_lines(summary), ", ".join(costs)]

@@ -1,4 +1,5 @@
-"""A sweep: many runs of one recipe, Optuna choosing what to try next from what came out before.
+"""A sweep: many runs of one recipe, all combinations of lists, or Optuna choosing what to try next
+from what came out before.
 
 A trial is an ordinary run folder, DIR/trial-NNN. The sampler has a fixed seed and hears the trials
 in order, so a sweep that is started again asks for the same ones: those that are finished are read,
@@ -18,6 +19,7 @@ from typing import Any
 from fedlens.config import recipe as recipes
 from fedlens.config.overrides import find_place, parse_overrides
 from fedlens.config.recipe import Config, ConfigError
+from fedlens.core.extras import is_installed
 from fedlens.core.files import write_atomically
 from fedlens.runs.compare import Cell
 from fedlens.runs.folder import read_summary
@@ -111,39 +113,60 @@ def sweep(
     """Run or read `trials` trials. The first is the recipe as it is, where its own values lie in
     the space: what the others are worth is told by it.
     """
-    optuna = _optuna()
     space, fixed = read_space(arguments)
     base = recipes.read(recipe, fixed, algorithm)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
     grid = _combinations(space)
-    for first in grid or _own_values(base, space):
-        study.enqueue_trial(first)
+    chooser: _Grid | _Optuna = _Grid(grid) if grid else _Optuna(space, _own_values(base, space))
     done: list[Tried] = []
     while len(done) < (min(trials, len(grid)) if grid else trials):
-        asked = study.ask()
-        chosen = {key: options.suggest(asked, key) for key, options in space.items()}
+        chosen = chooser.ask()
         pairs = [*fixed, *(f"{key}={value}" for key, value in chosen.items())]
         config = recipes.read(recipe, pairs, algorithm)
         place = folder / f"trial-{len(done):03d}"
         run_cell(Cell(f"trial-{len(done):03d}", config.settings.seed, config, place, chosen))
-        value = headline_value(place)
-        metric = next(iter(read_summary(place)["metrics"]))
-        shown = read_summary(place)["metrics"][metric]
-        done.append(Tried(len(done), chosen, metric, shown, place))
-        if value is None:
-            study.tell(asked, state=optuna.trial.TrialState.FAIL)
-        else:
-            study.tell(asked, value)
+        chooser.tell(headline_value(place))
+        metric, value = next(iter(read_summary(place)["metrics"].items()))
+        done.append(Tried(len(done), chosen, metric, value, place))
     return done
 
 
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise ConfigError('a sweep needs Optuna: pip install "fedlens[sweep]"') from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
+class _Grid:
+    """All combinations, one after the other."""
+
+    def __init__(self, combinations: Sequence[dict[str, Any]]) -> None:
+        self.left = iter(combinations)
+
+    def ask(self) -> dict[str, Any]:
+        return next(self.left)
+
+    def tell(self, value: float | None) -> None:
+        """What came of one says nothing about the next."""
+
+
+class _Optuna:
+    """first: what is tried before Optuna chooses."""
+
+    def __init__(self, space: Space, first: Sequence[dict[str, Any]]) -> None:
+        try:
+            import optuna
+        except ImportError:
+            raise ConfigError('a sweep over ranges needs: pip install "fedlens[sweep]"') from None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.space, self.failed = space, optuna.trial.TrialState.FAIL
+        sampler = optuna.samplers.TPESampler(seed=0)
+        self.study = optuna.create_study(direction="maximize", sampler=sampler)
+        for chosen in first:
+            self.study.enqueue_trial(chosen)
+
+    def ask(self) -> dict[str, Any]:
+        self.asked = self.study.ask()
+        return {key: options.suggest(self.asked, key) for key, options in self.space.items()}
+
+    def tell(self, value: float | None) -> None:
+        if value is None:
+            self.study.tell(self.asked, state=self.failed)
+        else:
+            self.study.tell(self.asked, value)
 
 
 def _combinations(space: Space) -> list[dict[str, Any]]:
@@ -190,8 +213,8 @@ def best_first(done: Sequence[Tried]) -> list[Tried]:
     return sorted(done, key=rank)
 
 
-def write_sweep(done: Sequence[Tried], folder: Path) -> None:
-    """table.json, table.md and sweep.png."""
+def write_sweep(done: Sequence[Tried], folder: Path) -> list[Path]:
+    """table.md, table.json and, where matplotlib is installed, sweep.png."""
     rows = [
         {"trial": t.folder.name, **t.chosen, t.metric: t.value} for t in best_first(done)
     ]  # fmt: skip
@@ -200,7 +223,11 @@ def write_sweep(done: Sequence[Tried], folder: Path) -> None:
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(_short(row[n]) for n in names) + " |" for row in rows]
     write_atomically(folder / "table.md", "\n".join(lines) + "\n")
+    written = [folder / "table.md", folder / "table.json"]
+    if not is_installed("matplotlib"):
+        return written
     draw_sweep(done, folder / "sweep.png")
+    return [*written, folder / "sweep.png"]
 
 
 def _short(value: Any) -> str:

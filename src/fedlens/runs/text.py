@@ -45,6 +45,11 @@ def short(seconds: float) -> str:
     return duration(seconds) if seconds >= 10 else f"{seconds:.2g} s"
 
 
+def count(n: int, thing: str) -> str:
+    """1 round, 2 rounds."""
+    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
+
+
 def few(words: Sequence[str], most: int = 8) -> str:
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 

@@ -112,7 +112,8 @@ def test_damaged_and_missing_cifar(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is missing"):
         Cifar10(root=str(tmp_path)).federation(2, 0)
     with pytest.raises(
-        DataError, match=r"no Cifar10 folder at \S+nowhere: set data.root$"
+        DataError,
+        match=r"no Cifar10 folder at \S+nowhere: set data.root; download=true fetches it$",
     ):  # an absolute path is looked for in one place
         Cifar10(root=str(tmp_path / "nowhere")).federation(2, 0)
 
@@ -138,7 +139,10 @@ def test_image_folder_with_broken_files(tmp_path: Path) -> None:
     (root / "town" / "notes.txt").write_text("hello")
     federation = ImageFolder(root=str(root), test_share=0.25).federation(2, 0)
     assert list(federation.facts.classes) == ["forest", "river", "town"]
-    assert sorted(s.split(":")[0] for s in list(federation.facts.skipped)) == ["2.png", "9.jpg"]
+    assert sorted(s.split(":")[0] for s in list(federation.facts.skipped)) == [
+        "river/2.png",
+        "town/9.jpg",
+    ]
     assert (
         sum(len(h) for h in federation.holdings) + len(federation.test) == 17
         and len(federation.test) == 4

@@ -46,7 +46,8 @@ def test_a_picture_too_large_to_be_one_is_skipped_and_counted(tmp_path: Path) ->
     write_claim(tmp_path / "large.png", 10000)
     reader = Reader()
     assert len(reader.read([(tmp_path / f"{n}.png", 0) for n in ("good", "huge", "large")])) == 1
-    assert [s.split(":")[0] for s in reader.skipped] == ["huge.png", "large.png"]
+    names = [Path(s.split(":")[0]).name for s in reader.skipped]
+    assert names == ["huge.png", "large.png"]
     assert "900000000 pixels" in reader.skipped[0]
     with pytest.raises(DataError, match=r"huge.png is not an image that can be read"):
         read_image(tmp_path / "huge.png")

@@ -39,6 +39,9 @@ CIFAR10_CLASSES = (
 )
 
 
+ADVICE = "; download=true fetches it"
+
+
 @dataclass
 class _Cifar(LabelledSource):
     """
@@ -59,12 +62,7 @@ class _Cifar(LabelledSource):
     torchvision: ClassVar[str]
 
     def read(self, seed: int) -> Collection:
-        name = type(self).__name__
-        root = (
-            Path(self.root).expanduser()
-            if self.download
-            else locate(self.root, f"{name} folder", "data.root")
-        )
+        root = self._place()
         for place in (root, root / "jpg", root / self.binary[0], root / self.python[0]):
             if (place / self.binary[1][0]).is_file():
                 return self._binary(place)
@@ -76,8 +74,16 @@ class _Cifar(LabelledSource):
             return self._fetched(root)
         raise DataError(
             f"{root} holds no {type(self).__name__}: neither {self.binary[0]}, {self.python[0]} nor"
-            " train/ and test/ folders"
+            f" train/ and test/ folders{ADVICE}"
         )
+
+    def _place(self) -> Path:
+        if self.download:
+            return Path(self.root).expanduser()
+        try:
+            return locate(self.root, f"{type(self).__name__} folder", "data.root")
+        except DataError as e:
+            raise DataError(f"{e}{ADVICE}") from None
 
     def _binary(self, place: Path) -> Collection:
         _, train, test, wide = self.binary

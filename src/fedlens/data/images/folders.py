@@ -7,6 +7,7 @@ What cannot be read is skipped, counted and named in `Federation.facts["skipped"
 from __future__ import annotations
 
 import csv
+import io
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from fedlens.data.images.labelled import (
     Reader,
     label_order,
     listing,
+    reason,
 )
 from fedlens.data.images.reading import converted
 from fedlens.data.paths import TEST_PARTS, class_folders, locate
@@ -172,21 +174,33 @@ class Csv(LabelledSource):
     def _rows(self, table: Path) -> list[dict[str, str]]:
         """Every row with a path and a label; what else is missing in it is empty."""
         rows = []
-        with table.open(newline="") as f:
-            reader = csv.DictReader(f, restval="")
-            for row in reader:
-                for column in (self.path, self.label):
-                    if column not in row:
-                        raise DataError(
-                            f"{table} has no column {column!r}; it has"
-                            f" {', '.join(reader.fieldnames or ())}"
-                        )
-                    if not row[column].strip():
-                        raise DataError(f"{table}, line {reader.line_num}: there is no {column}")
-                rows.append(row)
+        text = _text(table)
+        heading = text.partition("\n")[0]
+        separator = max(",;\t", key=heading.count)  # a spreadsheet's, by its user's language
+        reader = csv.DictReader(io.StringIO(text, newline=""), restval="", delimiter=separator)
+        for row in reader:
+            for column in (self.path, self.label):
+                if column not in row:
+                    raise DataError(
+                        f"{table} has no column {column!r}; it has"
+                        f" {', '.join(reader.fieldnames or ())}"
+                    )
+                if not row[column].strip():
+                    raise DataError(f"{table}, line {reader.line_num}: there is no {column}")
+            rows.append(row)
         if not rows:
             raise DataError(f"{table} has no rows")
         return rows
+
+
+def _text(table: Path) -> str:
+    """Of a table, without the mark that spreadsheets put in front."""
+    content = table.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        line = content.count(b"\n", 0, e.start) + 1
+        raise DataError(f"{table}, line {line}: this is not UTF-8; save the table as that") from e
 
 
 @dataclass
@@ -246,10 +260,11 @@ class Npz(LabelledSource):
                 f"{file}: {part}_labels must hold one class per image, and has the shape"
                 f" {labels.shape} for {len(pixels)} images"
             )
-        if labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
-            bad = next((k for k, v in enumerate(labels) if not (v >= 0 and v == int(v))), None)
-            if bad is not None:
-                raise DataError(f"{file}: {part}_labels[{bad}] is {labels[bad]}, not a class")
+        if not len(labels):
+            raise DataError(f"{file}: {part}_images is empty")
+        bad = next((k for k, v in enumerate(labels.tolist()) if not _is_class(v)), None)
+        if bad is not None:
+            raise DataError(f"{file}: {part}_labels[{bad}] is {labels[bad]}, not a class number")
         if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4):
             raise DataError(
                 f"{file}: {part}_images must be uint8 of shape (N, H, W) or (N, H, W, C), not"
@@ -271,6 +286,10 @@ class Npz(LabelledSource):
         if self.channels == 3 and x.shape[1] == 1:
             x = x.repeat(1, 3, 1, 1)
         return Labelled(x, torch.from_numpy(labels.astype(np.int64)))
+
+
+def _is_class(label: Any) -> bool:
+    return isinstance(label, int | float) and label >= 0 and label % 1 == 0
 
 
 @dataclass
@@ -318,7 +337,8 @@ class HuggingFace(LabelledSource):
                 raise DataError(
                     f"{root} has no column {column!r}; it has {', '.join(first.features)}"
                 )
-        test = next((parts[t] for t in TEST_PARTS if t in parts), None)
+        others = {n: part for n, part in parts.items() if part is not first}
+        test = next((others[t] for t in TEST_PARTS if t in others), None)
         names, place = self._classes(first, test)
         skipped: list[str] = []
         return Collection(
@@ -341,9 +361,11 @@ class HuggingFace(LabelledSource):
         for k in range(len(part)):
             try:
                 row = part[k]
+                if row[self.image] is None:
+                    raise ValueError("there is no image")
                 picture = converted(row[self.image], "L" if self.gray else "RGB")
             except (OSError, ValueError, SyntaxError, AttributeError) as e:
-                skipped.append(f"row {k}: {e}")
+                skipped.append(f"row {k}: {reason(e)}")
                 continue
             if row[self.label] not in place:
                 raise DataError(f"{root}, row {k}: the label {row[self.label]!r} is no class")

@@ -9,6 +9,7 @@ skew are the same everywhere. Images stay uint8 until a batch is drawn. `Federat
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -291,9 +292,7 @@ class Reader:
                 ValueError,
                 SyntaxError,
             ) as e:  # what PIL raises on broken files, by format
-                self.skipped.append(
-                    f"{path.name}: {str(e).splitlines()[0] if str(e) else type(e).__name__}"
-                )
+                self.skipped.append(f"{_place(path)}: {reason(e)}")
                 continue
             if images and image.shape != images[0].shape:
                 raise DataError(
@@ -311,6 +310,17 @@ class Reader:
         return Labelled(
             torch.stack(images), torch.tensor(labels), kept if groups is not None else None
         )
+
+
+def reason(error: Exception) -> str:
+    """In a line. PIL names what it read from, which is an address in memory if that is no file."""
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r" <\S+ object at 0x\w+>", "", first)
+
+
+def _place(file: Path | IO[bytes]) -> str:
+    """A file's name with that of its folder: many classes have a 0001.jpg."""
+    return str(Path(*file.parts[-2:])) if isinstance(file, Path) else file.name
 
 
 def _size(image: Tensor) -> str:
