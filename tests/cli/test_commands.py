@@ -411,7 +411,7 @@ def test_what_was_left_out_or_filled_up_is_said(
         "clients=2",
         "partition=iid",
     ]
-    left_out = "1 file could not be read and was left out: broken.jpg"
+    left_out = "1 file could not be read and was left out: river/broken.jpg"
     assert left_out in fedlens_command("partition", *given)[1]
     small = ["model=niid", "task.size=16", "classes=2", "rounds=1", "--workers", "0"]
     assert left_out in fedlens_command("run", *given, *small)[1]

@@ -14,6 +14,7 @@ from run_folders import write_run
 
 from fedlens.core.picture import Picture, save_pictures
 from fedlens.report import html as report
+from fedlens.tasks.classification import confusion_picture
 
 Open = Callable[..., Tab]
 
@@ -313,6 +314,29 @@ def test_a_comparison_shows_both_and_shares_the_reference(
     assert labels == ["client 0, blurred", "run: restored", "prox: restored", "sharp"]
     differing = page.locator("#settings code").all_inner_texts()
     assert differing[:3] == ["algorithm", "FedAvg + LossAware", "FedAvg + FedProx"]
+
+
+def test_confusion_matrices_of_a_comparison_keep_their_names(show: Open, tmp_path: Path) -> None:
+    """A matrix for each method: seeds are added up. By hand: of 10 cats 2 + 3 were taken for dogs
+    by FedProx's two seeds, so 5 of 20."""
+    for layer, wrong in (("FedProx", (2, 3)), ("Scaffold", (4, 4))):
+        for seed, k in enumerate(wrong):
+            run = write_run(
+                tmp_path / layer / f"seed-{seed}", rounds=2, seed=seed, layer=layer, pictures=False
+            )
+            table = torch.tensor([[10.0 - k, k], [0, 10]])
+            save_pictures([confusion_picture(table, ["cat", "dog"])], run / "pictures")
+    runs = sorted(p.parent for p in tmp_path.rglob("config.toml"))
+    page = show(report.write_comparison(runs, tmp_path)).page
+    figures = page.locator("figure[data-kind=map]")
+    assert figures.locator("h3").all_inner_texts() == [
+        f"{name} (2 seeds): Confusion matrix: truth in rows, prediction in columns"
+        for name in ("FedProx", "Scaffold")
+    ]
+    figures.first.locator("canvas").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert figures.first.locator(".readout").inner_text() == "cat taken for dog: 5 of 20 (25 %)"
 
 
 def test_bands_stay_on_the_paper(show: Open, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from fedlens.cli.main import invoke
 from fedlens.core.training import survives
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import FedProx
+from fedlens.runs.job import Interrupted
 from fedlens.runs.notebook import NotebookProgress
 from fedlens.tasks import Custom
 
@@ -145,6 +146,17 @@ def test_resume_with_the_same_objects(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="already holds a run"):
         fit(tmp_path / "part")
     fit(tmp_path / "part", rounds=1, fresh=True)
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    def press(row: dict[str, Any]) -> None:
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match=r"after round 2 of 4; .* out='\S+part', resume=True"):
+        fit(tmp_path / "part", rounds=4, callbacks=press)
+    again = fit(tmp_path / "part", rounds=4, resume=True)
+    assert same_bits(again.outcome.state, fit(tmp_path / "whole", rounds=4).outcome.state)
 
 
 def test_resume_and_fresh_without_a_folder_mean_the_last_run_and_the_first(

@@ -25,7 +25,7 @@ from fedlens.core.algorithm import Algorithm, Layer
 from fedlens.core.files import write_atomically
 from fedlens.core.imports import allow, named_modules
 from fedlens.runs.folder import default_folder
-from fedlens.runs.job import Outcome, run_job
+from fedlens.runs.job import Interrupted, Outcome, run_job
 from fedlens.runs.listener import Listener
 from fedlens.runs.notebook import NotebookProgress, in_notebook
 from fedlens.runs.progress import live
@@ -108,6 +108,10 @@ def fit(
         outcome = run_job(
             config, folder, engine=engine, resume=resume, fresh=fresh, listener=listener
         )
+    except Interrupted as e:
+        again = f"fedlens.fit(..., out={str(folder)!r}, resume=True)"
+        e.args = (f"{e}; what was done is saved. Go on with {again} and the same objects",)
+        raise
     except (pickle.PicklingError, AttributeError, TypeError) as e:
         if "pickle" not in str(e).lower():
             raise

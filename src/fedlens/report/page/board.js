@@ -77,6 +77,7 @@
     ["done", "Rounds", (c) => c.done], ["metric", "Result", (c) => { const m = best(c); return m ? m[1] : -Infinity; }], ["loss", "Loss", (c) => c.loss.at(-1) ?? Infinity], ["seconds", "Time", (c) => c.seconds ?? 0], ["changed", "Changed", (c) => c.changed],
   ];
   const best = (card) => { const name = View.chief(Object.keys(card.metrics))[0]; return name ? [name, card.metrics[name]] : null; };
+  const breakable = (name) => name.split(/(?<=[/_-])/).flatMap((part, k) => (k ? [h("wbr"), part] : [part]));  // a long name goes on in the next line between its words
   const isRun = (card) => !["empty", "not a run", "broken"].includes(card.status);  // what is no run comes last, however the list is sorted
   const ago = (t) => { const s = Date.now() / 1000 - t; return s < 60 ? "now" : s < 3600 ? `${Math.floor(s / 60)} min ago` : s < 86400 ? `${Math.floor(s / 3600)} h ago` : new Date(t * 1000).toLocaleDateString("en-CA"); };
   const state = { text: "", status: "", sort: "changed", down: true, settings: [] };
@@ -112,7 +113,7 @@
       const box = h("input", { type: "checkbox", "aria-label": `Choose ${card.name}`, checked: chosen.has(card.name), onchange: () => { box.checked ? chosen.add(card.name) : chosen.delete(card.name); ready(); } });
       const metric = best(card), planned = card.title.rounds, run = isRun(card);
       if (!run) box.disabled = true;
-      return h("tr", { "data-run": card.name }, h("td", {}, box), h("td", { class: "name" }, card.problem ? [card.name, h("div", { class: "small soft", text: card.problem })] : h("a", { href: address("run", [card.name]), text: card.name })),
+      return h("tr", { "data-run": card.name }, h("td", {}, box), h("td", { class: "name" }, card.problem ? [card.name, h("div", { class: "small soft", text: card.problem })] : h("a", { href: address("run", [card.name]) }, breakable(card.name))),
         h("td", {}, h("span", { class: `status ${card.status.replaceAll(" ", "-")}`, text: card.status })), h("td", { class: "optional", text: card.title.task || "" }), h("td", { class: "under soft", text: (card.title.algorithm || []).join(" + ") }),
         h("td", { class: "n optional" }, run ? [number(card.done), planned ? h("span", { class: "soft", text: ` / ${planned}` }) : "", card.status === "running" && planned ? h("progress", { max: planned, value: card.done, "aria-label": "rounds done", style: "display:block;margin-left:auto" }) : ""] : ""),
         h("td", { class: "n under" }, metric ? [h("b", { text: number(metric[1]) }), " ", h("span", { class: "soft small", text: words(metric[0]) })] : ""),

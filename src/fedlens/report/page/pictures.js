@@ -331,5 +331,5 @@ const Pictures = (() => {
     }
     return { node, update };
   }
-  return { gallery };
+  return { gallery, isConfusion };
 })();

@@ -327,6 +327,15 @@ const View = (() => {
     if (!keys.length) return h("p", { class: "soft", text: "The configurations are the same." });
     return h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { text: "Setting" }), views.map((v) => h("th", { text: v.name })))), h("tbody", {}, keys.map((k) => h("tr", {}, h("td", {}, h("code", { text: k })), views.map((v) => h("td", {}, h("code", { text: v.settings[k] ?? "–" }))))))));
   }
+  /* Confusion matrices keep their names; those of runs that differ only in their seed are added up. */
+  function confusions(from) {
+    const shown = new Map(from.map(([v, p]) => [v.name, p]));
+    return grouped(from.map(([v]) => v)).map(({ name, members }) => {
+      const tables = members.map((v) => shown.get(v.name)), first = tables[0], { classes, counts } = first.facts;
+      const sum = counts.map((row, r) => row.map((_, c) => total(tables.map((p) => p.facts.counts[r]?.[c]))));
+      return { ...first, caption: `${name}: ${first.caption}`, facts: { classes, counts: sum } };
+    });
+  }
   /* The same picture of every run becomes one: what is equal in all (input, reference) is shown once. */
   function together(views) {
     const out = [];
@@ -334,6 +343,7 @@ const View = (() => {
     for (const model of first ? first.pictures : []) {
       const from = views.map((v) => [v, v.pictures.find((p) => p.caption === model.caption && p.kind === model.kind)]).filter(([, p]) => p);
       if (from.length < 2) continue;
+      if (from.every(([, p]) => Pictures.isConfusion(p))) { out.push(...confusions(from)); continue; }
       const facts = Object.fromEntries(from.flatMap(([v, p]) => Object.entries(p.facts).map(([k, x]) => [`${v.name}: ${words(k)}`, x])));
       const all = from.flatMap(([v, p]) => p.images.map((src, k) => ({ src, id: (p.ids || p.images)[k], label: p.labels[k] || `${k + 1}`, run: v.name, range: p.ranges[k] ?? null })));
       const count = new Map();
