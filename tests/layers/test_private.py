@@ -155,5 +155,7 @@ def test_nothing_or_everything_private_is_refused() -> None:
         ),
     ):
         stack(FedAvg(Toy()), BackboneOnly("trunk")).init()
+    with pytest.raises(StackError, match=r"say which one stays, such as FedPer.own=head\.\*$"):
+        stack(FedAvg(Toy()), FedPer(own=("tail.*",))).init()
     with pytest.raises(StackError, match="would keep nothing private"):
         stack(FedAvg(Halves()), FedBN()).init()

@@ -148,6 +148,22 @@ def test_resume_with_the_same_objects(tmp_path: Path) -> None:
     fit(tmp_path / "part", rounds=1, fresh=True)
 
 
+def test_a_clients_own_network(tmp_path: Path) -> None:
+    """Two clients share the body and not the head; the common network has the head it began with,
+    and says so."""
+    result = fit(tmp_path / "run", rounds=2, algorithm="fedper", own=["last.*"], holdout=0.2)
+    with pytest.warns(UserWarning, match=r"stays with the clients .* result.client_model\(0\)"):
+        common = result.model
+    one, other = result.client_model(0), result.client_model(1)
+    assert torch.equal(one.body.weight, common.body.weight)
+    assert not torch.equal(one.last.weight, other.last.weight)
+    assert not torch.equal(one.last.weight, common.last.weight) and not one.training
+    with pytest.raises(ValueError, match="client 9 has no model of its own"):
+        result.client_model(9)
+    with pytest.raises(ValueError, match="no client has a model of its own"):
+        fit(tmp_path / "plain", rounds=1).client_model(0)
+
+
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     def press(row: dict[str, Any]) -> None:
         if row["round"] == 2:

@@ -29,7 +29,7 @@ class FedRep(Private):
         times: how much longer the head trains than the body (10 epochs to 1 in the paper).
     """
 
-    key: ClassVar[str] = "FedRep.own"
+    advice: ClassVar[str] = "; say which one stays, such as FedRep.own={last}.*"
     personal: ClassVar[bool] = True
     post_processes: ClassVar[bool] = False  # it trains several times
     own: tuple[str, ...] = ("head.*",)

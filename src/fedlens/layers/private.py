@@ -29,7 +29,8 @@ class Private(TrainingLayer):
     stage: ClassVar[Stage] = "share"
     keeps_private: ClassVar[bool] = True
     post_processes: ClassVar[bool] = True
-    key: ClassVar[str] = ""  # names the part of the model that travels, where that can be set
+    # how to say what travels, where that can be set; {first} and {last} are parts of the model
+    advice: ClassVar[str] = ""
     _start: Tree | None = None
 
     @abstractmethod
@@ -55,11 +56,7 @@ class Private(TrainingLayer):
         if not self._start or len(self._start) == len(whole):
             what = "nothing" if not self._start else "everything"
             parts = list(dict.fromkeys(n.split(".")[0] for n in whole))
-            advice = (
-                f"; say which of them travels, such as {self.key}={parts[0]}"
-                if self.key and len(parts) > 1
-                else ""
-            )
+            advice = self.advice.format(first=parts[0], last=parts[-1]) if len(parts) > 1 else ""
             raise StackError(
                 f"{type(self).__name__} would keep {what} private: the model consists of"
                 f" {', '.join(sorted(parts))}{advice}"
@@ -106,7 +103,7 @@ class BackboneOnly(Private):
         backbone: the first part of the names that travel.
     """
 
-    key: ClassVar[str] = "BackboneOnly.backbone"
+    advice: ClassVar[str] = "; say which one travels, such as BackboneOnly.backbone={first}"
     backbone: str = "backbone"
 
     def is_private(self, name: str) -> bool:
@@ -121,7 +118,7 @@ class FedPer(Private):
         own: patterns of the names that stay with each client.
     """
 
-    key: ClassVar[str] = "FedPer.own"
+    advice: ClassVar[str] = "; say which one stays, such as FedPer.own={last}.*"
     personal: ClassVar[bool] = True
     own: tuple[str, ...] = ("head.*",)
 
@@ -138,7 +135,7 @@ class LGFedAvg(Private):
         common: patterns of the names that travel.
     """
 
-    key: ClassVar[str] = "LGFedAvg.common"
+    advice: ClassVar[str] = "; say which one travels, such as LGFedAvg.common={last}.*"
     personal: ClassVar[bool] = True
     common: tuple[str, ...] = ("head.*",)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import html
 import pickle
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from fedlens.runs.folder import default_folder
 from fedlens.runs.job import Interrupted, Outcome, run_job
 from fedlens.runs.listener import Listener
 from fedlens.runs.notebook import NotebookProgress, in_notebook
+from fedlens.runs.personal import Ended, own_weights_of
 from fedlens.runs.progress import live
 from fedlens.runs.setup import Setup
 from fedlens.runs.text import count, rounded
@@ -247,6 +249,11 @@ class Report:
         )
 
 
+def _ready(network: nn.Module) -> nn.Module:
+    net: nn.Module = copy.deepcopy(network)
+    return net.eval()
+
+
 class FitResult:
     """What `fit` gives: the network, the rounds, the folder with everything else.
 
@@ -261,8 +268,19 @@ class FitResult:
     @property
     def model(self) -> nn.Module:
         """The network with what was learned, ready to be used; a copy each time."""
-        net: nn.Module = copy.deepcopy(self.outcome.result)
-        return net.eval()
+        if any(getattr(p, "keeps_private", False) for p in self.outcome.setup.algorithm.parts()):
+            warnings.warn(
+                "a part of this network stays with the clients and is as it began:"
+                " result.client_model(0) is the whole one of client 0",
+                stacklevel=2,
+            )
+        return _ready(self.outcome.result)
+
+    def client_model(self, client: int) -> nn.Module:
+        """The network of one client, where clients have their own."""
+        state, algorithm = self.outcome.state, self.outcome.setup.algorithm
+        own = own_weights_of(client, self.folder, Ended.read(self.folder), algorithm)
+        return _ready(algorithm.result(state.put(model={**state.trees["model"], **own})))
 
     @property
     def folder(self) -> Path:

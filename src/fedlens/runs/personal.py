@@ -56,6 +56,18 @@ def run_of_client(folder: Path, client: int) -> Iterator[Path]:
     task = config.build_task()
     algorithm = config.build_algorithm(task)
     ended = Ended.read(folder)
+    own = own_weights_of(client, folder, ended, algorithm)
+    state = ended.state.put(model={**ended.state.trees["model"], **own})
+    with tempfile.TemporaryDirectory() as made:
+        task.save(algorithm.as_saved(state), Path(made))
+        for name in ("config.toml", "federation.json"):
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, Path(made) / name)
+        yield Path(made)
+
+
+def own_weights_of(client: int, folder: Path, ended: Ended, algorithm: Algorithm) -> Tree:
+    """What this client keeps of the model; refused where it has nothing of its own."""
     own = ended.own_weights(algorithm)
     if not own:
         raise ConfigError(
@@ -64,13 +76,7 @@ def run_of_client(folder: Path, client: int) -> Iterator[Path]:
         )
     if client not in own:
         raise ConfigError(f"client {client} has no model of its own in {folder}: {_listed(own)} do")
-    state = ended.state.put(model={**ended.state.trees["model"], **own[client]})
-    with tempfile.TemporaryDirectory() as made:
-        task.save(algorithm.as_saved(state), Path(made))
-        for name in ("config.toml", "federation.json"):
-            if (folder / name).is_file():
-                shutil.copyfile(folder / name, Path(made) / name)
-        yield Path(made)
+    return own[client]
 
 
 def own_models(folder: Path) -> str:

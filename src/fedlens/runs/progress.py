@@ -239,7 +239,10 @@ def report_or_folder(folder: Path) -> str:
 
 def closing_lines(summary: Mapping[str, Any]) -> list[str]:
     metrics = {k: v for k, v in summary["metrics"].items() if v is not None and k != "loss"}
-    results = [f"{name} {rounded(value)}" for name, value in metrics.items()][:3]
+    first = next(iter(metrics), "")
+    own = [n for n in (f"client_{first}",) if n in metrics]  # of clients with their own models
+    names = list(dict.fromkeys([*list(metrics)[:1], *own, *metrics]))[:3]
+    results = [f"{name} {rounded(metrics[name])}" for name in names]
     if summary["loss"] is not None:
         results.append(f"{summary.get('loss_name', 'training loss')} {summary['loss']:.4f}")
     costs = [
