@@ -71,6 +71,7 @@ def test_a_recipe_becomes_constructor_calls(read: Read) -> None:
             "a=b.safetensors",
         ),
         ("mixed_precision=true", lambda c: c.algorithm[0].given["mixed_precision"], True),
+        ("freeze=head.*", lambda c: c.algorithm[0].given["freeze"], ("head.*",)),
         ("option=II", lambda c: c.algorithm[1].given["option"], "II"),
         ("task.pause=0", lambda c: c.task.given["pause"], 0.0),
     ],
@@ -93,6 +94,7 @@ def test_a_bare_seed_is_the_federations_and_the_model_follows_it(read: Read) -> 
     ("override", "words"),
     [
         ("roundz=6", "did you mean rounds?"),
+        ("root=photos", "has no root: set data.name to one that has it (Cifar10, "),
         ("federation.round=6", "did you mean federation.rounds?"),
         ("algorithm.FedAvg.lrr=1", "did you mean algorithm.FedAvg.lr?"),
         ("algorithm.FedProx.mu=1", "FedProx is not in the stack (FedAvg, Scaffold)"),

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedlens.algorithms import FedAvg
 from fedlens.core.client import generator, seeded
-from fedlens.core.weights import Misfit, adopt_weights
+from fedlens.core.weights import Misfit, adopt_weights, resize_positions
 from fedlens.tasks import ActionRecognition, Classification, Pose
 
 
@@ -126,3 +126,34 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
         FedAvg(Classification(model="niid", pretrained=True)).init()
     with pytest.raises(ValueError, match=r"set task\.stem=imagenet"):
         FedAvg(Classification(model="resnet18", pretrained=True)).init()
+
+
+def test_position_vectors_of_another_size_are_interpolated() -> None:
+    """By hand: the class token stays, and a grid that rises evenly from left to right keeps its
+    mean and still rises. timm's own function gives the same."""
+    grid = torch.arange(4.0).repeat(4, 1).reshape(1, 16, 1)
+    positions = torch.cat([torch.full((1, 1, 1), 9.0), grid], 1)
+    made = resize_positions(positions, (1, 5, 1))
+    assert made is not None and made[0, 0] == 9
+    low, high = made[0, 1:].reshape(2, 2).unbind(1)
+    assert torch.allclose(low + high, torch.full((2,), 3.0)) and (low < high).all()
+    assert resize_positions(positions, (1, 7, 1)) is None  # 6 or 7 patches are no square
+    assert resize_positions(positions, (1, 5, 2)) is None
+    layers = pytest.importorskip("timm.layers", reason="timm is not installed")
+    theirs = layers.resample_abs_pos_embed(positions, [2, 2], num_prefix_tokens=1)
+    assert torch.allclose(made, theirs, atol=1e-6)
+
+
+def test_a_transformer_starts_from_weights_for_another_size(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    theirs = published(
+        timm.create_model("vit_tiny_patch16_224"), tmp_path / "w.safetensors"
+    ).state_dict()
+    task = Classification(
+        model="timm:vit_tiny_patch16_224", classes=5, size=32,
+        pretrained=str(tmp_path / "w.safetensors"),
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="another size: its position vectors are interpolated"):
+        start = FedAvg(task, device="cpu").init().trees["model"]
+    assert torch.equal(start["body.1.cls_token"], theirs["cls_token"])
+    assert start["body.1.pos_embed"].shape[1] == (32 // 16) ** 2 + 1

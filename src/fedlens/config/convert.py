@@ -57,7 +57,7 @@ class Untyped(str):
 
 def convert(value: Any, hint: Any, where: str) -> Any:
     """The value as the annotation wants it, or an error. Strict, but a whole number is a number and
-    a list a tuple.
+    a list a tuple; on the command line, one thing is a list of it.
     """
     import pydantic
 
@@ -65,6 +65,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return value
     adapter = _adapter(hint)
     candidates = list(value.candidates()) if isinstance(value, Untyped) else [value]
+    if isinstance(value, Untyped):
+        candidates += [[one] for one in candidates]
     for candidate in candidates:
         try:
             return adapter.validate_json(json.dumps(candidate, default=str), strict=True)

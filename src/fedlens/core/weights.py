@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import math
 import re
 import warnings
 from collections import Counter
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedlens.core.files import find_named
 
@@ -148,6 +150,7 @@ def adopt_weights(
             f"{source} does not fit {type(model).__name__}: {missing} is missing in the file, which"
             f" begins with {next(iter(weights), 'nothing')}"
         )
+    weights = weights | _resized_positions(own, found, weights, source)
     if odd := [n for n, theirs in found.items() if weights[theirs].shape != own[n].shape]:
         shapes = f"{tuple(weights[found[odd[0]]].shape)}, expected {tuple(own[odd[0]].shape)}"
         raise Misfit(
@@ -232,6 +235,39 @@ def _by_order(
         stacklevel=2,
     )
     return dict(pairs)
+
+
+def _resized_positions(
+    own: dict[str, Tensor], found: dict[str, str], weights: dict[str, Tensor], source: str | Path
+) -> dict[str, Tensor]:
+    """A transformer's position vectors, where the file is for images of another size."""
+    resized = {}
+    for ours, theirs in found.items():
+        given, wanted = weights[theirs], own[ours]
+        if ours.endswith("pos_embed") and given.shape != wanted.shape:
+            made = resize_positions(given, tuple(wanted.shape))
+            resized |= {} if made is None else {theirs: made}
+    if resized:
+        warnings.warn(
+            f"{source} is for images of another size: its position vectors are interpolated",
+            stacklevel=3,
+        )
+    return resized
+
+
+def resize_positions(positions: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """(1, tokens, width), from one square grid of patches to another: bicubic, as is usual. Tokens
+    in front of the grid, such as that of the class, stay. None where these are no such grids."""
+    if positions.dim() != 3 or len(shape) != 3 or positions.shape[2] != shape[2]:
+        return None
+    for front in range(3):
+        old, new = (math.isqrt(max(0, n - front)) for n in (positions.shape[1], shape[1]))
+        if old and new and (old**2 + front, new**2 + front) == (positions.shape[1], shape[1]):
+            grid = positions[:, front:].transpose(1, 2).reshape(1, -1, old, old).float()
+            grid = F.interpolate(grid, (new, new), mode="bicubic", antialias=True)
+            each = grid.flatten(2).transpose(1, 2).to(positions.dtype)
+            return torch.cat([positions[:, :front], each], 1)
+    return None
 
 
 def _head(
