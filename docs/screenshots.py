@@ -68,8 +68,11 @@ def pages(runs: Path, board: str) -> dict[str, str]:
     return found
 
 
-def shoot(browser: Any, address: str, file: Path, window: str, theme: str) -> list[str]:
-    """Save a picture of a page; what is wrong with it."""
+def shoot(
+    browser: Any, address: str, file: Path, window: str, theme: str, kept: Path | None
+) -> list[str]:
+    """Save a picture of a page, and of what is first seen of it for the docs; what is wrong with
+    it."""
     width, height = WINDOWS[window]
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme=theme, reduced_motion="reduce"
@@ -85,6 +88,8 @@ def shoot(browser: Any, address: str, file: Path, window: str, theme: str) -> li
     if wide > width:
         wrong.append(f"{wide} pixels wide in a window of {width}")
     page.screenshot(path=str(file), full_page=True)
+    if kept:
+        page.screenshot(path=str(kept))
     context.close()
     return wrong
 
@@ -110,11 +115,11 @@ def main() -> None:
             for window in WINDOWS:
                 for theme in THEMES:
                     file = options.out / f"{name}-{window}-{theme}.png"
-                    for line in shoot(browser, address, file, window, theme):
+                    shown = KEPT.get((name, window, theme)) if options.keep else None
+                    kept = Path(__file__).parent / "images" / shown if shown else None
+                    for line in shoot(browser, address, file, window, theme, kept):
                         failed = True
                         print(f"{file.name}: {line}")
-                    if options.keep and (kept := KEPT.get((name, window, theme))):
-                        shutil.copyfile(file, Path(__file__).parent / "images" / kept)
         browser.close()
     print(f"pictures in {options.out}")
     sys.exit(1 if failed else 0)

@@ -77,7 +77,7 @@
     ["done", "Rounds", (c) => c.done], ["metric", "Result", (c) => { const m = best(c); return m ? m[1] : -Infinity; }], ["loss", "Loss", (c) => c.loss.at(-1) ?? Infinity], ["seconds", "Time", (c) => c.seconds ?? 0], ["changed", "Changed", (c) => c.changed],
   ];
   const best = (card) => { const name = View.chief(Object.keys(card.metrics))[0]; return name ? [name, card.metrics[name]] : null; };
-  const breakable = (name) => name.split(/(?<=[/_-])/).flatMap((part, k) => (k ? [h("wbr"), part] : [part]));  // a long name goes on in the next line between its words
+  const breakable = (name) => name.split(/(?<=[/_])/).flatMap((part, k) => (k ? [h("wbr"), part] : [part]));  // a long name goes on in the next line between its words
   const isRun = (card) => !["empty", "not a run", "broken"].includes(card.status);  // what is no run comes last, however the list is sorted
   const ago = (t) => { const s = Date.now() / 1000 - t; return s < 60 ? "now" : s < 3600 ? `${Math.floor(s / 60)} min ago` : s < 86400 ? `${Math.floor(s / 3600)} h ago` : new Date(t * 1000).toLocaleDateString("en-CA"); };
   const state = { text: "", status: "", sort: "changed", down: true, settings: [] };
