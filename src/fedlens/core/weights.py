@@ -241,7 +241,7 @@ def _resized_positions(
     own: dict[str, Tensor], found: dict[str, str], weights: dict[str, Tensor], source: str | Path
 ) -> dict[str, Tensor]:
     """A transformer's position vectors, where the file is for images of another size."""
-    resized = {}
+    resized: dict[str, Tensor] = {}
     for ours, theirs in found.items():
         given, wanted = weights[theirs], own[ours]
         if ours.endswith("pos_embed") and given.shape != wanted.shape:
