@@ -4,21 +4,27 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from statistics import stdev
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fedlens.core.files import find_in_data_folder
 from fedlens.core.message import MEAN, Message
+from fedlens.core.tree import Tree
 from fedlens.engines.recorder import Exchange
 from fedlens.metrics.image import psnr, ssim
 from fedlens.runs.setup import Setup
 
 if TYPE_CHECKING:
     from fedlens.audit.protections import Protection
+
+
+MARGIN = 1.0  # dB by which an image has to be better than what can be had without a message
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,8 @@ class Evidence:
 
     clients: whose messages are attacked. minutes: how long an attack may search. probe: instead of
     what clients sent, what they would send who have little and do little. over_rounds: also how
-    leakage goes over the rounds.
+    leakage goes over the rounds. seen: what the server sees of any rounds, for attacks that play
+    some of their own.
     """
 
     setup: Setup
@@ -51,6 +58,7 @@ class Evidence:
     minutes: float = 2.0
     probe: Probe | None = None
     over_rounds: bool = False
+    seen: Callable[[Sequence[Exchange]], Sequence[Exchange]] = list
 
 
 @dataclass(frozen=True)
@@ -157,6 +165,25 @@ def nearest(truth: Tensor, others: Tensor) -> Tensor:
     return others[int(errors.argmin())]
 
 
+def two_errors(gains: Sequence[float]) -> float:
+    """Two standard errors of a mean gain: what chance alone may bring. 0 of a single one, of which
+    nobody can say.
+    """
+    return 2 * stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
+
+
+def lucky_share(count: int, chance: float, alarms: float = 0.05) -> float:
+    """The share of right guesses among so many, each right by this chance, that luck exceeds in at
+    most `alarms` of all cases.
+    """
+    tail = 0.0
+    for right in range(count, -1, -1):
+        tail += math.comb(count, right) * chance**right * (1 - chance) ** (count - right)
+        if tail > alarms:
+            return right / count
+    return 0.0
+
+
 # -- what SecureSum leaves to see ------------------------------------------------------------------
 
 
@@ -179,5 +206,13 @@ def _all_alike(replies: Mapping[int, Message]) -> dict[int, Message]:
             key: sum(weights[i] / whole * r.trees[name][key].double() for i, r in replies.items())
             for key in first.trees[name]
         }
-    together = Message({n: {k: torch.as_tensor(v) for k, v in t.items()} for n, t in trees.items()})
+    together = Message({n: _as_in(first.trees[n], t) for n, t in trees.items()})
     return {i: replace(together, sender=i, header=r.header) for i, r in replies.items()}
+
+
+def _as_in(sent: Tree, mean: Mapping[str, Any]) -> Tree:
+    """A mean as tensors: of counts, such as BatchNorm's of batches, a count again."""
+    return {
+        k: t if sent[k].is_floating_point() else t.round().to(sent[k].dtype)
+        for k, t in ((k, torch.as_tensor(v)) for k, v in mean.items())
+    }

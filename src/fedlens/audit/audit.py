@@ -180,7 +180,7 @@ def under(protection: Protection, evidence: Evidence, source: Messages) -> Evide
         setup = protection.change(evidence.setup, exchanges)
         again = replay(setup, rounds_for(few))
         few, exchanges = replace(few, setup=setup), again.exchanges
-    return replace(few, exchanges=protection.seen(exchanges))
+    return replace(few, exchanges=protection.seen(exchanges), seen=protection.seen)
 
 
 def heard_first(exchanges: Sequence[Exchange]) -> list[int]:

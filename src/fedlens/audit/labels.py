@@ -21,7 +21,7 @@ from statistics import mean
 import torch
 from torch import Tensor
 
-from fedlens.audit.attack import Evidence, Finding, Histogram
+from fedlens.audit.attack import Evidence, Finding, Histogram, two_errors
 from fedlens.audit.probe import Caught, catch, fedavg_of, flat_image, labelled, others
 from fedlens.audit.protections import TRAINING
 from fedlens.runs.setup import Setup
@@ -66,6 +66,7 @@ class LabelCounts:
             score,
             base,
             smaller_leaks=True,
+            margin=two_errors([b - e for b, e in zip(naive, errors, strict=True)]),
             numbers={"replies attacked": str(len(errors)), "best": f"{min(errors):.3f}"},
             histograms=first,
             curve=curve,
@@ -73,7 +74,7 @@ class LabelCounts:
         )
 
     def _of_client(self, evidence: Evidence, client: int, number: int) -> Histogram:
-        shares = estimate_shares(evidence, catch(evidence, client, number))
+        shares = estimate_shares(evidence.setup, catch(evidence, client, number))
         truth = true_shares(evidence.setup, client, len(shares))
         return Histogram(f"client {client}", truth.tolist(), shares.tolist())
 
@@ -81,8 +82,8 @@ class LabelCounts:
 MEASURE = "wrong share of the class histogram"
 
 
-def estimate_shares(evidence: Evidence, caught: Caught) -> Tensor:
-    base = fedavg_of(evidence.setup)
+def estimate_shares(setup: Setup, caught: Caught) -> Tensor:
+    base = fedavg_of(setup)
     assert base is not None
     received = caught.down.trees["model"]
     halfway = {
@@ -92,7 +93,7 @@ def estimate_shares(evidence: Evidence, caught: Caught) -> Tensor:
     like = flat_image(caught.truth["x"][0])
     model = base.load(halfway).eval()
     with torch.no_grad():
-        mean_prediction = model(others(evidence.setup, like, 200)).softmax(1).mean(0).double()
+        mean_prediction = model(others(setup, like, 200)).softmax(1).mean(0).double()
     reach = caught.lr * momentum_reach(caught.steps, base.momentum)
     return shares_of(caught.delta[BIAS].double(), mean_prediction, reach)
 

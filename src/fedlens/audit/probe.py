@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import interpolate
 
 from fedlens.algorithms.fedavg import FedAvg
-from fedlens.audit.attack import Evidence, Probe, summed
+from fedlens.audit.attack import Comparison, Evidence, Probe, nearest, score_images, summed
 from fedlens.audit.noise import clip_and_blur
 from fedlens.core.algorithm import Algorithm, Layer
 from fedlens.core.answer import answer
@@ -100,10 +100,14 @@ def catch(evidence: Evidence, client: int, number: int | None = None) -> Caught:
     else:
         examples, steps = min(probe.examples, len(data)), probe.steps
         reply = _probed(setup, exchange.down, client, probe)
-        if probe.together:
-            others = {i: _probed(setup, exchange.down, i, probe) for i in exchange.replies}
-            reply = summed([Exchange(exchange.down, {**others, client: reply})])[0].replies[client]
-        truth = data.batch(torch.arange(examples))
+        truth = _first(data, probe.examples)
+        if probe.together:  # one batch of everybody's examples, so far as one step goes
+            everyone = sorted({client, *exchange.replies})
+            sent = {i: _probed(setup, exchange.down, i, probe) for i in everyone}
+            reply = summed([Exchange(exchange.down, sent)])[0].replies[client]
+            parts = [_first(setup.federation.holdings[i], probe.examples) for i in everyone]
+            truth = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            examples = len(truth["x"])
     delta = dict(reply.trees["delta"])
     if probe is not None and probe.noise:
         rng = generator(client, number, 0xD9)
@@ -126,6 +130,10 @@ def some_rounds(evidence: Evidence, most: int = 4) -> list[tuple[int, int]]:
     return [heard[int(i)] for i in places]
 
 
+def _first(data: Data, examples: int) -> Batch:
+    return data.batch(torch.arange(min(examples, len(data))))
+
+
 def _probed(setup: Setup, down: Message, client: int, probe: Probe) -> Message:
     data = setup.federation.holdings[client]
     few = Few(data, torch.arange(min(probe.examples, len(data))))
@@ -145,6 +153,28 @@ def working(algorithm: Algorithm, **changes: Any) -> Algorithm:
     for name, value in changes.items():
         setattr(base, name, value)
     return base
+
+
+def compare_best(
+    setup: Setup, client: int, guesses: Sequence[Tensor], truths: Tensor
+) -> Comparison:
+    """The pair of a guess and a real image that fits best: which is which is unknown."""
+    flat = [(flat_image(g), flat_image(t)) for g in guesses for t in truths]
+    guess, truth = min(flat, key=lambda pair: float((pair[0] - pair[1]).square().mean()))
+    unrelated = without_message(setup, truth)
+    return Comparison(
+        f"client {client}", guess, truth, unrelated, score_images(guess, truth),
+        score_images(unrelated, truth),
+    )  # fmt: skip
+
+
+def without_message(setup: Setup, truth: Tensor) -> Tensor:
+    """The best that somebody could show who has no message: the nearest unrelated image, the mean
+    of them all, or one flat colour, which only the truth could tell.
+    """
+    known = others(setup, truth)
+    flat = truth.mean((-2, -1), keepdim=True).expand_as(truth)
+    return nearest(truth, torch.cat([known, known.mean(0, keepdim=True), flat[None]]))
 
 
 def others(setup: Setup, like: Tensor, most: int = 500) -> Tensor:

@@ -4,11 +4,16 @@ learning", 2019): what kind of data a client has, from what it sent.
 Leave one out: the server knows the property of all clients but one (they told it, or it is public)
 and reads the last one's from how its message differs from theirs. No image is reconstructed.
 
+Whoever knows the other clients' counts could also say their mean, without any message: that, or all
+classes alike, whichever is closer to the truth, is the baseline.
+
 - `ClassCounts`, for stacks that balance classes before they train, where the bias of the last layer
   no longer shows them: one ridge regression for all classes, from (how far a class's bias, row and
   row along itself have moved) to the class's share.
-- `Resolution`, for clients with images of different sizes: the nearest other client by the norms of
-  what each tensor has moved, normalised.
+- `Resolution`, for clients with images of different sizes: whose message is nearest by the norms of
+  what each tensor has moved, normalised. Compared are stand-ins of every resolution that the server
+  plays with its own test people, so that it needs to know nothing about the other clients; where it
+  has none, the other clients themselves.
 """
 
 from __future__ import annotations
@@ -21,17 +26,23 @@ from statistics import mean
 import torch
 from torch import Tensor
 
-from fedlens.audit.attack import Evidence, Finding, Histogram
+from fedlens.audit.attack import Evidence, Finding, Histogram, lucky_share, two_errors
 from fedlens.audit.labels import BIAS, MEASURE, distance, flat, true_shares
 from fedlens.audit.probe import labelled
 from fedlens.audit.protections import TRAINING
+from fedlens.core.answer import answer
+from fedlens.core.client import generator
+from fedlens.core.memory import Memory
 from fedlens.core.message import Message
+from fedlens.data.pose.people import People
 from fedlens.engines.recorder import Exchange
 from fedlens.layers.balance import Balance
 from fedlens.runs.setup import Setup
 
 RIDGE = 1e-2
 _LEAST = 3  # clients
+_STAND_INS = 2  # of each resolution, for each client
+Size = tuple[int, int]
 
 
 class ClassCounts:
@@ -57,6 +68,7 @@ class ClassCounts:
             features[client] = class_features(down, reply)
             shares[client] = true_shares(evidence.setup, client, len(features[client]))
         found: list[Histogram] = []
+        naive: list[float] = []
         for client in [c for c in evidence.clients if c in replies]:
             rest = [c for c in replies if c != client]
             guess = ridge(
@@ -65,17 +77,21 @@ class ClassCounts:
                 features[client],
             ).clamp_min(0)
             guess = guess / guess.sum().clamp_min(1e-9)
-            found.append(Histogram(f"client {client}", shares[client].tolist(), guess.tolist()))
-        score = mean(map(distance, found))
-        base = mean(distance(replace(h, guess=flat(h))) for h in found)
+            told = Histogram(f"client {client}", shares[client].tolist(), guess.tolist())
+            usual = torch.stack([shares[c] for c in rest]).mean(0).tolist()
+            naive.append(min(distance(replace(told, guess=g)) for g in (flat(told), usual)))
+            found.append(told)
+        errors = [distance(h) for h in found]
+        score, base = mean(errors), mean(naive)
         return Finding(
             self.name,
             f"Who knows the other clients' class counts gets {100 * (1 - score):.0f} % of a"
-            f" client's right; guessing all classes alike gets {100 * (1 - base):.0f} %.",
+            f" client's right; from these counts alone it would be {100 * (1 - base):.0f} %.",
             MEASURE,
             score,
             base,
             smaller_leaks=True,
+            margin=two_errors([b - e for b, e in zip(naive, errors, strict=True)]),
             numbers={"clients": str(len(found))},
             histograms=found,
             budget="one ridge regression a client",
@@ -102,10 +118,12 @@ class Resolution:
             return Finding(self.name, f"Fewer than {_LEAST} clients were heard.", "accuracy", 0, 0)
         right, lucky = [], []
         for client in whom:
-            rest = [c for c in marks if c != client]
-            near = min(rest, key=lambda c: (float((marks[c] - marks[client]).norm()), c))
-            right.append(sizes[near] == sizes[client])
-            common = Counter(sizes[c] for c in rest).most_common(1)[0][0]
+            down, _ = replies[client]
+            rest = [(sizes[c], marks[c]) for c in marks if c != client]
+            known = played_at_each(evidence.setup, down, client) or rest
+            near = min(known, key=lambda k: float((k[1] - marks[client]).norm()))
+            right.append(near[0] == sizes[client])
+            common = Counter(size for size, _ in rest).most_common(1)[0][0]
             lucky.append(common == sizes[client])
         score, base = mean(map(float, right)), max(mean(map(float, lucky)), 1 / len(set(sizes)))
         return Finding(
@@ -115,9 +133,32 @@ class Resolution:
             "accuracy",
             score,
             base,
+            margin=lucky_share(len(whom), base) - base,
             numbers={"resolutions": ", ".join(f"{h}x{w}" for h, w in sorted(set(sizes)))},
-            budget="one comparison with every other client",
+            budget=f"{_STAND_INS} stand-ins of each resolution a client",
         )
+
+
+def played_at_each(setup: Setup, down: Message, client: int) -> list[tuple[Size, Tensor]]:
+    """Of each resolution, how a message moves of people that the server has itself; nothing where
+    it has no people. A client's weight tells how many it has.
+    """
+    test = setup.federation.test
+    if not isinstance(test, People):
+        return []
+    count = min(len(setup.federation.holdings[client]), len(test))
+    played: list[tuple[Size, Tensor]] = []
+    for k in range(_STAND_INS):
+        rng = generator(client, k, 0x5125)
+        some = test.subset(torch.randperm(len(test), generator=rng)[:count].tolist())
+        for size in sorted(set(setup.federation.facts.resolutions)):
+            holdings = list(setup.federation.holdings)
+            holdings[client] = some.at(size)
+            federation = replace(setup.federation, holdings=holdings)
+            asked = down.with_header(seed=2000 + k)
+            reply = answer(setup.algorithm, asked, client, federation, Memory())
+            played.append((size, movement(reply)))
+    return played
 
 
 def last_replies(exchanges: Sequence[Exchange]) -> dict[int, tuple[Message, Message]]:
