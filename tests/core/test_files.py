@@ -21,6 +21,23 @@ def test_what_was_there_before_is_replaced(
     assert path.read_bytes() == b"new \xc3\xa9" and list(tmp_path.iterdir()) == [path]
 
 
+def test_a_power_cut_after_the_write_finds_the_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in the file is on the disk before its name is, and the name before we go on."""
+    synced: list[str] = []
+
+    def note(opened: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{opened}"))
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_atomically(tmp_path / "a.txt", "new")
+    assert [Path(p).name.startswith(".a.part") for p in synced] == [True, False]
+    assert synced[1] == str(tmp_path)
+    write_atomically(tmp_path / "a.txt", "newer", sync=False)
+    assert len(synced) == 2
+
+
 def test_a_write_that_cannot_finish_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")

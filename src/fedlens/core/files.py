@@ -6,6 +6,7 @@ FEDLENS_HOME.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -24,6 +25,22 @@ def write_atomically(path: Path, data: bytes | bytearray | str, *, sync: bool = 
         if sync:
             file.flush()
             os.fsync(file.fileno())
+    if sync:
+        _sync_names(path.parent)
+
+
+def _sync_names(folder: Path) -> None:
+    """A renamed file survives a power cut once its folder is on the disk too; some network disks
+    know no such thing.
+    """
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as e:
+        if e.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(opened)
 
 
 @contextlib.contextmanager
