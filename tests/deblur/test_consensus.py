@@ -9,6 +9,9 @@ import torch
 from scenes import SIZE, make, small_federation, solve
 
 from fedlens import Message, run
+from fedlens.core.message import MEAN, Header
+from fedlens.core.replies import Heard, Replies, Sum
+from fedlens.deblur.consensus import mean_of_last
 from fedlens.deblur.spectrum import backward
 from fedlens.engines.flaky import Flaky
 from fedlens.engines.loopback import Loopback
@@ -74,3 +77,13 @@ def test_who_is_not_asked_counts_with_what_it_last_sent() -> None:
     assert float((part.trees["image"]["scene"] - x).abs().mean()) < 0.2 * float(
         (mean.trees["image"]["scene"] - x).abs().mean()
     )
+
+
+def test_whose_reply_was_broken_under_masks_is_not_met() -> None:
+    """Three were heard, but one added nothing, as SecureSum has it of a reply with NaN: the mean of
+    w = 2 and 4 is 3, not a third of their sum."""
+    dw = {"w": torch.full((2,), 3.0)}
+    heard = {i: Heard(i, 0, {}, 8, {}) for i in range(3)}
+    replies = Replies(heard, {("dw", MEAN): Sum(dw, 2.0)}, totals={"first": (2.0, 2.0)})
+    state, mean = mean_of_last(Message(header=Header(population=9)), replies)
+    assert state.scalars["met"] == 2 and mean["w"].tolist() == [3.0, 3.0]

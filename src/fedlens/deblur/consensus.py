@@ -39,9 +39,9 @@ def since_last(w: Tree, client: Client) -> Message:
 
 def mean_of_last(state: Message, replies: Replies) -> tuple[Message, Tree]:
     """The mean, and the state with the new total."""
-    # at least who answers now and at most everybody, however often somebody says that it is new
+    # at least who adds something now and at most everybody, however often somebody says it is new
     met = min(
-        max(state.scalars.get("met", 0.0) + replies.total("first"), float(len(replies))),
+        max(state.scalars.get("met", 0.0) + replies.total("first"), replies.weight("dw")),
         float(state.header.population),
     )
     moved = scale(replies.mean("dw"), replies.weight("dw"))
