@@ -12,6 +12,7 @@ import torch
 
 from fedlens import StackError
 from fedlens.layers import FedProx, LossAware, Median, Scaffold
+from fedlens.trust import SecureSum
 
 pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -76,7 +77,7 @@ def test_single_replies_reach_those_who_need_them() -> None:
     assert torch.allclose(one_round(StackStrategy(Median()))["w"], torch.tensor([2.0, 0.7]))
 
 
-@pytest.mark.parametrize("layer", [FedProx(0.1), Scaffold()])
+@pytest.mark.parametrize("layer", [FedProx(0.1), Scaffold(), SecureSum(masks=False), SecureSum()])
 def test_layers_with_a_half_that_nobody_would_run_are_refused(layer: Any) -> None:
     with pytest.raises(StackError, match=type(layer).__name__):
         StackStrategy(layer)

@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from fedlens.algorithms.fedavg import FedAvg
-from fedlens.core.algorithm import Layer, stack
+from fedlens.core.algorithm import Layer, StackError, stack
 from fedlens.core.answer import as_sent
 from fedlens.core.client import Client, generator
 from fedlens.core.federation import Federation
@@ -68,6 +68,11 @@ class StackStrategy(FlowerFedAvg):  # type: ignore[misc]
     ) -> None:
         super().__init__(**options)
         self.algorithm = stack(TrainedElsewhere(server_lr=server_lr), *layers)
+        if hiding := self.algorithm.hiding_layer:
+            raise StackError(
+                f"{hiding} adds masks at the clients, whose replies come as they are here: use"
+                " `fedlens serve` and `fedlens join`"
+            )
         self.rounds, self.seed = rounds, seed
         self.state: Message | None = None
 
