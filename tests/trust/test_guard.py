@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 from stacks import STACKS
-from toy import toy_federation
+from toy import GroupToy, toy_federation
 
 import fedlens
-from fedlens import Client, Message
+from fedlens import Client, Message, stack
 from fedlens.algorithms import FedAvg
 from fedlens.config import recipe as recipes
 from fedlens.core.algorithm import Algorithm
 from fedlens.engines.flower.site import Site, answer_request, federation_of_one, to_pieces
+from fedlens.layers import DPSGD
 from fedlens.sites.keys import make_authority, make_server_certificate, make_site_key
 from fedlens.testing import SmallTask
+from fedlens.trust import SecureSum
 from fedlens.trust.departures import read_departures
 from fedlens.trust.guard import Guard
 from fedlens.trust.ledger import LEDGER_FILE, Head, Leaving
@@ -63,7 +65,8 @@ class Place:
         self.site = Site(0, self.algorithm, here, self.folder, "r")
 
     def ask(self, round: int = 0, kind: str = "train", **header: Any) -> tuple[Any, list[bytes]]:
-        extra = {k: header.pop(k) for k in list(header) if k in ("recipe", "receipt")}
+        own = ("recipe", "receipt", "job", "heard")
+        extra = {k: header.pop(k) for k in list(header) if k in own}
         state = self.algorithm.init().with_header(round=round, rounds=9, population=3, cohort=3)
         message = self.algorithm.broadcast(state).with_header(state.header, **header)
         request = {
@@ -226,7 +229,29 @@ def test_evaluation_can_be_withheld(tmp_path: Path) -> None:
     assert (fields["lost"], fields["detail"], pieces) == ("policy", "evaluation", [])
 
 
-def test_bytes_of_a_job_are_counted_over_restarts(tmp_path: Path) -> None:
+def test_under_masks_nobody_says_how_many_examples_it_has(tmp_path: Path) -> None:
+    """They are FedAvg's weight of its reply, which the masks hide. A budget for single examples is
+    charged by them: there they are said."""
+    masked = SecureSum().around(FedAvg(SmallTask(), batch=8))
+    place = Place(tmp_path / "masked", masked)
+    assert place.ask(kind="query")[0].keys() == {"client", "classes", "line", "head"}
+    noisy = stack(FedAvg(GroupToy(), batch=8), DPSGD(max_epsilon=100.0), SecureSum())
+    assert Place(tmp_path / "noisy", noisy).ask(kind="query")[0]["examples"] == 20
+
+
+def test_an_evaluation_that_the_recipe_does_not_have(tmp_path: Path) -> None:
+    """The page before joining did not name it."""
+    place = Place(tmp_path)
+    config = recipes.read("demo", ["personal=false"])
+    terms = terms_of(config, config.build_algorithm(config.build_task()))
+    place.site = replace(place.site, terms=terms)
+    fields, pieces = place.ask(0, evaluate=True)
+    assert (fields["lost"], fields["detail"], pieces) == ("recipe", "federation.personal", [])
+    place.site = replace(place.site, terms=replace(terms, evaluates=True))
+    assert place.ask(0, evaluate=True, heard=-1)[1]
+
+
+def test_bytes_are_counted_over_restarts_and_names_of_jobs(tmp_path: Path) -> None:
     """Two replies fit, the third does not, also if the site's process is a new one: the ledger
     remembers."""
     place = Place(tmp_path)
@@ -236,7 +261,8 @@ def test_bytes_of_a_job_are_counted_over_restarts(tmp_path: Path) -> None:
     place.node["policy"] = str(policy)  # another guard, which reads the ledger
     assert "lost" not in place.ask(1)[0]
     assert place.ask(2)[0]["detail"] == "max_bytes_job"
-    assert read_departures(place.folder / LEDGER_FILE).bytes_of("j") > 2 * size
+    assert place.ask(0, job="other", heard=-1)[0]["detail"] == "max_bytes_job"
+    assert read_departures(place.folder / LEDGER_FILE).bytes_of("r") > 2 * size
 
 
 def test_a_torn_line_hides_nothing_that_leaves_after_it(tmp_path: Path) -> None:
@@ -247,10 +273,10 @@ def test_a_torn_line_hides_nothing_that_leaves_after_it(tmp_path: Path) -> None:
     with (place.folder / LEDGER_FILE).open("a") as file:
         file.write('{"bytes":1,"client":0,"half')
     guard = Guard.of(place.node)
-    before = guard.so_far.bytes_of("j")
+    before = guard.so_far.bytes_of("r")
     cost = {"unit": "example", "noise": 1.0}
     guard.pass_words(Leaving("reply", 0, [b"x" * 1000], "j", "r", 1, privacy=cost))
-    assert guard.so_far.bytes_of("j") == before + 1000
+    assert guard.so_far.bytes_of("r") == before + 1000
     assert sum(guard.so_far.charges.values()) == 1 and not guard.so_far.odd
     assert guard.so_far == read_departures(place.folder / LEDGER_FILE)
 

@@ -908,6 +908,19 @@ def delta_of(reply: Message) -> Any:
     return reply.trees["delta"].items()
 
 
+def test_so_many_break_that_the_others_do_not_hide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Client 2's reply breaks in round 1: what is left of three is the sum of two."""
+    monkeypatch.setattr(Overflows, "how", "tree")
+    algorithm = stack(Overflows(Toy(), batch=8), SecureSum())
+    sites = Sites(algorithm, toy_federation(3), make_vaults(tmp_path, 3))  # type: ignore[arg-type]
+    seen: list[Round] = []
+    run(algorithm, sites, 3, after_round=lambda _, r: seen.append(r))
+    assert [len(r.heard) for r in seen] == [3, 0, 3]
+    assert "1 of 3 replies held NaN or Inf: the others are too few" in seen[1].skipped
+
+
 @pytest.mark.parametrize("how", ["tree", "weight", "loss"])
 def test_a_reply_that_breaks_does_not_show_whose_it_is(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch

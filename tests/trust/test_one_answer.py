@@ -16,17 +16,23 @@ from vaults import Sites, make_vaults
 
 from fedlens import Message, Progress, Round, run, stack
 from fedlens.algorithms import FedAvg
-from fedlens.core.algorithm import Brought, SiteSettings, Trips
+from fedlens.core.algorithm import Brought, Trips
 from fedlens.core.memory import NEVER
 from fedlens.core.message import Header
 from fedlens.core.replies import Arrival, Lost
 from fedlens.core.rounds import make_trips
-from fedlens.engines.flower.site import Site, answer_from_disk, federation_of_one
+from fedlens.engines.flower.site import (
+    Site,
+    _reason,
+    answer_from_disk,
+    federation_of_one,
+    sentence,
+)
 from fedlens.layers import Scaffold
 from fedlens.trust import SecureSum
 from fedlens.trust.secure_sum import GREET, WORK
 from fedlens.trust.server_memory import ServerMemory, put_fields
-from fedlens.trust.vault import MOST_TRIES, Declined
+from fedlens.trust.vault import MOST_TRIES, Declined, RanBefore
 
 N = 3
 AGAIN = "answered another request with the same key"
@@ -203,6 +209,17 @@ def test_a_second_sum_of_a_round_with_another_memory(tmp_path: Path, dropouts: s
     assert len(here.attempt(1, range(5), here.heard).replies) == 5
 
 
+def test_the_server_hears_what_to_do_about_it(tmp_path: Path) -> None:
+    """Its operator cannot read a site's log."""
+    here = Asked(tmp_path, "skip")
+    here.attempt(0, range(5), {})
+    made = here.attempt(0, range(4), {})
+    assert "added to another sum of this round" in made.skipped
+    for why, reason in ((RanBefore("again"), "again"), (Declined("no"), "declined")):
+        assert _reason(why).reason == reason
+    assert "another federation.seed" in sentence("again")
+
+
 def test_attempts_at_a_round_are_few(tmp_path: Path) -> None:
     here = Asked(tmp_path, "recover")
     for _ in range(MOST_TRIES):
@@ -211,13 +228,3 @@ def test_attempts_at_a_round_are_few(tmp_path: Path) -> None:
     reasons = {r.reason for _, _, r in here.sites.sent if isinstance(r, Lost)}
     assert len(reasons) == 1 and f"was asked for {MOST_TRIES} times" in reasons.pop()
     assert len(here.attempt(1, range(5), {}).replies) == 5
-
-
-def test_a_round_that_is_none_of_the_recipe(tmp_path: Path) -> None:
-    vault = make_vaults(tmp_path, 1)[0]
-    vault.agreed = SiteSettings({}, clients=7, recipe="0" * 64, rounds=10, cohort=5)
-    vault.check_agreed(Header(9, 10, 0, 7, 5))
-    vault.check_agreed(Header(9, 10, 0, 7, 0, evaluate=True))
-    for header in (Header(10, 99, 0, 7, 5), Header(0, 10, 0, 7, 6), Header(0, 10, 0, 8, 5)):
-        with pytest.raises(Declined, match="none of the recipe that this site agreed to"):
-            vault.check_agreed(header)

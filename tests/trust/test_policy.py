@@ -229,26 +229,26 @@ def test_the_strict_policy_leaves_room_for_dropouts() -> None:
 
 def left(*sizes: tuple[str, int, int]) -> Departures:
     so_far = Departures()
-    for job, round, size in sizes:
-        so_far.rounds[job, round] = size
+    for recipe, round, size in sizes:
+        so_far.rounds[recipe, round] = size
     return so_far
 
 
 def test_bytes_before_they_leave() -> None:
-    """100 bytes a round and 250 a job: 60 + 40 fit into round 1 and 60 + 41 do not; 150 + 100 fit
-    into the job and 150 + 101 do not, whatever another job has sent."""
+    """100 bytes a round and 250 in all: 60 + 40 fit into round 1 and 60 + 41 do not; 150 + 100 fit
+    into the whole and 150 + 101 do not, whatever was sent for another recipe."""
     policy = Policy(max_bytes_round=100, max_bytes_job=250, trees=("delta",), scalars=("loss",))
     reply = Message({"delta": {"w": torch.zeros(2)}}, {"loss": 1.0}, header=Header(round=1))
 
     def why(message: Message, size: int, so_far: Departures, kind: str = "reply") -> str | None:
-        found = policy.withholds(kind, message, size, "job", so_far)
+        found = policy.withholds(kind, message, size, "recipe", so_far)
         return found.entry if found else None
 
-    assert why(reply, 40, left(("job", 1, 60), ("other", 1, 900))) is None
-    assert why(reply, 41, left(("job", 1, 60))) == "max_bytes_round"
-    assert why(reply, 100, left(("job", 0, 150))) is None
-    assert why(reply, 101, left(("job", 0, 150))) == "max_bytes_round"
-    assert why(reply, 100, left(("job", 0, 151))) == "max_bytes_job"
+    assert why(reply, 40, left(("recipe", 1, 60), ("other", 1, 900))) is None
+    assert why(reply, 41, left(("recipe", 1, 60))) == "max_bytes_round"
+    assert why(reply, 100, left(("recipe", 0, 150))) is None
+    assert why(reply, 101, left(("recipe", 0, 150))) == "max_bytes_round"
+    assert why(reply, 100, left(("recipe", 0, 151))) == "max_bytes_job"
     for kind in ("reply", "protocol"):
         assert why(reply.put(images={}), 1, left(), kind) == "trees"
     assert why(reply.note(age=71.0), 1, left()) == "scalars"
@@ -265,6 +265,11 @@ def test_what_a_recipe_asks(tmp_path: Path) -> None:
     assert terms.scalars == ("loss", "examples")
     assert 85_384 < terms.reply_bytes < 87_500
     assert terms.digest == config.digest()
+
+
+def test_a_stack_for_personal_models_evaluates_them() -> None:
+    config = recipes.read("demo", ["personal=false"], "Ditto")
+    assert terms_of(config, config.build_algorithm(config.build_task())).evaluates
 
 
 def test_the_hash_ignores_where_data_lies_and_what_is_written_down() -> None:

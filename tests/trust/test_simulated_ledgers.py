@@ -98,9 +98,9 @@ def test_what_left_is_added_up(tmp_path: Path) -> None:
     first, second = lines(tmp_path, 1)
     assert (left.whole.times, left.whole.first, left.whole.last) == (2, 0, 1)
     assert (left.whole.began, left.whole.ended) == (first["time"], second["time"])
-    assert left.rounds == {("job", 0): first["bytes"], ("job", 1): second["bytes"]}
-    assert left.bytes_of("job", 1) == second["bytes"]
-    assert left.bytes_of("job") == left.whole.bytes and left.bytes_of("other") == 0
+    assert left.rounds == {("hash", 0): first["bytes"], ("hash", 1): second["bytes"]}
+    assert left.bytes_of("hash", 1) == second["bytes"]
+    assert left.bytes_of("hash") == left.whole.bytes and left.bytes_of("other") == 0
     assert left.trees["delta"].bytes == 2 * first["trees"]["delta"]["bytes"]
     assert left.jobs == {"job": "hash"} and left.clients == {1}
     assert set(left.scalars) == {"loss", "examples"}  # steps and lr_sum are declared local

@@ -169,6 +169,7 @@ def describe_terms(terms: Terms) -> list[tuple[str, str]]:
             f"; differential privacy with epsilon {terms.epsilon:g} at most, at delta"
             f" {terms.delta:g}"
         )
+    size_told = "the number of examples and " if terms.tells_size else ""
     runs = ["a generator of images"] if terms.generates else []
     runs += [f"code of {module}" for module in terms.modules]
     total = terms.rounds * terms.reply_bytes
@@ -176,7 +177,7 @@ def describe_terms(terms: Terms) -> list[tuple[str, str]]:
         ("recipe", f"{terms.name}, hash {terms.digest[:16]}"),
         ("asked", f"{amount(terms.rounds, 'round')} among {terms.cohort} clients each{work}"),
         ("method", " + ".join(terms.stack)),
-        ("leaves once", "the number of examples and the names of the classes"),
+        ("leaves once", f"{size_told}the names of the classes"),
         *(("leaves each round", line) for line in leaves),
         ("leaves in all", f"about {size(total)}"),
         ("stays", "images, files, their names, error messages"),

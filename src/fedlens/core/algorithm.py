@@ -85,7 +85,7 @@ class SiteSettings(NamedTuple):
     options: what it chose of the `site_options` of all parts. client: its number, of `clients`.
     folder: its own. key, peers: its private key, and a folder with the public keys of all sites,
     where its operator named them. least: clients in a sum that its policy wants. recipe: hash of
-    what it agreed to, which has so many rounds, in each of which a cohort is asked; 0: nobody said.
+    what it agreed to. asked: the header that a message of round 0 then has; None: nobody said.
     """
 
     options: Mapping[str, str]
@@ -96,8 +96,7 @@ class SiteSettings(NamedTuple):
     peers: Path | None = None
     least: int = 1
     recipe: str = ""
-    rounds: int = 0
-    cohort: int = 0
+    asked: Header | None = None
 
 
 class Shortened(NamedTuple):
@@ -212,6 +211,10 @@ class Algorithm(metaclass=Limited):
     def noise_shares(self, cohort: int) -> int:
         """How many clients' noise must be in a sum, where each adds a share of what is promised."""
         return 0
+
+    def quorum(self, asked: int) -> int:
+        """Of so many clients that are asked, how many must answer for a round to count."""
+        return 1
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
         """For every tree of a reply, a tree with the same names, shapes and types. Whatever does
@@ -510,6 +513,9 @@ class Layer(Algorithm):
         layer = copy.copy(self)
         layer.inner = self.inner.deployed()
         return layer
+
+    def quorum(self, asked: int) -> int:
+        return self.inner.quorum(asked)
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
         return self.inner.expects(message)

@@ -327,7 +327,7 @@ class _Job:
             for i, cost in self.account.overdrawn(asked).items()
         }
         left = [i for i in asked if i not in out]
-        if out and len(left) < getattr(self.setup.algorithm, "min_cohort", 1):  # SecureSum's
+        if out and len(left) < self.setup.algorithm.quorum(len(asked)):
             for i in out if left else ():
                 self.listener.log(f"client {i} {out[i]}; {len(left)} others are too few")
             return asked
@@ -336,11 +336,15 @@ class _Job:
 
     def _evaluate_start(self, progress: Progress) -> Mapping[str, float]:
         """What a run without rounds can say: how good it is to begin with."""
+        settings = self.setup.settings
         state = progress.state.with_header(
-            seed=self.setup.settings.seed, population=len(self.setup.federation)
+            rounds=settings.rounds,
+            seed=settings.seed,
+            population=len(self.setup.federation),
+            max_weight=settings.max_weight,
         )
         here = Progress(state, 0, progress.heard)
-        test, personal = self.setup.federation.test, self.setup.settings.personal
+        test, personal = self.setup.federation.test, settings.personal
         return evaluate(self.setup.algorithm, self.engine, here, test, personal).metrics
 
     def _after_round(self, here: Progress, finished: Round) -> bool:

@@ -16,6 +16,7 @@ from fedlens.config.parts import parameters
 from fedlens.config.recipe import Config, ConfigError
 from fedlens.core.algorithm import Algorithm, SiteSettings
 from fedlens.core.imports import import_only
+from fedlens.core.message import Header
 from fedlens.engines.flower.site import Site, federation_of_one
 from fedlens.sites.agreement import recipe_hash, recipe_of_request, secured
 from fedlens.trust.policy import check_generators, check_modules, site_policy, terms_of
@@ -39,8 +40,13 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
     built = config.build_algorithm(task)
     own_settings = site_settings(built, node, id, settings.clients)._replace(
         recipe=recipe_hash(agreed),
-        rounds=settings.rounds,
-        cohort=settings.cohort or settings.clients,
+        asked=Header(
+            rounds=settings.rounds,
+            seed=settings.seed,
+            population=settings.clients,
+            cohort=settings.cohort or settings.clients,
+            max_weight=settings.max_weight,
+        ),
     )
     algorithm = built.at_site(own_settings).deployed()
     check_generators(site_policy(node.get("policy"), ()), algorithm)

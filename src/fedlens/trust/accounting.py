@@ -295,6 +295,14 @@ def private_part(algorithm: Algorithm) -> Algorithm | None:
     return part
 
 
+def tells_size(algorithm: Algorithm) -> bool:
+    """Does a real site say how many examples it has? Under masks that is its weight, which they
+    hide; but a budget for single examples is charged by it.
+    """
+    part = private_part(algorithm)
+    return not algorithm.hides_singles or getattr(part, "protects", None) == "example"
+
+
 @dataclass
 class Account:
     """What a run has spent, by client.

@@ -52,7 +52,8 @@ class Departures:
     said: dict[str, Item] = field(default_factory=dict)
     overhead: Item = field(default_factory=Item)  # of requests: all that is not payload
     jobs: dict[str, str] = field(default_factory=dict)  # job -> hash of its recipe
-    rounds: dict[tuple[str, int | None], int] = field(default_factory=dict)  # bytes
+    # bytes, by the hash of the recipe and the round: what a server calls a job limits nothing
+    rounds: dict[tuple[str, int | None], int] = field(default_factory=dict)
     readable: int = 0  # replies that left without a layer that hides single ones
     protection: set[str] = field(default_factory=set)
     countersigned: int = 0  # the last line that the server has countersigned
@@ -71,7 +72,7 @@ class Departures:
         self.kinds.setdefault(kind, Item()).seen(line, size)
         if line["job"]:
             self.jobs[str(line["job"])] = str(line["recipe"])
-        of = str(line["job"]), round
+        of = str(line["recipe"]), round
         self.rounds[of] = self.rounds.get(of, 0) + size
         for name, tree in line["trees"].items():
             item = self.trees.setdefault(str(name), Item())
@@ -90,11 +91,11 @@ class Departures:
         if line.get("receipt"):
             self.countersigned = max(self.countersigned, int(line["receipt"]["line"]))
 
-    def bytes_of(self, job: str, round: int | None = None) -> int:
-        """That left in a job, or in one round of it."""
+    def bytes_of(self, recipe: str, round: int | None = None) -> int:
+        """That left in all jobs of a recipe, or in one round of it."""
         if round is not None:
-            return self.rounds.get((job, round), 0)
-        return sum(size for (whose, _), size in self.rounds.items() if whose == job)
+            return self.rounds.get((recipe, round), 0)
+        return sum(size for (whose, _), size in self.rounds.items() if whose == recipe)
 
 
 def find_ledgers(folder: Path) -> dict[str, Path]:

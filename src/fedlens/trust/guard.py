@@ -95,12 +95,10 @@ class Guard:
 
     # -- out ---------------------------------------------------------------------------------------
 
-    def pass_reply(
-        self, kind: str, reply: Message, pieces: Sequence[bytes], job: str, about: Leaving
-    ) -> Head | None:
+    def pass_reply(self, reply: Message, pieces: Sequence[bytes], about: Leaving) -> Head | None:
         """A reply leaves, or a PolicyError says why it does not."""
         size = sum(map(len, pieces))
-        if found := self.policy.withholds(kind, reply, size, job, self.so_far):
+        if found := self.policy.withholds(about.kind, reply, size, about.recipe, self.so_far):
             raise found
         return self._write(about)
 

@@ -23,7 +23,7 @@ from fedlens.core.limits import Count, Limited, Positive, PositiveShare
 from fedlens.core.message import Header, Message
 from fedlens.core.privacy import Mechanism
 from fedlens.core.tree import count_bytes
-from fedlens.trust.accounting import private_part, site_epsilon
+from fedlens.trust.accounting import private_part, site_epsilon, tells_size
 from fedlens.trust.departures import Departures
 from fedlens.trust.ledger import protection
 
@@ -67,6 +67,7 @@ class Terms:
         modules: of somebody's own code.
         epsilon: that the recipe promises not to exceed (max_epsilon of its layer).
         delta: at which that is meant.
+        tells_size: whether a site says how many examples it has.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Terms:
     epsilon: float | None = None
     delta: float = 0.0
     own_name: bool = True
+    tells_size: bool = True
 
 
 def terms_of(config: Config, algorithm: Algorithm, own_name: bool = True) -> Terms:
@@ -113,12 +115,13 @@ def terms_of(config: Config, algorithm: Algorithm, own_name: bool = True) -> Ter
         cohort=cohort,
         epochs=0 if steps else _count(algorithm.base, "epochs"),
         steps=steps,
-        evaluates=s.personal,
+        evaluates=s.personal or algorithm.personalises,
         generates=any(part.generates for part in parts),
         modules=named_modules(config.tables()),
         epsilon=getattr(noisy, "max_epsilon", None),
         delta=getattr(noisy, "delta", 0.0),
         own_name=own_name,
+        tells_size=tells_size(algorithm),
     )
 
 
@@ -136,8 +139,8 @@ class Policy(metaclass=Limited):
         trees: that may leave in a reply, by name.
         scalars: numbers that may leave in a reply, by name.
         evaluation: whether metrics on this site's own held-out data leave: "send" or "withhold".
-        max_bytes_round: that leave in one round of a job.
-        max_bytes_job: that leave in a job.
+        max_bytes_round: that leave in one round of a recipe, in all its jobs together.
+        max_bytes_job: that leave in all its rounds.
         max_epochs: passes over this site's data in a round.
         max_steps: the same for recipes that count in steps.
         max_seconds: of work on one message; it is then stopped.
@@ -199,18 +202,19 @@ class Policy(metaclass=Limited):
         return self._too_few(together) if together < self.min_cohort else None
 
     def withholds(
-        self, kind: str, message: Message, size: int, job: str, so_far: Departures
+        self, kind: str, message: Message, size: int, recipe: str, so_far: Departures
     ) -> PolicyError | None:
-        """Why these bytes do not leave. so_far: what has left this site before."""
+        """Why these bytes do not leave. recipe: its hash. so_far: what has left this site
+        before."""
         if kind != "evaluation":  # its numbers have an entry of their own
             if found := self._missing("trees", message.trees, "the reply has the tree"):
                 return found
             if found := self._missing("scalars", message.scalars, "the reply has the number"):
                 return found
-        round, whole = so_far.bytes_of(job, message.round), so_far.bytes_of(job)
+        round, whole = so_far.bytes_of(recipe, message.round), so_far.bytes_of(recipe)
         return self._above(
             "max_bytes_round", round + size, f"bytes of round {message.round}"
-        ) or self._above("max_bytes_job", whole + size, "bytes of this job")
+        ) or self._above("max_bytes_job", whole + size, "bytes of this recipe")
 
     def overspends(
         self, cost: Mechanism | None, so_far: Departures, recorded: bool
@@ -355,7 +359,7 @@ def strict_policy(terms: Terms) -> Policy:
         generators=terms.generates,
         modules=terms.modules,
         require=terms.protection,
-        # of a sum under masks, some may be lost: more than half open it
+        # of a sum under masks, some may be lost
         min_cohort=max(3, terms.cohort // 2 + 1) if terms.protection else terms.cohort,
         max_epsilon=terms.epsilon,
         max_delta=terms.delta or Policy.max_delta,
@@ -374,8 +378,8 @@ _COMMENTS = {
     "trees": "What may leave in a reply: arrays,",
     "scalars": "and single numbers.",
     "evaluation": 'Metrics on this site\'s own held-out data: "send" or "withhold".',
-    "max_bytes_round": "Bytes that may leave in one round of a job,",
-    "max_bytes_job": "and in all its rounds. A restart sends a round again: leave it room.",
+    "max_bytes_round": "Bytes that may leave in one round of a recipe,",
+    "max_bytes_job": "and in all its rounds. A restart or a second run sends again: leave room.",
     "max_epochs": "Work: passes over this site's data in a round,",
     "max_steps": "for recipes that count in steps: steps in a round,",
     "max_seconds": "seconds on one message, after which work is stopped.",

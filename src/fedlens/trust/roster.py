@@ -7,8 +7,8 @@ checks every one of them itself: what the server says about others' keys counts 
 
 Why replaying does not help a server, as long as clients are honest: a deal names its holders, so
 all deals of a roster have the same ones; a client refuses a roster with a key that it has seen in
-another; a key whose secret came out was in a roster that more than half of the holders accepted,
-and a sum opens with more than half of the same ones. At least one of them has seen the key before.
+another; a key whose secret came out was in a roster that more than two thirds of the holders
+accepted, and a sum opens with as many of the same ones. Some of them have seen the key before.
 
 Why telling clients different lists of survivors does not help it: shares of a client's own mask and
 of its key together would open its reply. Honest clients give one of the two, so with c that give
@@ -172,10 +172,14 @@ def b64(data: bytes) -> str:
 
 
 def from_b64(text: str) -> bytes:
+    """The one text of these bytes: what is compared as text must not have two."""
     try:
-        return base64.b64decode(text, validate=True)
+        data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as e:
         raise Tampered("not base64") from e
+    if b64(data) != text:
+        raise Tampered("not base64")
+    return data
 
 
 def is_key(text: str) -> bool:
@@ -308,11 +312,14 @@ class Roster:
     def _pairs(
         self, secret: bytes, client: int, others: Collection[int], request: str
     ) -> list[tuple[bytes, bool]]:
+        """By who the two are too: a client that calls another's key its own would else have a third
+        one add and subtract the same mask.
+        """
         about = ("mask", self.hash, request)
+        keys = {i: from_b64(self.deals[i].mask) for i in others if i != client}
         return [
-            (pair_key(secret, from_b64(self.deals[i].mask), *about), client < i)
-            for i in others
-            if i != client
+            (pair_key(secret, key, *about, *sorted((client, i))), client < i)
+            for i, key in keys.items()
         ]
 
     def open(self, vault: Vault, client: int, survivors: Sequence[int]) -> dict[str, str]:

@@ -99,7 +99,7 @@ from fedlens.trust.server_memory import (
 )
 from fedlens.trust.signing import PublicKey
 from fedlens.trust.summand import check_totals, to_numbers, to_replies
-from fedlens.trust.vault import Declined, SimulatedVault, Vault, open_vault
+from fedlens.trust.vault import Declined, RanBefore, SimulatedVault, Vault, open_vault
 
 ANOTHER_SUM = (
     "this site has added to another sum of this round: the difference of the two would show single"
@@ -168,11 +168,11 @@ class SecureSum(Layer):
             return clients > FEW
         return self.dropouts == "recover"
 
-    def _least(self, clients: int) -> int:
-        """Of so many, how many make a sum: all, where none can be made up for."""
-        if not self.recovers(clients):
-            return max(self.min_cohort, clients)
-        return max(self._survivors(clients), share_count(clients))
+    def quorum(self, asked: int) -> int:
+        """All, where none can be made up for."""
+        if not self.recovers(asked):
+            return max(self.min_cohort, asked)
+        return max(self._survivors(asked), share_count(asked))
 
     def _survivors(self, clients: int) -> int:
         """Of so many, how many must be in a sum for it to hide anybody, and to have its noise."""
@@ -199,12 +199,12 @@ class SecureSum(Layer):
                 return self._work(state, memory, trips, None)
             recovers = self.recovers(len(trips.asked))
             greeted = [i for i in here if i in memory.greetings or not recovers]
-            enough = len(greeted) >= self._least(len(trips.asked))
+            enough = len(greeted) >= self.quorum(len(trips.asked))
             return self._deal(memory, state, trips, greeted) if enough else None
         if last == DEAL:
             terms = SumTerms.read(read_fields(trips.made[-1].message)["terms"])
             dealt = deals_in(trips.replies[-1], terms, self._known)
-            if len(dealt) < self._least(len(trips.asked)):
+            if len(dealt) < self.quorum(len(trips.asked)):
                 return None
             return self._work(state, self._after(memory, trips), trips, Roster(terms, dealt))
         if last == WORK and self.masks and self.recovers(len(trips.asked)):
@@ -265,7 +265,7 @@ class SecureSum(Layer):
         self, state: Message, memory: ServerMemory, trips: Trips, here: Sequence[int]
     ) -> Trip | None:
         fields = read_fields(trips.made[-1].message)
-        if len(here) < self._least(len(trips.asked)):
+        if len(here) < self.quorum(len(trips.asked)):
             return None
         lost = sorted(set(trips.made[-1].ids) - set(here))
         fields = {"roster": fields["roster"], "survivors": list(here), "lost": lost}
@@ -296,13 +296,15 @@ class SecureSum(Layer):
         try:
             if at is None:
                 here = set(trips.replies[-1].senders) - {x.sender for x in left_out}
-                blame = "".join(f"; client {x.sender}: {x.reason}" for x in left_out[:1])
-                raise Tampered(f"{len(here)} of {len(trips.asked)} took part{blame}")
+                raise Tampered(f"{len(here)} of {len(trips.asked)} took part")
             totals, flats, layout, wrong = self._opened(trips, at)
             least = self.min_cohort if trips.evaluate else 0
             replies = to_replies(layout, totals, flats, trips.replies[at].heard, least)
-            if totals[BROKEN] >= len(replies):
-                raise Tampered("all replies held NaN or Inf")
+            if len(replies) - totals[BROKEN] < self.min_cohort:
+                raise Tampered(
+                    f"{totals[BROKEN]:.0f} of {len(replies)} replies held NaN or Inf: the others"
+                    " are too few to hide among"
+                )
             if not trips.evaluate:
                 memory = memory if self._is_noisy else memory.bounded(layout, totals)
                 if too_coarse(layout, totals):
@@ -315,11 +317,22 @@ class SecureSum(Layer):
             heard = trips.replies[-1 if at is None else at].senders
             lost = [Lost(i, f"the sum was not made: {e}") for i in heard]
             everybody = _by_client([*before, *lost])
-            return Brought(memory.into(state), Replies(), everybody, f"the sum was not made: {e}")
+            why = f"the sum was not made: {e}{self._blame(_by_client(before), len(trips.asked))}"
+            return Brought(memory.into(state), Replies(), everybody, why)
         state = memory.into(state)
         if not trips.evaluate:
             state = state.note(saturated=totals[SATURATED], broken=totals[BROKEN])
         return Brought(state, replies, _by_client([*before, *wrong]))
+
+    def _blame(self, lost: Sequence[Lost], asked: int) -> str:
+        """Who was missing first and why, and what would make up for it."""
+        if not lost:
+            return ""
+        said = f"; client {lost[0].sender}: {lost[0].reason}"
+        spare = asked - max(self.min_cohort, share_count(asked))
+        if self.recovers(asked) or spare < len(lost):
+            return said
+        return f'{said}; dropouts = "recover" of SecureSum would make up for {spare} of {asked}'
 
     def _left_out(self, memory: ServerMemory, trips: Trips) -> list[Lost]:
         """Who answered with keys that no site would accept, and was asked nothing more."""
@@ -366,7 +379,7 @@ class SecureSum(Layer):
             if missing := sorted(roster.deals.keys() - set(survivors)):
                 raise Tampered(f"without client {missing[0]} the masks do not cancel")
             return [], {}
-        need = self._least(len(trips.asked))
+        need = self.quorum(len(trips.asked))
         if trips.made[-1].number != OPEN_SUM:
             raise Tampered(f"{len(survivors)} of {len(roster.deals)} were heard, not {need}")
         shares = {}
@@ -423,6 +436,8 @@ class SecureSum(Layer):
             return put_fields(Message(), **self._dealt(fields, message, client, vault))
         if trip == OPEN_SUM:
             return put_fields(Message(), **self._shares(fields, message, client, vault))
+        if trip != WORK:  # would be neither charged nor remembered
+            raise Declined(f"{trip} is no trip of a round")
         masks = self._masks(fields, message, client, vault)
         reply = self.inner.client_step(message, client)
         layout = self._layout(message)
@@ -536,9 +551,11 @@ class SecureSum(Layer):
         content = _content(message, client)
         vault.lock(about, f"content {mine}", content)
         if not roster.terms.threshold:
-            vault.lock(whole, "survivors", fingerprint(*map(str, roster.deals)), ANOTHER_SUM)
+            vault.lock(
+                whole, "survivors", fingerprint(*map(str, roster.deals)), RanBefore(ANOTHER_SUM)
+            )
         if not roster.terms.threshold or vault.locked(whole, "content") is not None:
-            vault.lock(whole, "content", content, ANOTHER_SUM)
+            vault.lock(whole, "content", content, RanBefore(ANOTHER_SUM))
 
     def _checked(
         self, fields: Mapping[str, Any], message: Message, client: Client, vault: Vault
@@ -577,8 +594,8 @@ class SecureSum(Layer):
         vault.lock(about, f"roster {mine}", roster.hash)
         vault.lock(about, f"open {mine}", fingerprint(*map(str, survivors)))
         whole = vault.begin(message.round, roster.terms.purpose, mine)
-        vault.lock(whole, "content", content, ANOTHER_SUM)
-        vault.lock(whole, "survivors", fingerprint(*map(str, survivors)), ANOTHER_SUM)
+        vault.lock(whole, "content", content, RanBefore(ANOTHER_SUM))
+        vault.lock(whole, "survivors", fingerprint(*map(str, survivors)), RanBefore(ANOTHER_SUM))
         return {"shares": roster.open(vault, client.id, survivors), **invited}
 
     # -- a real server -----------------------------------------------------------------------------

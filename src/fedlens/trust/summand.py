@@ -55,7 +55,7 @@ def to_numbers(
         )
         if not peak < float("inf"):
             return _nothing(layout, client)
-        values[f"moment {slot.key}"] = peak**2
+        values[f"moment {slot.key}"] = peak * peak  # inf where ** would raise
         values[key] = weight
         values[SATURATED] += clipped
     values[WRITERS] = float(bool(getattr(client.memory, "written", {})))

@@ -15,6 +15,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,10 @@ class Declined(ValueError):
     """What a site does not do, whoever asks, and why."""
 
 
+class RanBefore(Declined):
+    """A round of a recipe comes to one sum: it is asked for otherwise, or once too often."""
+
+
 class Vault(ABC):
     """Of one client."""
 
@@ -69,7 +74,7 @@ class Vault(ABC):
         """Did this client sign it? Declined where nobody knows its key."""
 
     @abstractmethod
-    def lock(self, about: str, use: str, request: str, why: str = SAME_KEY) -> None:
+    def lock(self, about: str, use: str, request: str, why: Declined | None = None) -> None:
         """From now on `use` belongs to this request; Declined, saying why, if it belongs to
         another.
         """
@@ -127,7 +132,7 @@ class SimulatedVault(Vault):
     def is_signed(self, client: int, statement: bytes, signature: str) -> bool:
         return hmac.compare_digest(self._signature(client, statement), signature)
 
-    def lock(self, about: str, use: str, request: str, why: str = SAME_KEY) -> None:
+    def lock(self, about: str, use: str, request: str, why: Declined | None = None) -> None:
         pass
 
     def locked(self, about: str, use: str) -> str | None:
@@ -188,26 +193,29 @@ class SiteVault(Vault):
             )
         return signature_fits(self.peers[client], statement, signature)
 
-    def lock(self, about: str, use: str, request: str, why: str = SAME_KEY) -> None:
+    def lock(self, about: str, use: str, request: str, why: Declined | None = None) -> None:
         uses = self._note(about, "uses")
         if uses.setdefault(use, request) != request:
-            raise Declined(why)
+            raise why or Declined(SAME_KEY)
         self._keep(about, "uses", uses)
 
     def locked(self, about: str, use: str) -> str | None:
         return self._note(about, "uses").get(use)
 
     def check_agreed(self, header: Header) -> None:
-        agreed = self.agreed
-        if agreed is None or not agreed.rounds:
+        agreed = self.agreed.asked if self.agreed else None
+        if agreed is None:
             return
-        wanted = (agreed.clients, agreed.clients if header.evaluate else agreed.cohort)
-        asked = header.population if header.evaluate else header.cohort
-        if (header.population, asked) != wanted or not 0 <= header.round < agreed.rounds:
+        free = {n: getattr(header, n) for n in ("round", "trip", "evaluate", "stop")}
+        due = replace(agreed, **free, cohort=0 if header.evaluate else agreed.cohort)
+        for name in (f.name for f in fields(Header)):
+            if (said := getattr(header, name)) != (own := getattr(due, name)):
+                raise Declined(
+                    f"{name} = {said} is none of the recipe that this site agreed to: {own}"
+                )
+        if not 0 <= header.round < max(1, agreed.rounds):  # a run without any evaluates its start
             raise Declined(
-                f"round {header.round} with {asked} of {header.population} clients is none of the"
-                f" recipe that this site agreed to: {agreed.rounds} rounds, {wanted[1]} of"
-                f" {wanted[0]} clients"
+                f"round {header.round} is none of the {agreed.rounds} that this site agreed to"
             )
 
     def begin(self, number: int, purpose: str, key: str) -> str:
@@ -217,7 +225,7 @@ class SiteVault(Vault):
         keys = self._note(about, "tries")
         keys[key] = True
         if len(keys) > MOST_TRIES:
-            raise Declined(
+            raise RanBefore(
                 f"round {number} of this recipe was asked for {MOST_TRIES} times: to run it once"
                 " more, agree on another seed"
             )
@@ -313,4 +321,16 @@ def read_peers(folder: Path) -> dict[int, PublicKey]:
         if number in found:
             raise Declined(f"two public keys in {folder} are of client {number}: keep one")
         found[number] = parse_public_key(path.read_text(), str(path))
+    _check_distinct(found, folder)
     return found
+
+
+def _check_distinct(keys: Mapping[int, PublicKey], folder: Path) -> None:
+    """Whoever holds the key of two clients is two of those among whom a site hides."""
+    owners: dict[str, int] = {}
+    for number, key in sorted(keys.items()):
+        if (first := owners.setdefault(public_text(key), number)) != number:
+            raise Declined(
+                f"clients {first} and {number} have the same public key in {folder}: ask their"
+                " operators for the right ones"
+            )

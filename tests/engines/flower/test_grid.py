@@ -27,6 +27,7 @@ from fedlens.config import recipe as recipes
 from fedlens.config.convert import ConfigError
 from fedlens.core.message import BadMessage
 from fedlens.core.privacy import Mechanism
+from fedlens.core.rounds import Stalled
 from fedlens.data.images.folders import ImageFolder
 from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
@@ -768,3 +769,55 @@ def test_secure_sum_has_the_simulators_bits_whoever_is_lost(tmp_path: Path, when
     assert heard[0] == heard[1]
     assert ends[0].keys() == ends[1].keys()
     assert all(ends[0][name].equal(ends[1][name]) for name in ends[0])
+
+
+class Rebooting(Grid):
+    """Client 1 is gone once round 1 is over, and comes back, or does not."""
+
+    def __init__(self, *args: Any, back: bool = True, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.back, self.looks = back, 0
+
+    def get_nodes(self) -> list[Any]:
+        gone = {n for n, client in self.clients.items() if client == 1}
+        self.looks += self.round > 0
+        if self.looks and (self.looks < 3 or not self.back):
+            self.online -= gone
+        elif self.looks:
+            self.online |= gone
+        return super().get_nodes()
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_a_round_that_needs_everybody_waits_for_them(tmp_path: Path, back: bool) -> None:
+    """Three sites under masks: a sum is of all or of nobody. One that restarts costs no round, and
+    one that stays away ends the run with its number; what was done is done."""
+    vaults = make_vaults(tmp_path, 3)
+
+    def make() -> SecureSum:
+        made = stack(FedAvg(Toy(), batch=8), SecureSum())
+        assert isinstance(made, SecureSum)
+        return made
+
+    def site(node: Any, request: Any) -> Site:
+        i = int(node["client"])
+        one = federation_of_one(i, EVERYONE.holdings[i], EVERYONE.held_out_of(i))
+        return Site(i, make().with_vault(vaults[i]), one, tmp_path / str(i), "recipe")
+
+    grid = Rebooting(tmp_path, "", site=site, back=back)
+    said: list[str] = []
+    flwr = flower.Flower(grid, make(), 3, recipe="recipe", poll=0.01, wait=4.0, log=said.append)
+    seen: list[Round] = []
+
+    def go_on() -> None:
+        run(make(), flwr, 3, after_round=lambda _, r: seen.append(r))
+
+    if back:
+        go_on()
+        assert [len(r.heard) for r in seen] == [3, 3, 3] and grid.looks >= 3
+        assert "client 1 has joined" in said  # and not with how many examples
+        return
+    flwr.wait = 0.5
+    with pytest.raises(Stalled, match=r"needs 3 of the 3 sites .* there were 2: without clients 1"):
+        go_on()
+    assert [len(r.heard) for r in seen] == [3, 3]

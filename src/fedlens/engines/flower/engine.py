@@ -38,6 +38,7 @@ from fedlens.core.log import Log
 from fedlens.core.memory import NEVER, Memory
 from fedlens.core.message import BadMessage, Message
 from fedlens.core.replies import Arrival, Lost, most_bytes
+from fedlens.core.rounds import Stalled
 from fedlens.engines.flower.site import (
     PIECE_BYTES,
     MakeSite,
@@ -48,6 +49,7 @@ from fedlens.engines.flower.site import (
     to_pieces,
 )
 from fedlens.engines.worker import Worker
+from fedlens.trust.accounting import tells_size
 from fedlens.trust.receipts import Receipts
 
 try:
@@ -83,8 +85,8 @@ _FAILURES = {
 }
 
 
-class NoSites(ValueError):
-    """Nobody is there to be asked; one sentence for the server's operator."""
+class NoSites(Stalled):
+    """Too few are there to be asked; one sentence for the server's operator."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Flower:
         job: a name that stays the same when the run is resumed.
         timeout: seconds a round may take.
         wait: seconds to wait for sites, at the beginning until all are there and later until at
-            least `least` are.
+            least `least` are, and as many of a round's as its algorithm needs.
         late: replies up to so many rounds behind are still waited for.
         forgive: let a site that lost its memory begin anew.
         poll: seconds between two looks, at least: a look costs the SuperLink a request per open
@@ -165,7 +167,9 @@ class Flower:
     def exchange(
         self, message: Message, ids: Sequence[int], heard: Mapping[int, int]
     ) -> Iterator[Arrival]:
-        self._await_sites()
+        header = message.header
+        needed = 0 if header.evaluate else self.algorithm.quorum(header.cohort or len(ids))
+        self._await_sites(ids, min(needed, len(ids)))
         began = time.monotonic()
         # asks nobody here: it checks and folds what comes in, as every engine does
         worker = Worker(self.algorithm, Federation([]), Memory())
@@ -288,24 +292,32 @@ class Flower:
 
     # -- who is there ------------------------------------------------------------------------------
 
-    def _await_sites(self) -> None:
+    def _await_sites(self, asked: Collection[int] = (), needed: int = 0) -> None:
         """Before the first round wait for everybody, later for at least a few: a round without
-        anyone is no round.
+        anyone is no round. needed: of those who are asked, where fewer could add up to nothing.
         """
         self._poll_nodes(now=True)
         wanted = self.least if self._started else self.clients
         until = time.monotonic() + self.wait
-        while (present := self._count_present()) < wanted and time.monotonic() < until:
+        while (
+            self._count_present() < wanted or self._count_present(asked) < needed
+        ) and time.monotonic() < until:
             time.sleep(self.poll)
             self._poll_nodes()
         if not self._agreed:
             self._agree_on_classes()
-            present = self._count_present()
         self._started = True
-        if present < self.least:
-            reasons = "; ".join(dict.fromkeys(why for why, _ in self.refused.values()))
+        reasons = "; ".join(dict.fromkeys(why for why, _ in self.refused.values()))
+        if (present := self._count_present()) < self.least:
             raise NoSites(
                 f"{present} of {self.clients} sites joined within {self.wait:g} s"
+                + (f" ({reasons})" if reasons else "")
+            )
+        if (present := self._count_present(asked)) < needed:
+            absent = ", ".join(str(i) for i in sorted(asked) if not self._is_present(i))
+            raise NoSites(
+                f"a round needs {needed} of the {len(asked)} sites that it asks, and for"
+                f" {self.wait:g} s there were {present}: without clients {absent}"
                 + (f" ({reasons})" if reasons else "")
             )
 
@@ -321,7 +333,7 @@ class Flower:
             )
         self.classes, self._agreed = first, bool(most)
         for client in [i for i in self.nodes if self._meanings[i] != first]:
-            self._sizes.pop(client)
+            self._sizes.pop(client, None)
             self._turn_away(self.nodes.pop(client), self._differs(client, self._meanings[client]))
 
     def _differs(self, client: int, classes: str) -> str:
@@ -330,8 +342,11 @@ class Flower:
             " everybody's [data] list all of them as names"
         )
 
-    def _count_present(self) -> int:
-        return sum(node in self._online for node in self.nodes.values())
+    def _is_present(self, client: int) -> bool:
+        return self.nodes.get(client) in self._online
+
+    def _count_present(self, clients: Collection[int] | None = None) -> int:
+        return sum(map(self._is_present, self.nodes if clients is None else clients))
 
     def _poll_nodes(self, now: bool = False) -> None:
         """At most once a second, query nodes that are new or were refused a while ago; register
@@ -374,8 +389,11 @@ class Flower:
             self.nodes[fields["client"]] = node
             self._see_head(fields["client"], envelope)
             self._meanings[fields["client"]] = str(fields.get("classes", ""))
-            self._sizes[fields["client"]] = fields["examples"]
-            self.log(f"client {fields['client']} has joined with {fields['examples']} examples")
+            size = ""
+            if tells_size(self.algorithm):
+                self._sizes[fields["client"]] = fields["examples"]
+                size = f" with {fields['examples']} examples"
+            self.log(f"client {fields['client']} has joined{size}")
 
     def _turn_away(self, node: int, why: str) -> None:
         why = f"{self._name(node)} was not let in: {why}"
@@ -395,7 +413,7 @@ class Flower:
 
     def _objection(self, node: int, fields: Mapping[str, Any]) -> str | None:
         client, classes = fields.get("client"), str(fields.get("classes", ""))
-        examples = fields.get("examples")
+        examples = fields.get("examples") if tells_size(self.algorithm) else 1
         # somebody else's program: any type may come
         if type(client) is not int or type(examples) is not int:
             return (

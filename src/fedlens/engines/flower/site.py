@@ -42,13 +42,13 @@ from fedlens.core.message import BadMessage, Message
 from fedlens.core.privacy import Mechanism
 from fedlens.data.source import DataError
 from fedlens.engines.worker import threads
-from fedlens.trust.accounting import as_charge, reply_cost
+from fedlens.trust.accounting import as_charge, reply_cost, tells_size
 from fedlens.trust.guard import Guard
 from fedlens.trust.ledger import Leaving, kind_of, protection
 from fedlens.trust.policy import PolicyError, Terms
 from fedlens.trust.retention import VAULT
 from fedlens.trust.signing import canonical
-from fedlens.trust.vault import Declined
+from fedlens.trust.vault import Declined, RanBefore
 
 PIECE_BYTES = 4 << 20  # of a message, sent at a time: what is in transit exists twice
 TAKEN = (VAULT, "node", "at-work")  # in a site's folder, where a job has a folder of its name
@@ -72,6 +72,8 @@ REASONS = {
     "died": "its process died while it worked",
     "restarted": "was restarted while it worked",
     "declined": "declined what would show what the sum hides; the site's own log says why",
+    "again": "has added to this round of the recipe before, to another sum or too often: to run it"
+    " once more, give everybody's copy another federation.seed",
     "error": "had an error; the site's own log says which",
 }
 
@@ -174,11 +176,16 @@ def answer_request(
     try:
         site = way_out.site = accept_request(header, node, make_site, guard)
         if header["kind"] == "query":
-            fields = {"examples": site.examples, "classes": ", ".join(site.classes)}
-            return release(way_out, {"client": site.id, **fields})
+            size = {"examples": site.examples} if tells_size(site.algorithm) else {}
+            fields = {"client": site.id, **size, "classes": ", ".join(site.classes)}
+            return release(way_out, fields)
         request, message = header["request"], from_pieces(pieces)
         if message.header.trip and not site.algorithm.hides_singles:
             raise SiteError("message", private="a wire layer's trip, and there is no such layer")
+        if message.header.evaluate and site.terms and not site.terms.evaluates:
+            raise SiteError(
+                "recipe", "federation.personal", "an evaluation, which it does not have"
+            )
         guard.check_request(message.header)
         cost = reply_cost(site.algorithm, site.examples, message.header)
         if kind_of(message.header) == "reply":
@@ -283,7 +290,7 @@ def release(
     if reply is None:
         head = way.guard.pass_words(leaving)
     else:
-        head = way.guard.pass_reply(kind, reply, pieces, job, leaving)
+        head = way.guard.pass_reply(reply, pieces, leaving)
     seen = {"line": head.line, "head": head.hash} if head else {}
     return {**fields, **seen}, pieces
 
@@ -306,7 +313,7 @@ def _reason(e: Exception) -> SiteError:
     if isinstance(e, DataError):
         return SiteError("data")
     if isinstance(e, Declined):
-        return SiteError("declined")
+        return SiteError("again" if isinstance(e, RanBefore) else "declined")
     return SiteError("no-memory-left" if isinstance(e, MemoryError) else "error")
 
 
