@@ -550,6 +550,35 @@ def test_recipes_end_in_the_simulators_bits_also_when_resumed(
     assert "client 1 has joined" in capsys.readouterr().out
 
 
+def test_a_recipe_under_masks_ends_in_the_simulators_bits(tmp_path: Path) -> None:
+    """Sites with keys and vaults of their own, made from the recipe, which hold every message to
+    it: its rounds, its evaluations, the last one after the algorithm has ended the run."""
+    overrides = ["clients=3", "rounds=9", "FedDeblur.tol=0.5", "data.size=48", "workers=0"]
+    more = ["secure=true", "personal=true", "evaluate_every=1", "max_weight=5e4", "seed=3"]
+    config = recipes.read("deblur", [*overrides, *more])
+    make_vaults(tmp_path / "keys", 3)
+    facts = {
+        "name": "deblur", "text": config.to_toml(), "out": str(tmp_path / "real"),
+        "resume": False, "fresh": False, "wait": 5.0, "least": 3, "forgive": False,
+    }  # fmt: skip
+    grid = Grid(tmp_path, "", run=facts)
+    app, keys = grid.app, tmp_path / "keys"
+
+    def keyed(message: Message, context: Context) -> Message:
+        own = {"key": str(keys / f"site-{context.node_config['client']}"), "peers": str(keys)}
+        context.node_config.update(own)
+        return app(message=message, context=context)
+
+    grid.app = keyed  # type: ignore[assignment]
+    run_server(grid, facts)
+    wanted = run_job(config, tmp_path / "simulated")
+    found = Checkpoint(tmp_path / "real" / "checkpoint").load()
+    lines = read_records(tmp_path / "real" / "metrics.jsonl")
+    assert found and same_bits(found[0].state, wanted.state)
+    assert all(x["heard"] == 3 and not x["lost"] and not x["unevaluated"] for x in lines)
+    assert len(lines) < config.settings.rounds
+
+
 class Boaster(Grid):
     """Client 1 says that it has one example, the others have twenty."""
 
