@@ -378,8 +378,11 @@ def test_resolutions_by_stand_ins_of_the_servers_own() -> None:
     """Three clients, each the only one with its resolution: nobody else could be compared with."""
     small = {"people": 60, "tests": 30, "rounds": 1, "evaluate_every": 0}
     setup = make_setup(recipes.read("raf", small))
-    found = Resolution().run(Evidence(setup, list(replay(setup, 1).exchanges), [0, 1, 2]))
+    evidence = Evidence(setup, list(replay(setup, 1).exchanges), [0, 1, 2])
+    found = Resolution().run(evidence)
     assert found.score == 1.0 and found.baseline == pytest.approx(1 / 3)
+    together = catch(replace(evidence, probe=Probe(1, 1, together=True)), 0)
+    assert len(together.truth["x"]) == 1  # images of other sizes are in the sum, not in a batch
 
 
 def test_counts_are_asked_only_behind_balancing(demo: Any) -> None:

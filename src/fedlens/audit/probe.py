@@ -106,7 +106,8 @@ def catch(evidence: Evidence, client: int, number: int | None = None) -> Caught:
             sent = {i: _probed(setup, exchange.down, i, probe) for i in everyone}
             reply = summed([Exchange(exchange.down, sent)])[0].replies[client]
             parts = [_first(setup.federation.holdings[i], probe.examples) for i in everyone]
-            truth = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            alike = [p for p in parts if p["x"].shape[1:] == truth["x"].shape[1:]]  # not of RAF
+            truth = {name: torch.cat([part[name] for part in alike]) for name in truth}
             examples = len(truth["x"])
     delta = dict(reply.trees["delta"])
     if probe is not None and probe.noise:
