@@ -29,7 +29,7 @@ from fedlens.audit.membership import (
     stand_in,
 )
 from fedlens.audit.noise import clip_and_blur
-from fedlens.audit.probe import Few, catch, compare_best, without_message, working
+from fedlens.audit.probe import Few, catch, compare_best, pixel_range, without_message, working
 from fedlens.audit.properties import ClassCounts, Resolution, movement, ridge
 from fedlens.audit.protections import TRAINING
 from fedlens.config import recipe as recipes
@@ -378,8 +378,17 @@ def test_resolutions_by_stand_ins_of_the_servers_own() -> None:
     """Three clients, each the only one with its resolution: nobody else could be compared with."""
     small = {"people": 60, "tests": 30, "rounds": 1, "evaluate_every": 0}
     setup = make_setup(recipes.read("raf", small))
-    found = Resolution().run(Evidence(setup, list(replay(setup, 1).exchanges), [0, 1, 2]))
+    evidence = Evidence(setup, list(replay(setup, 1).exchanges), [0, 1, 2])
+    found = Resolution().run(evidence)
     assert found.score == 1.0 and found.baseline == pytest.approx(1 / 3)
+    low, high = pixel_range(setup)  # people are normalised before the network sees them
+    assert low.shape == (3, 1, 1) and float(low.max()) < 0 and float(high.min()) > 1
+    truth = setup.federation.holdings[0].batch(torch.arange(1))["x"]
+    row = compare_best(setup, 0, [truth[0]], truth)
+    assert float(row.truth.min()) >= 0 and float(row.truth.max()) <= 1
+    assert row.scores["psnr"] > 60 > row.baseline["psnr"] > 5
+    together = catch(replace(evidence, probe=Probe(1, 1, together=True)), 0)
+    assert len(together.truth["x"]) == 1  # images of other sizes are in the sum, not in a batch
 
 
 def test_counts_are_asked_only_behind_balancing(demo: Any) -> None:

@@ -34,7 +34,7 @@ from fedlens.runs.setup import Setup
 _WIDTHS = (0.0, 0.5, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)  # of the baseline's blur
 _LEAST = 4  # rounds that the equations need
 EVERY = 2  # of how many more rounds the photo is drawn again
-MARGIN = 3.0  # dB beyond the published scene, of which the best blur was chosen by the truth
+_MARGIN = 3.0  # dB beyond the published scene, of which the best blur was chosen by the truth
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class CuriousDeblurring:
             "PSNR of the photo, dB",
             score,
             base,
-            margin=MARGIN,
+            margin=_MARGIN,
             numbers=numbers,
             comparisons=compared,
             budget=self.budget,
@@ -228,7 +228,7 @@ def _describe(score: float, base: float, rounds: int, known: bool, clients: int)
             f"From {rounds} rounds the server draws a photo of every client; nobody here knows the"
             " truth."
         )
-    if score > base + MARGIN:
+    if score > base + _MARGIN:
         return (
             f"From {rounds} rounds of messages the server has every attacked client's photo at"
             f" {score:.1f} dB, up to a shift and a mirrored blur; from the published scene alone it"

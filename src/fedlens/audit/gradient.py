@@ -32,6 +32,7 @@ from fedlens.audit.probe import (
     fedavg_of,
     first_heard,
     parameters_of,
+    pixel_range,
     some_rounds,
 )
 from fedlens.audit.protections import FROM_THE_WORST
@@ -138,7 +139,8 @@ class GradientInversion:
         delta_of = local_work(base, caught)
         names = parameters_of(base, caught.delta)
         wanted = torch.cat([caught.delta[n].float().reshape(-1) for n in names])
-        optimiser = torch.optim.Adam(unknown, lr=self.pace)
+        low, high = pixel_range(setup)
+        optimiser = torch.optim.Adam(unknown, lr=self.pace * float((high - low).mean()))
         schedule = torch.optim.lr_scheduler.MultiStepLR(
             optimiser, [int(self.iterations * s) for s in (0.4, 0.65, 0.85)], 0.3
         )
@@ -163,7 +165,7 @@ class GradientInversion:
             schedule.step()
             with torch.no_grad():
                 for t in unknown:
-                    t.clamp_(0, 1)
+                    t.copy_(torch.minimum(torch.maximum(t, low), high))
             if time.perf_counter() - began > seconds:
                 break
         return kept, reached
@@ -173,12 +175,13 @@ class GradientInversion:
         are given, as the worst case.
         """
         rng = generator(0, 0x6AD)
+        low, high = pixel_range(setup)
         made: Batch = {}
         for name, t in caught.truth.items():
             if holds_images(t):
                 shape = (count, *t.shape[1:])
-                made[name] = (0.5 + 0.1 * torch.randn(shape, generator=rng)).clamp(0, 1)
-                made[name].requires_grad_()
+                start = (0.5 + 0.1 * torch.randn(shape, generator=rng)).clamp(0, 1)
+                made[name] = (low + (high - low) * start).requires_grad_()
             else:
                 made[name] = t[:count].clone()
         if self._guesses_labels(caught):

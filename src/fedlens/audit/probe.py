@@ -106,7 +106,8 @@ def catch(evidence: Evidence, client: int, number: int | None = None) -> Caught:
             sent = {i: _probed(setup, exchange.down, i, probe) for i in everyone}
             reply = summed([Exchange(exchange.down, sent)])[0].replies[client]
             parts = [_first(setup.federation.holdings[i], probe.examples) for i in everyone]
-            truth = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            alike = [p for p in parts if p["x"].shape[1:] == truth["x"].shape[1:]]  # not of RAF
+            truth = {name: torch.cat([part[name] for part in alike]) for name in truth}
             examples = len(truth["x"])
     delta = dict(reply.trees["delta"])
     if probe is not None and probe.noise:
@@ -162,10 +163,27 @@ def compare_best(
     flat = [(flat_image(g), flat_image(t)) for g in guesses for t in truths]
     guess, truth = min(flat, key=lambda pair: float((pair[0] - pair[1]).square().mean()))
     unrelated = without_message(setup, truth)
+    low, high = pixel_range(setup)
+    guess, truth, unrelated = ((x - low) / (high - low) for x in (guess, truth, unrelated))
     return Comparison(
         f"client {client}", guess, truth, unrelated, score_images(guess, truth),
         score_images(unrelated, truth),
     )  # fmt: skip
+
+
+def pixel_range(setup: Setup) -> tuple[Tensor, Tensor]:
+    """The least and the largest pixel of each channel that a network is fed with, by the server's
+    own images: 0 and 1, unless they are normalised before (people, in RAF).
+    """
+    test = setup.federation.test
+    zero, one = torch.tensor(0.0), torch.tensor(1.0)
+    if not (isinstance(test, Data) and len(test)):
+        return zero, one
+    x = test.batch(torch.arange(min(50, len(test))))["x"]
+    if float(x.min()) >= 0 and float(x.max()) <= 1:
+        return zero, one
+    channels = x.transpose(0, -3).flatten(1)
+    return channels.amin(1)[:, None, None], channels.amax(1)[:, None, None]
 
 
 def without_message(setup: Setup, truth: Tensor) -> Tensor:

@@ -37,12 +37,12 @@ from fedlens.core.message import Message
 from fedlens.data.pose.people import People
 from fedlens.engines.recorder import Exchange
 from fedlens.layers.balance import Balance
+from fedlens.layers.multi_resolution import Size
 from fedlens.runs.setup import Setup
 
 RIDGE = 1e-2
 _LEAST = 3  # clients
 _STAND_INS = 2  # of each resolution, for each client
-Size = tuple[int, int]
 
 
 class ClassCounts:
