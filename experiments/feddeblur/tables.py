@@ -19,6 +19,7 @@ from cells import Cells, versions  # noqa: E402
 
 CELLS = Cells(HERE / "cells.jsonl", "name")
 METHODS = ("FedDeblur", "CenDeblur", "FedAvgDeblur", "LocDeblur")
+SEEDS = (0, 1, 2)
 SETTINGS = ("n10", "n5", "n3", "motion", "synthesis")
 # Tables 1, 2 and 5 of the paper: PSNR and SSIM in the order of METHODS.
 PAPER: dict[str, dict[str, Sequence[tuple[float, float]]]] = {
@@ -105,6 +106,31 @@ def beside(table: str, methods: Sequence[str] = METHODS) -> str:
         rows.append(row)
     head = ["", *(f"{m} {whose}" for m in methods for whose in ("ours", "paper"))]
     return grid_of(head, rows) + f"\n\nMore than 0.5 dB from the paper: {', '.join(far) or 'none'}."
+
+
+def over_seeds(table: str, paper: str) -> str:
+    """Normalised kernels: the mean over seeds, half the range, and how far that is from the
+    paper."""
+    rows = []
+    for setting, published in PAPER[paper].items():
+        row = [setting]
+        for method, (psnr, _) in zip(METHODS, published, strict=True):
+            cells = [read(f"seeds-{table}-{setting}-{method}-{seed}") for seed in SEEDS]
+            found = [c["psnr"] for c in cells if c]
+            if not found:
+                row.append("not run")
+                continue
+            mean, half = sum(found) / len(found), (max(found) - min(found)) / 2
+            spread = f" ± {half:.2f}" if len(found) > 1 else " (one seed)"
+            row.append(f"{mean:.2f}{spread}, {mean - psnr:+.2f}")
+        rows.append(row)
+    tuned = [
+        f"{c['name'].removeprefix('tuned-')} ({c['found']['eta']:.3g}, {c['found']['rho']:.3g})"
+        for c in CELLS.read()
+        if str(c["name"]).startswith(f"tuned-{'pnp' if table == 'table2' else 'tv'}-")
+    ]
+    used = f"\n\n(eta, rho) of the baselines: {', '.join(tuned)}." if tuned else ""
+    return grid_of(["", *METHODS], rows) + used
 
 
 def images_of(name: str) -> str:
@@ -365,15 +391,17 @@ def kernels() -> str:
 
 
 def views() -> str:
-    v = read("views")
-    text = (
-        f"Five hand-held photos of Sceaux castle at {v['size'][1]} x {v['size'][0]}: PSNR against"
-        f" the first view {v['before']} before and {v['after']} after alignment. Blurred by five"
-        f" known motion kernels and restored (TV, 100 rounds): {v['observation_to_mean_of_sharp']}"
-        f" dB for the observations, {v['restored_to_mean_of_sharp']} dB restored, against the mean"
-        " of the sharp aligned views; there is no truth."
-    )
-    return text
+    found = read("views")
+    if not found or "scores" not in found[0]:
+        return "not run"
+    names = list(found[0]["scores"])
+    rows = [
+        [f"{v['size'][1]} x {v['size'][0]}, {v['blur']}"]
+        + [both(v["scores"][n]) if n in v["scores"] else "-" for n in names]
+        + [" ".join(f"{c:.2f}" for c in v["confidence"]), str(v["rounds"])]
+        for v in found
+    ]
+    return grid_of(["", *names, "mean confidence of each view", "rounds"], rows)
 
 
 def memory() -> str:
@@ -402,6 +430,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "privacy": privacy,
     "seeds": seeds,
     "kernels": kernels,
+    "seeds-table1": lambda: over_seeds("table1", "table1-grey"),
+    "seeds-table2": lambda: over_seeds("table2", "table2"),
     "views": views,
     "memory": memory,
 }

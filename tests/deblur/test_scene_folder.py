@@ -95,8 +95,6 @@ def test_a_missing_kernel_is_estimated_from_a_sharp_reference(tmp_path: Path) ->
         (tmp_path / name / "position.json").write_text(json.dumps({"top": top, "left": left}))
     np.save(tmp_path / "a" / "kernel.npy", kernel.numpy())
     (tmp_path / "scene.json").write_text('{"height": 96, "width": 96}')
-    with pytest.raises(DataError, match=r"no sharp reference\.png"):
-        Scene(scene=str(tmp_path)).federation(2, 0)
     Image.fromarray(sharp[0].round().byte().numpy()).save(tmp_path / "reference.png")
     held = Scene(scene=str(tmp_path), kernel_size=7).federation(2, 0).holdings
     torch.testing.assert_close(held[0]["scene"].kernel, kernel)
@@ -111,6 +109,11 @@ def break_kernel(folder: Path, kernel: np.ndarray) -> None:
     np.save(folder / "b" / "kernel.npy", kernel)
 
 
+def say_kernel(folder: Path, said: Any) -> None:
+    (folder / "b" / "kernel.npy").unlink()
+    (folder / "b" / "kernel.json").write_text(json.dumps(said))
+
+
 BREAKS: dict[str, tuple[Any, str]] = {
     "large kernel": (lambda f: break_kernel(f, np.ones((41, 3))), "larger than the image"),
     "zero kernel": (lambda f: break_kernel(f, np.zeros((3, 3))), "sums to zero"),
@@ -122,7 +125,12 @@ BREAKS: dict[str, tuple[Any, str]] = {
         lambda f: (f / "scene.json").write_text('{"height": -4, "width": 36}'),
         '"height"',
     ),
-    "no kernel": (lambda f: (f / "b" / "kernel.npy").unlink(), "no kernel"),
+    "no kernel": (lambda f: (f / "b" / "kernel.npy").unlink(), "too small to find a kernel"),
+    "two kernels": (lambda f: (f / "b" / "kernel.png").touch(), "both kernel.npy and kernel.png"),
+    "two photos": (lambda f: (f / "b" / "observation.jpg").touch(), "leave one"),
+    "said wrongly": (lambda f: say_kernel(f, {"motion": {"length": 5}}), "should read"),
+    "said too much": (lambda f: say_kernel(f, {"defocus": {"radius": 1e9}}), "from 0 to 100"),
+    "said nothing": (lambda f: say_kernel(f, []), "should read"),
     "NaN pixels": (
         lambda f: np.save(f / "a" / "observation.npy", np.full((40, 36), np.nan)),
         "NaN",
@@ -177,3 +185,51 @@ def test_views_without_positions_must_have_one_size(tmp_path: Path) -> None:
         (folder / name / "position.json").unlink()
     with pytest.raises(DataError, match="differ in size: a is 40 x 36, b is 30 x 28"):
         Scene(scene=str(folder)).federation(3, 0)
+
+
+def test_a_telephones_photos_are_read_as_they_are(tmp_path: Path) -> None:
+    """JPEG held sideways, a 16-bit TIFF, floats from 0 to 1 (which is said); kernels as numbers."""
+    rng = np.random.default_rng(0)
+    pixels = np.kron(rng.integers(40, 200, (6, 8)), np.ones((8, 8))).astype(np.uint8)
+    for name in "abcd":
+        (tmp_path / name).mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn to the right shows it upright
+    Image.fromarray(np.rot90(pixels).copy()).save(
+        tmp_path / "a" / "observation.JPG", exif=exif, quality=98
+    )
+    Image.fromarray(pixels.astype(np.uint16) * 257).save(tmp_path / "b" / "observation.tif")
+    np.save(tmp_path / "c" / "observation.npy", pixels / 255)
+    Image.fromarray((pixels / 255).astype(np.float32)).save(tmp_path / "d" / "observation.tiff")
+    said = [{"motion": {"length": 5, "angle": 0}}, {"defocus": {"radius": 2}}]
+    said += [{"gaussian": {"sigma": 1}}] * 2
+    for name, kernel in zip("abcd", said, strict=True):
+        (tmp_path / name / "kernel.json").write_text(json.dumps(kernel))
+    federation = Scene(scene=str(tmp_path)).federation(4, 0)
+    for held in federation.holdings:
+        seen = held["scene"].pixels[0].numpy()
+        assert seen.shape == (48, 64) and np.abs(seen - pixels).mean() < 3
+    told = " ".join(federation.facts.notes)
+    assert "c/observation.npy holds numbers from 0 to 1" in told
+    assert "d/observation.tiff holds numbers from 0 to 1" in told and "noise was estimated" in told
+    kernel = federation.holdings[0]["scene"].kernel
+    torch.testing.assert_close(kernel, motion(5, 0))
+
+
+def test_a_noisier_photo_counts_less(tmp_path: Path) -> None:
+    """Four times the noise, a sixteenth of the weight; eta follows the noise that was found."""
+    clean = np.kron(np.random.default_rng(0).uniform(60, 190, (8, 8)), np.ones((12, 12)))
+    for name, noise in {"a": 1.0, "b": 4.0}.items():
+        (tmp_path / name).mkdir()
+        noisy = clean + np.random.default_rng(1).normal(0, noise, clean.shape)
+        np.save(tmp_path / name / "observation.npy", noisy)
+        np.save(tmp_path / name / "kernel.npy", np.ones((3, 3)))
+    federation = Scene(scene=str(tmp_path)).federation(2, 0)
+    first, second = (held["scene"].confidence for held in federation.holdings)
+    assert first is None and float(second.mean()) == pytest.approx(1 / 16, rel=0.2)
+    assert federation.facts.noise == pytest.approx(2.5, rel=0.15)
+    assert federation.facts.coverage == pytest.approx(1.06, abs=0.02)
+    told = Scene(scene=str(tmp_path), noise=1.0).federation(2, 0)
+    assert told.facts.noise == 1.0
+    few, more = FedDeblur().given(told.facts), FedDeblur().given(federation.facts)
+    assert more.eta > 2 * few.eta

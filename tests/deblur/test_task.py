@@ -42,7 +42,13 @@ def test_pictures_show_who_saw_what(observe: str) -> None:
     ]
     compare, residual = pictures[-2], pictures[-1]
     assert (
-        compare.labels == ["mean of the observations", "restored", "truth"]
+        compare.labels
+        == [
+            "mean of the observations",
+            *([] if observe == "partial" else ["best photo", "best photo alone"]),
+            "restored",
+            "truth",
+        ]
         and float(residual.images[0].abs().max()) == 0
     )
     assert all(float(i.min()) >= 0 and float(i.max()) <= 1 for p in pictures[:-1] for i in p.images)

@@ -8,6 +8,7 @@ from __future__ import annotations
 IMAGE_SUFFIXES = (
     ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm",
 )  # fmt: skip
+HEIC_SUFFIXES = (".heic", ".heif")  # with pillow-heif
 BROWSER_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")  # of those, what every browser shows
 # what PyAV opens; where a list leaves the suffix out, they are tried in this order
 VIDEO_SUFFIXES = (

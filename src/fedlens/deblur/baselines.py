@@ -283,7 +283,7 @@ class FedGDDeblur(FedDeblur):
             power, fixed = self._once(client, name, self._gradient)
             if seen.partial:
                 h = as_complex(power)
-                fit = seen.through(x, h) - seen.pixels.to(self.dtype)
+                fit = (seen.through(x, h) - seen.pixels.to(self.dtype)) * seen.weight(self.dtype)
                 out[name] = torch.view_as_real(2 * h.conj() * torch.fft.rfft2(seen.embed(fit)))
             else:
                 out[name] = torch.mul(power, x).sub_(fixed)

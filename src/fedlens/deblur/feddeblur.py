@@ -18,7 +18,9 @@ kept. With b = beta_k / rho on the view, c = rho / (2/n + rho), and d zero outsi
     d = (1 - c) (y + b - h * x_k),   r + y + b = h * x_k + d
     x_k' = x_k + (v - x_k + conj(H) F d) / (|H|^2 + 1)
     b' = h * x_k + d - h * x_k'
-One transform each way; y stays a patch.
+One transform each way; y stays a patch. A view whose pixels count differently, sum_p m_p (h * x -
+y)_p^2 with m in [0, 1], has c = rho / (2 m / n + rho) a pixel and nothing else changes: m = 0 is
+outside.
 
 Server, split priors (Eqs. 7-9): with q = z + mu / rho made ready in the round before, and the prox
 that of eta/rho R,
@@ -74,6 +76,8 @@ from fedlens.deblur.settings import published
 
 # numbers worked on at a time: five arrays of this size fit into a second-level cache or nearly
 CACHED_NUMBERS = 1 << 17
+# rounds between two images that `still` compares
+WINDOW = 20
 
 
 class ClientFit(Protocol):
@@ -120,7 +124,8 @@ class PartialFit:
         self.seen, self.pixels = seen, seen.pixels.to(dtype)
         self.h = seen.otf(dtype)
         self.inverse = spectrum.twice(1 / (1 + self.h.abs().square()))
-        self.share = 1 - rho / (2 / n + rho)
+        weight = 1.0 if seen.confidence is None else seen.weight(dtype)
+        self.share = 1 - rho / (2 / n * weight + rho)
         # zero outside the view, for ever
         self.canvas = torch.zeros(*seen.pixels.shape[:-2], seen.height, seen.width, dtype=dtype)
 
@@ -157,7 +162,10 @@ class FedDeblur(Algorithm):
         decay: sigma is multiplied by it every round.
         masks: average each pixel over those who saw it, as the public code does for denoisers;
             clients then send their masks.
-        tol: relative change of the image that ends a run; 0 never does.
+        tol: relative change of the image in a round that ends a run; 0 never does.
+        still: the run also ends when the image moved by less than this, in grey levels (root mean
+            square), in the last WINDOW rounds: a change that swings back and forth never falls
+            below tol, although nothing improves any more. 0 never does.
         start: what the server begins with.
         recall: when not everyone answers, count the others with the last w they sent (None: when
             only part of them is asked).
@@ -177,6 +185,7 @@ class FedDeblur(Algorithm):
     decay: PositiveShare = 1.0
     masks: bool = False
     tol: NotNegative = 1e-5
+    still: NotNegative = 0.0
     start: Literal["grey", "random"] = "grey"
     recall: bool | None = None
     measure_every: Natural = 0
@@ -233,7 +242,7 @@ class FedDeblur(Algorithm):
         solver._pad = facts.pad
         n = facts.clients
         if self.split is None:
-            solver.split = facts.partial and not self.masks
+            solver.split = (facts.partial or facts.coverage is not None) and not self.masks
         for channels in {shape[0] for shape in solver._scenes.values()}:
             solver.regulariser.check(channels)
         eta, rho = solver.suggested(facts, n)
@@ -247,7 +256,9 @@ class FedDeblur(Algorithm):
         """(eta, rho) for this federation."""
         colour = any(c > 1 for c, _, _ in self._scenes.values() or facts.scenes.values())
         views = facts.blur if facts.partial else "complete"
-        return published(self.prior, views, colour, n, facts.noise, self.rho, bool(self.split))
+        return published(
+            self.prior, views, colour, n, facts.noise, self.rho, bool(self.split), facts.coverage
+        )
 
     # -- both ends ---------------------------------------------------------------------------------
 
@@ -372,6 +383,14 @@ class FedDeblur(Algorithm):
         change = max(relative_change(x, state.trees["image"][n]) for n, x in trees["image"].items())
         notes = {"change_x": change}
         stop = bool(self.tol) and change < self.tol
+        if self.still and (state.round + 1) % WINDOW == 0:
+            if "earlier" in state.trees:
+                notes["moved"] = max(
+                    float(torch.dist(x, state.trees["earlier"][n])) / math.sqrt(x.numel())
+                    for n, x in trees["image"].items()
+                )
+                stop = stop or notes["moved"] < self.still
+            trees["earlier"] = trees["image"]
         if mean:  # w itself is kept, to see how far the next one is from it
             trees["w"] = mean
             if "w" in state.trees and self._measures(state.round):

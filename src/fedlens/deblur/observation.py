@@ -4,7 +4,7 @@ they lie. FedDeblur sends none of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +25,8 @@ class SceneFacts(Facts):
         blur: the kind of kernels.
         noise: grey levels, None where nobody knows.
         pad: width of the rim beyond the photos' edges that is solved for as well.
+        coverage: of photos that are fitted in the image, not in the spectrum: how many of them
+            count at a pixel, on average.
     """
 
     scenes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
@@ -33,6 +35,7 @@ class SceneFacts(Facts):
     blur: str = "mixed"
     noise: float | None = None
     pad: int = 0
+    coverage: float | None = None
 
     @property
     def partial(self) -> bool:
@@ -51,6 +54,9 @@ class Observation:
         width: of the scene.
         top: where a partial view lies; None for a view of the whole scene.
         left: likewise.
+        confidence: (h, w) in [0, 1]: how much each pixel counts in the misfit; None is 1
+            everywhere. It is for views with a place: a fit in the spectrum alone cannot weigh
+            pixels.
     """
 
     pixels: Tensor
@@ -59,6 +65,11 @@ class Observation:
     width: int
     top: int | None = None
     left: int | None = None
+    confidence: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.confidence is not None and self.top is None:
+            raise ValueError("a view whose pixels count differently needs a place in the scene")
 
     @property
     def partial(self) -> bool:
@@ -82,8 +93,14 @@ class Observation:
         ]
 
     def mask(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(1, H, W): one where the client looked, which for a complete view is everywhere."""
-        return self.embed(torch.ones(1, *self.pixels.shape[-2:], dtype=dtype))
+        """(1, H, W): how much each pixel counts, which for a complete view is one everywhere."""
+        return self.embed(self.weight(dtype))
+
+    def weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The mask inside the view, (1, h, w)."""
+        if self.confidence is None:
+            return torch.ones(1, *self.pixels.shape[-2:], dtype=dtype)
+        return self.confidence.to(dtype)[None]
 
     def otf(self, dtype: torch.dtype) -> Tensor:
         return spectrum.otf(self.kernel, self.height, self.width, dtype)
@@ -93,9 +110,25 @@ class Observation:
         return self.cut(torch.fft.irfft2(torch.view_as_complex(x) * h, s=(self.height, self.width)))
 
     def misfit(self, x: Tensor) -> float:
-        """|m (h * x - y)|^2 of a half-spectrum x."""
+        """The weighted sum of (h * x - y)^2 over the view, of a half-spectrum x."""
         seen = self.through(x, self.otf(x.dtype))
-        return float((seen - self.pixels.to(seen.dtype)).double().square().sum())
+        squares = (seen - self.pixels.to(seen.dtype)).double().square()
+        return float((squares * self.weight(torch.float64)).sum())
+
+
+class SharpScenes(dict[str, Tensor]):
+    """The sharp scenes, by name, for scoring; and, where whoever scores has them, the views, so
+    that a restored scene can be held against the photos themselves."""
+
+    def __init__(
+        self,
+        scenes: Mapping[str, Tensor],
+        views: Sequence[Mapping[str, Observation]] = (),
+        pad: int = 0,
+        noise: float = 1.0,
+    ) -> None:
+        super().__init__(scenes)
+        self.views, self.pad, self.noise = views, pad, noise
 
 
 def without_rim(x: Tensor, pad: int) -> Tensor:

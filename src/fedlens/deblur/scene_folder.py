@@ -1,10 +1,18 @@
 """A folder of the user's own observations of one scene: what is read, and what is refused.
 
-One sub-folder per client with observation.png|npy, kernel.npy|png|mat and, for a partial view,
-position.json ({"top": .., "left": ..}, in pixels of the scene); at the top scene.json ({"height":
-.., "width": ..}; without it every view is complete) and, where it is known, truth.png. Where there
-is a sharp picture of the scene that every client may see, reference.png at the top, a client
-without a kernel estimates it from that picture and its own photo.
+One sub-folder per client with observation.* (any image that can be read: a telephone's JPEG, TIFF,
+HEIC with pillow-heif, or .npy), the kernel and, for a partial view, position.json ({"top": ..,
+"left": ..}, in pixels of the scene); at the top scene.json ({"height": .., "width": ..}; without it
+every view is complete) and, where it is known, truth.png.
+
+A kernel is kernel.npy|png|mat, or kernel.json with a few numbers: {"motion": {"length": 15,
+"angle": 30}}, {"defocus": {"radius": 4}} or {"gaussian": {"sigma": 2}}. A client without one
+estimates it: from reference.png at the top, a sharp picture of the scene that every client may see,
+where there is one, else from its own photo alone (`blind.py`).
+
+`align`: the views are brought into register with reference.png, else with the anchor (`views.py`).
+What does not fit is left out: it stays in the federation with a confidence of 0 everywhere, so that
+nobody but its owner learns of it.
 """
 
 from __future__ import annotations
@@ -18,79 +26,189 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlens.data.images.reading import read_image
+from fedlens.data.images.reading import READABLE, read_image
 from fedlens.data.source import DataError
-from fedlens.deblur.blur import check_kernel
-from fedlens.deblur.views import align_views, estimate_kernel
+from fedlens.data.suffixes import HEIC_SUFFIXES
+from fedlens.deblur.blind import find_kernel
+from fedlens.deblur.blur import SAID, check_kernel, said_kernel
+from fedlens.deblur.kernel_fit import estimate_kernel
+from fedlens.deblur.noise_level import noise_level
+from fedlens.deblur.views import LEAST_LIKENESS, as_anchor, expected_error, register
 
-KERNELS = (".npy", ".png", ".mat")
+KERNELS = (".npy", ".png", ".mat", ".json")
+PHOTOS = (*READABLE, *HEIC_SUFFIXES)
+NO_KERNEL = torch.empty(0, 0, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class OwnView:
-    """One client's folder, as read. An empty kernel is yet to be estimated."""
+    """One client's folder, as read.
+
+    Args:
+        kernel: an empty one is yet to be estimated.
+        place: top and left of a partial view.
+        noise: of the photo as it was taken, in grey levels.
+        confidence: (h, w) in [0, 1]: how much each pixel counts; None: 1.
+    """
 
     name: str
     pixels: Tensor
     kernel: Tensor
     place: tuple[int, int] | None
+    noise: float
+    confidence: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class OwnScene:
-    """Views that fit together, each with its kernel; the scene's height and width; and the truth,
-    where it is known.
+    """Views that fit together, each with its kernel; the scene's height and width; the truth, where
+    it is known; and what its owner should know about how all this was read.
     """
 
     views: Sequence[OwnView]
     size: tuple[int, int]
     truth: Tensor | None
+    notes: Sequence[str] = ()
 
 
-def read_scene(folder: Path, colour: str, align: bool, kernel_size: int) -> OwnScene:
-    """`align`: bring the views into register first. `kernel_size`: of kernels that are
-    estimated.
+def read_scene(
+    folder: Path, colour: str, align: bool, kernel_size: int, anchor: str | None = None
+) -> OwnScene:
+    """`align`: bring the views into register first, with the one that is called `anchor`.
+    `kernel_size`: of kernels that are estimated.
     """
-    sharp = _read_if_there(folder / "reference.png", colour)
-    views = [read_view(f, colour, sharp is not None) for f in client_folders(folder)]
-    size = read_size(folder, views)
-    _check_size(sharp, size, "reference.png")
-    if align:
-        first = [] if sharp is None else [sharp]
-        registered = align_views([*first, *(v.pixels for v in views)])[len(first) :]
-        views = [replace(v, pixels=x) for v, x in zip(views, registered, strict=True)]
-    if sharp is not None:
-        views = [_with_kernel(v, sharp, kernel_size) for v in views]
+    notes: list[str] = []
+    sharp = _read_if_there(folder, "reference", colour, notes)
+    truth = _read_if_there(folder, "truth", colour, notes)
+    views = [read_view(f, colour, notes) for f in client_folders(folder)]
     if len({v.pixels.shape[0] for v in views}) > 1:
         raise DataError(
             f"{folder} mixes grey and colour observations: set colour=grey or colour=rgb"
         )
+    if sharp is None:
+        views = [_found_alone(v, kernel_size, notes) for v in views]
+    if align:
+        views = align_views(views, sharp, anchor, truth is not None, kernel_size, notes)
+        size = int(views[0].pixels.shape[-2]), int(views[0].pixels.shape[-1])
+    else:
+        size = read_size(folder, views)
+        _check_size(sharp, size, "reference.png")
+        if sharp is not None:
+            views = [_with_kernel(v, sharp, kernel_size) for v in views]
     for v in views:
         check_kernel(v.kernel, v.name, v.pixels.shape[-2:])
         check_place(v, size)
     check_overlap(views)
-    truth = _read_if_there(folder / "truth.png", colour)
     _check_size(truth, size, "truth.png")
-    return OwnScene(views, size, truth)
+    return OwnScene(weighted_by_noise(views), size, truth, notes)
+
+
+def align_views(
+    views: Sequence[OwnView],
+    sharp: Tensor | None,
+    anchor: str | None,
+    has_truth: bool,
+    kernel_size: int,
+    notes: list[str],
+) -> list[OwnView]:
+    """The views on the grid of the reference, else of the anchor: the one that was named, the first
+    one where there is a truth (which shows what that one shows), else the one that its blur and
+    noise hurt least."""
+    if any(v.place for v in views):
+        raise DataError("align=true finds out where views lie: leave position.json out, or align")
+    if sharp is not None:
+        like, still, kernel = "reference.png", sharp, torch.ones(1, 1, dtype=torch.float64)
+    else:
+        chosen = _find_anchor(views, anchor, has_truth)
+        like, still, kernel = chosen.name, chosen.pixels, chosen.kernel
+        notes.append(f"the views were aligned with {like}")
+    out, dropped = [], []
+    for v in views:
+        if sharp is None and v.name == like:
+            found = as_anchor(v.pixels, v.kernel)
+        else:
+            name = v.name  # bound now
+            found = register(
+                v.pixels,
+                v.kernel,
+                still,
+                kernel,
+                lambda x, name=name: estimate_kernel(x, still, kernel_size, name),
+            )
+        if not found.fits:
+            dropped.append(v.name)
+            notes.append(
+                f"view {v.name} does not fit and was left out: its details have a correlation of"
+                f" {found.likeness:.2f} with those of {like}, below {LEAST_LIKENESS}"
+            )
+        elif float(found.confidence.mean()) < 0.1:
+            notes.append(
+                f"view {v.name} hardly counts: it shows what {like} shows in"
+                f" {100 * float(found.confidence.mean()):.0f} % of the picture"
+            )
+        out.append(
+            replace(v, pixels=found.pixels, kernel=found.kernel, confidence=found.confidence)
+        )
+    if len(dropped) == len(views) - (sharp is None) and len(views) > 1:
+        raise DataError(f"no view fits {like}: there is nothing to restore together")
+    return out
+
+
+def _find_anchor(views: Sequence[OwnView], name: str | None, has_truth: bool) -> OwnView:
+    if name is not None:
+        named = [v for v in views if v.name == name]
+        if not named:
+            there = ", ".join(v.name for v in views)
+            raise DataError(f"anchor={name} is none of the views: {there}")
+        return named[0]
+    if has_truth:
+        return views[0]
+    return min(views, key=lambda v: expected_error(v.kernel, v.noise))
+
+
+def weighted_by_noise(views: Sequence[OwnView]) -> list[OwnView]:
+    """A photo with twice the noise of the best one counts a quarter. Levels that are about the same
+    stay the same: an estimate is not that exact."""
+    best = min(v.noise for v in views)
+    out = []
+    for v in views:
+        share = (best / v.noise) ** 2
+        if share < 0.5:
+            whole = torch.ones(v.pixels.shape[-2:]) if v.confidence is None else v.confidence
+            v = replace(v, confidence=whole * share)
+        out.append(v)
+    return out
 
 
 def client_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
     found = sorted(
-        p
-        for p in folder.iterdir()
-        if p.is_dir() and any((p / f"observation{s}").is_file() for s in (".png", ".npy"))
+        p for p in folder.iterdir() if p.is_dir() and photo_of(p, "observation") is not None
     )
     if not found:
-        raise DataError(f"{folder} has no sub-folder with an observation.png or observation.npy")
+        raise DataError(
+            f"{folder} has no sub-folder with an observation (observation.jpg, .png, .tif, .npy)"
+        )
     return found
 
 
-def read_view(folder: Path, colour: str, estimated: bool = False) -> OwnView:
-    """`estimated`: a missing kernel is no error."""
-    png = folder / "observation.png"
-    pixels = read_image(png if png.is_file() else folder / "observation.npy", colour)
+def photo_of(folder: Path, stem: str) -> Path | None:
+    """The one image of this name, whatever its kind; capitals in the suffix do not matter."""
+    found = sorted(
+        p for p in folder.iterdir() if p.stem == stem and p.suffix.lower() in PHOTOS and p.is_file()
+    )
+    if len(found) > 1:
+        raise DataError(f"{folder} has both {found[0].name} and {found[1].name}: leave one")
+    return found[0] if found else None
+
+
+def read_view(folder: Path, colour: str, notes: list[str]) -> OwnView:
+    photo = photo_of(folder, "observation")
+    assert photo is not None  # or it would be no client's folder
+    said: list[str] = []
+    pixels = read_image(photo, colour, said)
+    notes += [f"{folder.name}/{line}" for line in said]
     place = None
     if (spot := folder / "position.json").is_file():
         try:
@@ -98,22 +216,22 @@ def read_view(folder: Path, colour: str, estimated: bool = False) -> OwnView:
             place = int(position["top"]), int(position["left"])
         except (ValueError, KeyError, TypeError) as e:
             raise DataError(f'{spot} should read {{"top": .., "left": ..}}') from e
-    missing = estimated and not any((folder / f"kernel{s}").is_file() for s in KERNELS)
-    return OwnView(
-        folder.name, pixels, torch.empty(0, 0) if missing else read_kernel(folder), place
-    )
+    return OwnView(folder.name, pixels, read_kernel(folder), place, noise_level(pixels))
 
 
 def read_kernel(folder: Path) -> Tensor:
-    """kernel.npy, kernel.png or kernel.mat, scaled to sum 1."""
+    """kernel.npy, kernel.png, kernel.mat or kernel.json, scaled to sum 1; empty where there is
+    none.
+    """
     found = [folder / f"kernel{s}" for s in KERNELS if (folder / f"kernel{s}").is_file()]
     if not found:
-        raise DataError(
-            f"{folder} has no kernel.npy, kernel.png or kernel.mat, and there is no sharp"
-            " reference.png to estimate it from"
-        )
+        return NO_KERNEL
+    if len(found) > 1:
+        raise DataError(f"{folder} has both {found[0].name} and {found[1].name}: leave one")
     path = found[0]
-    if path.suffix == ".mat":
+    if path.suffix == ".json":
+        kernel = _read_said(path)
+    elif path.suffix == ".mat":
         kernel = _read_mat(path)
     elif path.suffix == ".png":
         kernel = read_image(path, "grey")[0].double()
@@ -124,6 +242,21 @@ def read_kernel(folder: Path) -> Tensor:
             raise DataError(f"{path} is not an array of numbers that numpy can read") from e
     check_kernel(kernel, folder.name)
     return kernel / kernel.sum()
+
+
+def _read_said(path: Path) -> Tensor:
+    """{"motion": {"length": 15, "angle": 30}} and the like."""
+    ways = " or ".join(f'{{"{kind}": {{{", ".join(SAID[kind])}}}}}' for kind in SAID)
+    try:
+        ((kind, said),) = json.loads(path.read_text()).items()
+        numbers = {name: float(said[name]) for name in SAID[kind]}
+        known = set(said) == set(SAID[kind])
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise DataError(f"{path} should read {ways}") from e
+    for name, most in SAID[kind].items():
+        if not known or not 0 <= numbers[name] <= most:
+            raise DataError(f"{path} should read {ways}, {name} from 0 to {most:g}")
+    return said_kernel(kind, **numbers)
 
 
 def _read_mat(path: Path) -> Tensor:
@@ -174,8 +307,11 @@ def read_size(folder: Path, views: Sequence[OwnView]) -> tuple[int, int]:
     return int(first.pixels.shape[-2]), int(first.pixels.shape[-1])
 
 
-def _read_if_there(path: Path, colour: str) -> Tensor | None:
-    return read_image(path, colour) if path.is_file() else None
+def _read_if_there(folder: Path, stem: str, colour: str, notes: list[str]) -> Tensor | None:
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}")
+    path = photo_of(folder, stem)
+    return None if path is None else read_image(path, colour, notes)
 
 
 def _with_kernel(v: OwnView, sharp: Tensor, size: int) -> OwnView:
@@ -185,6 +321,13 @@ def _with_kernel(v: OwnView, sharp: Tensor, size: int) -> OwnView:
     top, left = v.place or (0, 0)
     same = sharp[..., top : top + v.pixels.shape[-2], left : left + v.pixels.shape[-1]]
     return replace(v, kernel=estimate_kernel(v.pixels, same, size, v.name))
+
+
+def _found_alone(v: OwnView, size: int, notes: list[str]) -> OwnView:
+    if v.kernel.numel():
+        return v
+    notes.append(f"the kernel of {v.name} was estimated from its own photo alone")
+    return replace(v, kernel=find_kernel(v.pixels, size, v.name))
 
 
 def _check_size(image: Tensor | None, size: tuple[int, int], name: str) -> None:

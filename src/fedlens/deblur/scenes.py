@@ -18,8 +18,9 @@ is seen only through the blur, and scores count the rest.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -34,7 +35,7 @@ from fedlens.data.images.reading import READABLE, read_image, resize, shipped
 from fedlens.data.paths import locate
 from fedlens.data.source import DataError, Source
 from fedlens.deblur.blur import Blur, Family, check_kernel, client_kernel
-from fedlens.deblur.observation import Observation, SceneFacts, without_rim
+from fedlens.deblur.observation import Observation, SceneFacts, SharpScenes, without_rim
 from fedlens.deblur.scene_folder import OwnView, client_folders, read_scene
 from fedlens.deblur.spectrum import circular_blur
 
@@ -55,14 +56,18 @@ class Scene(Source):
         observe: the whole scene, or one field of a grid each.
         blur: Table 3 (mixed) or 4 (motion) of the paper, or camera shake; None is mixed for
             complete and motion for partial views.
-        kernels: MATLAB's definitions or the authors'.
+        kernels: MATLAB's definitions or the authors'; authors-dark leaves camera shake that was
+            cropped with the light that is left, as their code does.
         kernel_size: of camera shake, and of kernels that are estimated.
-        noise: standard deviation in grey levels.
+        noise: standard deviation in grey levels; None is 1 for simulated views, and estimated from
+            each of the user's own.
         patch: height and width of a partial view.
         boundary: what lies beyond the edge of the scene, see above; None is circular for simulated
             views and unknown for the user's own.
-        align: bring the user's views into register with the first one, or with reference.png, (ECC)
-            and match their histograms first.
+        align: bring the user's views into register with reference.png, or with one of them, and
+            say what does not fit.
+        anchor: the folder whose view the others are aligned with; None is the one that its blur and
+            noise hurt least, or the first one where there is a truth.
     """
 
     image: str = "camera"
@@ -74,10 +79,11 @@ class Scene(Source):
     blur: Blur | None = None
     kernels: Family = "fspecial"
     kernel_size: KernelSize = 15
-    noise: NotNegative = 1.0
+    noise: NotNegative | None = None
     patch: tuple[Count, Count] | None = None
     boundary: Literal["circular", "unknown", "taper", "ignore"] | None = None
     align: bool = False
+    anchor: str | None = None
 
     def __post_init__(self) -> None:
         if self.scene is not None and self.boundary == "circular":
@@ -85,6 +91,8 @@ class Scene(Source):
                 "boundary=circular is for simulated views: a real photo does not continue on its"
                 " far side"
             )
+        if self.anchor is not None and not self.align:
+            raise DataError("anchor says what views are aligned with: it needs align=true")
 
     def default_clients(self) -> int:
         """How many clients there are when nobody says: one per folder, nine fields of view, or ten
@@ -106,20 +114,22 @@ class Scene(Source):
             client_kernel(what, k, self.kernels, seed, self.kernel_size) for k in range(clients)
         ]
         boundary = self.boundary or "circular"
+        level = 1.0 if self.noise is None else self.noise
         pad = 0 if boundary == "circular" else max(max(k.shape) // 2 for k in kernels)
         holdings: list[dict[str, Observation]] = [{} for _ in range(clients)]
         for s, (name, sharp) in enumerate(images.items()):
             for k, kernel in enumerate(kernels):
                 check_kernel(kernel, f"client {k}", sharp.shape[-2:])
                 rng = torch.Generator().manual_seed((seed * 1009 + k) * 10007 + s)
-                noise = self.noise * torch.randn(sharp.shape, generator=rng, dtype=torch.float64)
+                noise = level * torch.randn(sharp.shape, generator=rng, dtype=torch.float64)
                 holdings[k][name] = self._view(
                     circular_blur(sharp, kernel) + noise, kernel, k, clients, pad, boundary
                 )
         scored = {name: without_rim(x, pad) for name, x in images.items()}
         # the scene is solved for beyond what is scored
         beyond = pad if boundary == "unknown" else 0
-        return _federation(holdings, scored, beyond, self.observe, what, self.noise)
+        facts = SceneFacts(observe=self.observe, blur=what, noise=level, pad=beyond)
+        return _federation(holdings, scored, facts)
 
     def _view(
         self, blurred: Tensor, kernel: Tensor, k: int, clients: int, pad: int, boundary: str
@@ -171,45 +181,61 @@ class Scene(Source):
         folder = self._folder()
         if clients != (there := len(client_folders(folder))):
             raise DataError(f"{folder} holds the views of {there} clients, not of {clients}")
-        own = read_scene(folder, self.colour, self.align, self.kernel_size)
+        own = read_scene(folder, self.colour, self.align, self.kernel_size, self.anchor)
         boundary = self.boundary or "unknown"
         pad = max(max(v.kernel.shape) // 2 for v in own.views) if boundary == "unknown" else 0
         holdings = [{"scene": _place(v, own.size, pad, boundary)} for v in own.views]
         observe = "partial" if any(v.place for v in own.views) else "complete"
         truth = {} if own.truth is None else {"scene": own.truth}
+        level, notes = self.noise, list(own.notes)
+        if level is None:
+            level = round(statistics.median(v.noise for v in own.views), 2)
+            notes.append(f"noise was estimated at {level:g} grey levels (noise=.. sets it)")
+        placed = any(held["scene"].partial for held in holdings)
         # The strengths were published for the kinds of blur of the paper; what a user's kernels are
         # is unknown.
-        return _federation(
-            holdings, truth, pad, observe, "motion" if observe == "partial" else "mixed", self.noise
+        facts = SceneFacts(
+            observe=observe,
+            blur="motion" if observe == "partial" else "mixed",
+            noise=level,
+            pad=pad,
+            coverage=_coverage(own.views) if observe == "complete" and placed else None,
+            notes=tuple(notes),
         )
+        return _federation(holdings, truth, facts)
 
 
 def _place(v: OwnView, size: tuple[int, int], pad: int, boundary: str) -> Observation:
-    if v.place is None and boundary != "unknown":
+    if v.place is None and v.confidence is None and boundary != "unknown":
         return Observation(
             taper(v.pixels, v.kernel) if boundary == "taper" else v.pixels, v.kernel, *size
         )
     top, left = v.place or (0, 0)
     return Observation(
-        v.pixels, v.kernel, size[0] + 2 * pad, size[1] + 2 * pad, top + pad, left + pad
+        v.pixels,
+        v.kernel,
+        size[0] + 2 * pad,
+        size[1] + 2 * pad,
+        top + pad,
+        left + pad,
+        v.confidence,
     )
 
 
+def _coverage(views: Sequence[OwnView]) -> float:
+    """How many views count at a pixel, on average."""
+    return round(sum(1.0 if v.confidence is None else float(v.confidence.mean()) for v in views), 2)
+
+
 def _federation(
-    holdings: Sequence[dict[str, Observation]],
-    truth: Mapping[str, Tensor],
-    pad: int,
-    observe: str,
-    blur: str,
-    noise: float,
+    holdings: Sequence[dict[str, Observation]], truth: Mapping[str, Tensor], facts: SceneFacts
 ) -> Federation:
     scenes = {
         name: (seen.pixels.shape[0], seen.height, seen.width) for name, seen in holdings[0].items()
     }
-    facts = SceneFacts(
-        scenes=scenes, clients=len(holdings), observe=observe, blur=blur, noise=noise, pad=pad
-    )
-    return Federation(holdings, test=dict(truth) or None, facts=facts)
+    whole = replace(facts, scenes=scenes, clients=len(holdings))
+    test = SharpScenes(truth, holdings, facts.pad, facts.noise or 0.0) if truth else None
+    return Federation(holdings, test=test, facts=whole)
 
 
 # -- geometry --------------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ DENOISE = {
     "synthesis": {9: (30.0, 0.015)},
 }
 SPLIT = {"motion": (7.0, 0.005), "synthesis": (7.0, 0.005)}
+# rho of photos that are fitted in the image, not in the spectrum (SceneFacts.coverage)
+PHOTOS = 0.005
 # (eta, rho) of LocDeblur and FedAvgDeblur, |.|^2 / 2 form, grey, noise 1, as published for n = 10
 # and for partial motion.
 ALONE = {"complete": (0.01, 0.0015), "partial": (2.0, 8.0)}
@@ -55,27 +57,36 @@ def published(
     noise: float | None,
     rho: float | None = None,
     split: bool = False,
+    coverage: float | None = None,
 ) -> tuple[float, float]:
     """(eta, rho). For a denoiser the table has (sigma, rho), which is eta = n rho sigma^2, or rho
-    sigma^2 where it is split off.
+    sigma^2 where it is split off. `coverage`: see SceneFacts.
     """
     kind = views if views == "complete" or views in PARTIAL else "motion"
     level = 1.0 if noise is None else float(noise)
     if prior == "pnp":
-        if split and kind in SPLIT:
-            sigma, preset = SPLIT[kind]
-            return preset * sigma**2, preset  # another rho is another way to the same optimum
+        level = max(level, 0.3)  # a denoiser that is told of no noise does nothing
+        if split:
+            sigma, preset = SPLIT[kind if kind in SPLIT else "motion"]
+            # another rho is another way to the same optimum
+            return preset * (level * sigma) ** 2, preset
         sigma, preset = _nearest(DENOISE[kind], n)
-        return n * (rho or preset) * sigma**2, preset
+        return n * (rho or preset) * (level * sigma) ** 2, preset
     if kind != "complete":
         eta, preset = PARTIAL[kind][1 if colour else 0]
-    elif colour:
-        eta, preset = (
-            COLOUR[n] if n in COLOUR else (1.4 * _nearest(GREY, n)[0], _nearest(GREY, n)[1])
-        )
+    elif coverage is not None:
+        # the misfit is 1/n of a sum of which only so many count
+        eta = _complete(colour, max(1, round(coverage)))[0] * max(coverage, 1) / n
+        preset = PHOTOS
     else:
-        eta, preset = _nearest(GREY, n)
+        eta, preset = _complete(colour, n)
     return eta * _between(_NOISE, level), preset
+
+
+def _complete(colour: bool, n: int) -> tuple[float, float]:
+    if not colour:
+        return _nearest(GREY, n)
+    return COLOUR[n] if n in COLOUR else (1.4 * _nearest(GREY, n)[0], _nearest(GREY, n)[1])
 
 
 def published_alone(prior: str, shared: bool, facts: SceneFacts) -> tuple[float, float]:

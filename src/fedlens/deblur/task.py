@@ -8,6 +8,7 @@ import colorsys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +19,10 @@ from fedlens.core.limits import Natural
 from fedlens.core.message import Message
 from fedlens.core.picture import Picture, magnify, to_uint8
 from fedlens.core.task import Task
+from fedlens.deblur.alone import best_view
 from fedlens.deblur.feddeblur import restored
-from fedlens.deblur.observation import Observation, SceneFacts, without_rim
+from fedlens.deblur.observation import Observation, SceneFacts, SharpScenes, without_rim
+from fedlens.deblur.spectrum import circular_blur
 from fedlens.metrics.image import psnr, ssim
 
 
@@ -37,11 +40,22 @@ class Deblurring(Task):
     ) -> dict[str, float]:
         """`data` holds the sharp scenes, by name."""
         scores = [score(result[name], truth) for name, truth in data.items()]
-        return (
-            {metric: sum(s[metric] for s in scores) / len(scores) for metric in ("psnr", "ssim")}
-            if scores
-            else {}
-        )
+        return _mean_scores(scores) if scores else {}
+
+    def references(self, start: Any, data: Any) -> dict[str, dict[str, float]]:
+        """What the photos are worth without anybody's help: the best one as it is and deblurred
+        alone, and the mean of all."""
+        if not isinstance(data, SharpScenes) or not data.views:
+            return {}
+        rows: dict[str, list[dict[str, float]]] = {}
+        for name, truth in data.items():
+            views = [held[name] for held in data.views]
+            seen = {"mean of the photos": without_rim(mosaic(views), data.pad)}
+            if best := best_view(views, data.pad, data.noise):
+                seen |= {"best photo": best.photo, "best photo alone": best.restored}
+            for what, image in seen.items():
+                rows.setdefault(what, []).append(score(image, truth))
+        return {what: _mean_scores(found) for what, found in rows.items()}
 
     def save(self, state: Message, folder: Path) -> None:
         """restored.png and the unrounded restored.npy; restored/NAME.* where there are several
@@ -98,22 +112,38 @@ class Deblurring(Task):
                 result[name],
                 [held[name] for held in federation.holdings],
                 truth.get(name),
-                pad,
+                facts,
             )
         return pictures
 
     def _scene(
-        self, name: str, image: Tensor, views: Sequence[Observation], truth: Tensor | None, pad: int
+        self,
+        name: str,
+        image: Tensor,
+        views: Sequence[Observation],
+        truth: Tensor | None,
+        facts: SceneFacts,
     ) -> list[Picture]:
-        image, seen = image.clamp(0, 255).float(), without_rim(mosaic(views), pad).clamp(0, 255)
-        shown, labels, scores = [seen, image], ["mean of the observations", "restored"], {}
+        image = image.clamp(0, 255).float()
+        shown = {"mean of the observations": without_rim(mosaic(views), facts.pad).clamp(0, 255)}
+        best = best_view(views, facts.pad, 1.0 if facts.noise is None else facts.noise)
+        if best is not None:
+            shown["best photo"] = best.photo.clamp(0, 255)
+            shown["best photo alone"] = best.restored.clamp(0, 255)
+        shown["restored"] = image
+        scores: dict[str, dict[str, float]] = {}
         if truth is not None:
-            shown.append(truth)
-            labels.append("truth")
-            scores = {"observed": score(seen, truth), "restored": score(image, truth)}
+            scores = {what: score(x, truth) for what, x in shown.items()}
+            shown["truth"] = truth
+        elif best is not None:
+            scores = explained(views[best.client], shown, facts.pad)
         out = [
             Picture(
-                f"{name}: before and after", [x / 255 for x in shown], labels, "compare", scores
+                f"{name}: before and after",
+                [x / 255 for x in shown.values()],
+                list(shown),
+                "compare",
+                scores,
             )
         ]
         if truth is not None:
@@ -129,16 +159,37 @@ class Deblurring(Task):
         return out
 
 
+def explained(
+    view: Observation, images: Mapping[str, Tensor], pad: int
+) -> dict[str, dict[str, float]]:
+    """How far each image, seen through the best photo's blur, is from that photo: the root mean
+    square in grey levels. Where there is no truth, this shows ghosts: whatever the scene is, it
+    must explain the photo that it is aligned with down to the noise."""
+    inner = max(view.kernel.shape)
+    found = {}
+    for what, x in images.items():
+        photo = without_rim(view.embed(view.pixels), pad)
+        gap = circular_blur(x, view.kernel) - photo
+        gap = gap[:, inner:-inner, inner:-inner]
+        if gap.numel():
+            found[what] = {"misfit": round(float(gap.square().mean().sqrt()), 2)}
+    return found
+
+
+def _mean_scores(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {metric: sum(s[metric] for s in scores) / len(scores) for metric in ("psnr", "ssim")}
+
+
 def score(image: Tensor, truth: Tensor) -> dict[str, float]:
     image = image.clamp(0, 255)
     return {"psnr": psnr(image, truth), "ssim": ssim(image, truth)}
 
 
 def mosaic(views: Sequence[Observation]) -> Tensor:
-    """Every pixel the mean of those who saw it."""
-    total = torch.stack([v.embed(v.pixels) for v in views]).sum(0)
+    """Every pixel the mean of those who saw it, by how much it counts with each."""
+    total = torch.stack([v.embed(v.pixels) * v.mask() for v in views]).sum(0)
     count = torch.stack([v.mask() for v in views]).sum(0)
-    return total / count.clamp_min(1)
+    return torch.where(count > 0, total / count.clamp_min(1e-9), total)
 
 
 def fields_of_view(views: Sequence[Observation], pad: int, scene: Tensor) -> Tensor:

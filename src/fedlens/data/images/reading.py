@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedlens.data.source import DataError
-from fedlens.data.suffixes import IMAGE_SUFFIXES
+from fedlens.data.suffixes import HEIC_SUFFIXES, IMAGE_SUFFIXES
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -52,6 +52,8 @@ def opened(path: Path | IO[bytes]) -> Iterator[Picture]:
     """
     from PIL import Image
 
+    if isinstance(path, Path) and path.suffix.lower() in HEIC_SUFFIXES:
+        _learn_heic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # large, but not too large
         warnings.filterwarnings("ignore", ".*orrupt EXIF")  # the pixels are good all the same
@@ -64,6 +66,15 @@ def opened(path: Path | IO[bytes]) -> Iterator[Picture]:
             yield image
     except SyntaxError as e:  # PIL's, of a PNG with a broken piece in its middle
         raise OSError(str(e)) from e
+
+
+def _learn_heic() -> None:
+    """What telephones save today; PIL needs a plug-in for it, which turns the pixels by itself."""
+    try:
+        import pillow_heif
+    except ImportError as e:
+        raise OSError("HEIC needs a package of its own: pip install pillow-heif") from e
+    pillow_heif.register_heif_opener()
 
 
 def orientation(picture: Picture) -> int:
@@ -120,14 +131,16 @@ def converted(picture: Picture, mode: str, turn: bool = True) -> Picture:
     return picture.convert(mode)
 
 
-def read_image(path: Path, colour: str = "auto") -> Tensor:
-    """colour: "grey" and "rgb" convert, "auto" leaves it as it is."""
+def read_image(path: Path, colour: str = "auto", said: list[str] | None = None) -> Tensor:
+    """colour: "grey" and "rgb" convert, "auto" leaves it as it is. `said`: where to put what a user
+    should know about how the file was read.
+    """
     try:
         if path.suffix == ".npy":
             array = np.load(path, allow_pickle=False)
         else:
             with opened(path) as image:
-                keep = image.mode in ("L", "RGB") or image.mode.startswith("I")
+                keep = image.mode in ("L", "RGB", "F") or image.mode.startswith("I")
                 array = np.asarray(
                     upright(image)
                     if keep
@@ -137,7 +150,17 @@ def read_image(path: Path, colour: str = "auto") -> Tensor:
         raise DataError(f"there is no image at {path}") from e
     except (OSError, ValueError) as e:
         raise DataError(f"{path} is not an image that can be read: {e}") from e
+    if in_unit_range(array):
+        array = array * 255.0
+        if said is not None:
+            said.append(f"{path.name} holds numbers from 0 to 1: they were multiplied by 255")
     return _to_tensor(array, colour, str(path))
+
+
+def in_unit_range(array: np.ndarray) -> bool:
+    """Whether these are floating-point pixels in [0, 1], noise beyond its ends allowed for. A
+    picture in [0, 255] that is nowhere brighter than 2 shows nothing."""
+    return array.dtype.kind == "f" and array.size > 0 and 0 < float(array.max()) <= 2
 
 
 def shipped(name: str, colour: str) -> Tensor:
