@@ -26,8 +26,9 @@ from scenes import (
 )
 from tables import from_table
 
-from fedlens import Message, StackError, run, stack
+from fedlens import Federation, Message, StackError, run, stack
 from fedlens.deblur import FedDeblur
+from fedlens.deblur.observation import Observation
 from fedlens.deblur.spectrum import backward
 from fedlens.engines.loopback import Loopback
 from fedlens.engines.simulator import Simulator
@@ -252,3 +253,49 @@ def test_it_says_what_it_is_missing_and_does_not_train() -> None:
         FedDeblur().init()
     with pytest.raises(StackError, match="does not train"):
         stack(FedDeblur(), FedProx(0.1))
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_over_relaxation_ends_at_the_same_image(partial: bool) -> None:
+    """Another way to the same minimiser, in fewer rounds for complete views."""
+    federation = small_federation(partial)
+    plain, _ = solve(federation, 600)
+    quick, _ = solve(federation, 600, relax=1.6)
+    end = plain.trees["image"]["scene"]
+    torch.testing.assert_close(quick.trees["image"]["scene"], end, atol=0.1, rtol=0)
+    if not partial:
+        few, _ = solve(federation, 25)
+        fewer, _ = solve(federation, 25, relax=1.6)
+        apart = [float(torch.dist(s.trees["image"]["scene"], end)) for s in (few, fewer)]
+        assert apart[1] < apart[0]
+
+
+def test_a_run_ends_when_the_image_stands_still() -> None:
+    """tol alone runs on: partial views swing back and forth."""
+    federation = small_federation(True)
+    state, _ = solve(federation, 400, still=0.05)
+    assert state.round + 1 < 400 and (state.round + 1) % 20 == 0
+    assert state.scalars["moved"] < 0.05
+    end, _ = solve(federation, 400)
+    gap = state.trees["image"]["scene"] - end.trees["image"]["scene"]
+    assert float(gap.square().mean().sqrt()) < 1
+
+
+def test_a_pixel_counts_as_much_as_its_confidence_says() -> None:
+    """Zero is outside the view: the same as a smaller view."""
+    federation = small_federation(True)
+    cut, kept = [], []
+    for held in federation.holdings:
+        seen = held["scene"]
+        inside = torch.ones(seen.pixels.shape[-2:])
+        inside[:2] = 0
+        kept.append({"scene": replace(seen, confidence=inside)})
+        smaller = replace(seen, pixels=seen.pixels[:, 2:].contiguous(), top=seen.top + 2)
+        cut.append({"scene": smaller})
+    images = [
+        solve(Federation(h, facts=federation.facts), 40)[0].trees["image"]["scene"]
+        for h in (kept, cut)
+    ]
+    torch.testing.assert_close(images[0], images[1])
+    with pytest.raises(ValueError, match="needs a place"):
+        Observation(torch.ones(1, 4, 4), torch.ones(1, 1), 4, 4, confidence=torch.ones(4, 4))

@@ -4,7 +4,8 @@ The server knows what it broadcast (x) and what a client sent (w). The dual begi
 w = v + 2 u' with v = x - u (`deblur/feddeblur.py`), so that
     u' = (w - x + u) / 2,   x_k = w - u'
 for every client and every round in which it was heard. Nothing is guessed: both hold for complete
-and for partial views alike.
+and for partial views alike. An over-relaxed client puts relax x + (1 - relax) x_k of its last round
+in place of x, which the server knows just as well.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fedlens.engines.recorder import Exchange
 class Iterate:
     """What the server works out about a client from one round's messages, for one scene.
 
-    x: what was broadcast. v = x - u. u: the dual after the round. local: the estimate x_k.
+    x: what was broadcast. v = x - u, over-relaxed where the recipe says so. u: the dual after the round. local: the estimate x_k.
     """
 
     x: Tensor
@@ -30,7 +31,9 @@ class Iterate:
     local: Tensor
 
 
-def follow(exchanges: Sequence[Exchange], client: int, scene: str) -> list[Iterate]:
+def follow(
+    exchanges: Sequence[Exchange], client: int, scene: str, relax: float = 1.0
+) -> list[Iterate]:
     """u and x_k after every round in which this client was heard."""
     rounds: list[Iterate] = []
     last: Tensor | None = None  # the w it last sent, where only differences travel
@@ -44,7 +47,7 @@ def follow(exchanges: Sequence[Exchange], client: int, scene: str) -> list[Itera
         else:
             w = reply.trees["w"][scene].double()
         last = w
-        v = x - rounds[-1].u if rounds else x
+        v = relax * x + (1 - relax) * rounds[-1].local - rounds[-1].u if rounds else x
         u = (w - v) / 2
         rounds.append(Iterate(x, v, u, w - u))
     return rounds

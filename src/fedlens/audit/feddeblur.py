@@ -98,7 +98,7 @@ class CuriousDeblurring:
         """One candidate for each thing that cannot be known (the mirror image); None where the
         client was heard too seldom.
         """
-        rounds = follow(evidence.exchanges, client, scene)
+        rounds = follow(evidence.exchanges, client, scene, relax_of(evidence))
         if len(rounds) < _LEAST:
             return None
         down = evidence.exchanges[0].down
@@ -167,14 +167,14 @@ class CuriousDeblurring:
         from fedlens.deblur.feddeblur import CompleteFit, PartialFit
 
         fit = (PartialFit if seen.partial else CompleteFit)(
-            seen, down.header.population, down.scalars["rho"], base.dtype
+            seen, down.header.population, down.scalars["rho"], base.dtype, base.relax
         )
         kept = None
         worst = 0.0
         width = self.width(evidence, scene)
         for exchange, found in zip(
             [e for e in evidence.exchanges if client in e.replies],
-            follow(evidence.exchanges, client, scene),
+            follow(evidence.exchanges, client, scene, base.relax),
             strict=True,
         ):
             w, kept = fit.step(exchange.down.trees["x"][scene], kept)
@@ -249,6 +249,11 @@ def is_partial(setup: Setup) -> bool:
 def observation(setup: Setup, client: int, scene: str) -> Observation | None:
     held = setup.federation.holdings[client]
     return held[scene] if held is not None else None
+
+
+def relax_of(evidence: Evidence) -> float:
+    base = evidence.setup.algorithm.base
+    return base.relax if isinstance(base, FedDeblur) else 1.0
 
 
 def true_box(seen: Observation) -> Box:

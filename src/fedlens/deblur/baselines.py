@@ -14,6 +14,7 @@ Partial views: LocDeblur and FedAvgDeblur follow the paper in knowing no mask, s
 its view in a black scene; each pixel is averaged over those who observed it. Deviations: LocDeblur
 and FedAvgDeblur minimise |h * x - y|^2 / 2 (Algorithm 4 has no factor 2); the authors' code also
 clamps FedAvgDeblur's average and starts it from the mean observation, which is not done here.
+`relax` is FedDeblur's alone.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class CenDeblur(FedDeblur):
     """Everything in one place: no privacy at all. Keys as FedDeblur's."""
 
     needs = "replies"
+    relaxes: ClassVar[bool] = False
 
     def suggested(self, facts: SceneFacts, n: int) -> tuple[float, float]:
         """The same problem has the same eta. Without a splitting z = W x, n clients with penalty
@@ -269,6 +271,7 @@ class FedGDDeblur(FedDeblur):
         smooth: |Dx| is sqrt(|Dx|^2 + smooth^2).
     """
 
+    relaxes: ClassVar[bool] = False
     step: Positive = 0.8
     smooth: Positive = 1.0
 
