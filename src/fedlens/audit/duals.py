@@ -22,7 +22,8 @@ from fedlens.engines.recorder import Exchange
 class Iterate:
     """What the server works out about a client from one round's messages, for one scene.
 
-    x: what was broadcast. v = x - u, over-relaxed where the recipe says so. u: the dual after the round. local: the estimate x_k.
+    x: what was broadcast. v = x - u, over-relaxed where the recipe says so. u: the dual after the
+    round. local: the estimate x_k.
     """
 
     x: Tensor
