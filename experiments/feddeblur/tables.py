@@ -404,6 +404,16 @@ def views() -> str:
     return grid_of(["", *names, "mean confidence of each view", "rounds"], rows)
 
 
+def unknown_kernels() -> str:
+    rows = [
+        [f["image"], f["kernels"], *(f"{f[w]:.2f}" for w in ("photo", "alone", "together")),
+         f"{f['seconds_to_prepare']:g}"]
+        for f in read("kernels") or ()
+    ]  # fmt: skip
+    head = ("image", "kernels", "best photo", "best photo alone", "together", "seconds before")
+    return grid_of(head, rows) if rows else "not run"
+
+
 def memory() -> str:
     return (
         "; ".join(
@@ -433,6 +443,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "seeds-table1": lambda: over_seeds("table1", "table1-grey"),
     "seeds-table2": lambda: over_seeds("table2", "table2"),
     "views": views,
+    "unknown-kernels": unknown_kernels,
     "memory": memory,
 }
 

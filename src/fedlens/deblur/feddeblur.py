@@ -88,8 +88,10 @@ WINDOW = 20
 
 class ClientFit(Protocol):
     """The client's half for one scene: from the broadcast x and what was kept, w and what to
-    keep.
+    keep. `width`: of the image whose half-spectrum it keeps.
     """
+
+    width: int
 
     def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]: ...
 
@@ -102,7 +104,7 @@ class CompleteFit:
     def __init__(
         self, seen: Observation, n: float, rho: float, dtype: torch.dtype, relax: float = 1.0
     ) -> None:
-        self.relax = relax
+        self.relax, self.width = relax, seen.width
         h = seen.otf(torch.float64)
         y = torch.fft.rfft2(seen.pixels.double())
         power = 2 / n * h.abs().square()
@@ -142,7 +144,7 @@ class PartialFit:
     def __init__(
         self, seen: Observation, n: float, rho: float, dtype: torch.dtype, relax: float = 1.0
     ) -> None:
-        self.relax = relax
+        self.relax, self.width = relax, seen.width
         self.seen, self.pixels = seen, seen.pixels.to(dtype)
         self.h = seen.otf(dtype)
         self.inverse = spectrum.twice(1 / (1 + self.h.abs().square()))
@@ -169,6 +171,66 @@ class PartialFit:
         return torch.lerp(own, x, self.relax)
 
 
+class CroppedFit:
+    """Option B on the field of view and a kernel's width around it. A pixel farther away is not in
+    the client's misfit, so x_k = v and u = 0 there, and w is x: a smaller Fourier transform does,
+    with the same solution. w stays as large as the scene; but w - x is zero outside the crop, so
+    whoever sees one w sees the field of view (under SecureSum nobody does).
+
+    `as_image`: from a half-spectrum and its width to the image; whoever runs several clients in one
+    process makes it once for all.
+    """
+
+    def __init__(
+        self,
+        seen: Observation,
+        n: float,
+        rho: float,
+        dtype: torch.dtype,
+        relax: float,
+        as_image: Callable[[Tensor, int], Tensor],
+    ) -> None:
+        assert seen.top is not None and seen.left is not None
+        tall, wide = seen.pixels.shape[-2:]
+        rows, top = _around(seen.top, tall, seen.kernel.shape[0], seen.height)
+        columns, left = _around(seen.left, wide, seen.kernel.shape[1], seen.width)
+        near = replace(seen, height=len(rows), width=len(columns), top=top, left=left)
+        self.fit = PartialFit(near, n, rho, dtype, relax)
+        self.rows, self.columns, self.as_image = rows[:, None], columns, as_image
+        self.width, self.whole = len(columns), seen.width
+
+    def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]:
+        image = self.as_image(x, self.whole)
+        crop = image[..., self.rows, self.columns]
+        w, kept = self.fit.step(spectrum.forward(crop), kept)
+        beyond = torch.zeros_like(image)
+        beyond[..., self.rows, self.columns] = spectrum.backward(w, self.width).sub_(crop)
+        return spectrum.forward(beyond).add_(x), kept
+
+
+def _around(start: int, length: int, margin: int, whole: int) -> tuple[Tensor, int]:
+    """The places of a crop with its margin along one axis, round the edge where need be, and where
+    the view begins in it. The length is one that Fourier transforms are quick at."""
+    wanted = length + 2 * margin
+    while not _is_smooth(wanted):
+        wanted += 1
+    if wanted >= whole:
+        return torch.arange(whole), start
+    return torch.arange(start - margin, start - margin + wanted) % whole, margin
+
+
+def _is_smooth(n: int) -> bool:
+    for p in (2, 3, 5):
+        while n % p == 0:
+            n //= p
+    return n == 1
+
+
+def is_small_view(seen: Observation) -> bool:
+    """Whether a crop is worth its two transforms: less than half of the scene."""
+    return seen.partial and 2 * seen.pixels.shape[-2:].numel() < seen.height * seen.width
+
+
 @dataclass
 class FedDeblur(Algorithm):
     """Consensus ADMM: clients fit their own views, the server holds the prior, only w_k = x_k +
@@ -193,6 +255,8 @@ class FedDeblur(Algorithm):
             below tol, although nothing improves any more. 0 never does.
         start: what the server begins with.
         relax: over-relaxation; 1 is the paper's algorithm, 1.6 saves rounds.
+        crop: a client whose view is a small part of the scene works on that part alone: quicker,
+            but without SecureSum its field of view is then plain to see in what it sends.
         recall: when not everyone answers, count the others with the last w they sent (None: when
             only part of them is asked).
         measure_every: rounds between two measurements of objective, consensus error and change of
@@ -213,6 +277,7 @@ class FedDeblur(Algorithm):
     tol: NotNegative = 1e-5
     still: NotNegative = 0.0
     relax: Relaxation = 1.0
+    crop: bool = False
     start: Literal["grey", "random"] = "grey"
     recall: bool | None = None
     measure_every: Natural = 0
@@ -222,6 +287,7 @@ class FedDeblur(Algorithm):
     _made: dict[tuple[int, str], tuple[Observation, tuple[float, ...], Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _last: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False, compare=False)
     _prior: Prior | None = field(default=None, init=False, repr=False, compare=False)
     _gram: dict[tuple[int, int, float], Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -353,7 +419,7 @@ class FedDeblur(Algorithm):
                 seen: Observation = client.data[name]
                 misfit += seen.misfit(x)
                 moved = client.memory[name]["u"] - (kept["u"] if kept else 0)  # u' - u = x_k - x
-                gap += spectrum.image_norm(moved, seen.width) ** 2
+                gap += spectrum.image_norm(moved, fit.width) ** 2
         reply = Message({"w": sent})
         if self.masks:
             reply = consensus.in_view(sent, client.data)
@@ -482,13 +548,22 @@ class FedDeblur(Algorithm):
         fit: ClientFit = self._once(
             client,
             scene,
-            lambda seen: (PartialFit if seen.partial else CompleteFit)(
-                seen, n, rho, self.dtype, self.relax
-            ),
+            lambda seen: self._new_fit(seen, n, rho),
             n,
             rho,
         )
         return fit
+
+    def _new_fit(self, seen: Observation, n: float, rho: float) -> ClientFit:
+        if self.crop and is_small_view(seen):
+            return CroppedFit(seen, n, rho, self.dtype, self.relax, self._as_image)
+        kind = PartialFit if seen.partial else CompleteFit
+        return kind(seen, n, rho, self.dtype, self.relax)
+
+    def _as_image(self, x: Tensor, width: int) -> Tensor:
+        if self._last is None or self._last[0] is not x:
+            self._last = (x, spectrum.backward(x, width))
+        return self._last[1]
 
     def _once(
         self, client: Client, scene: str, make: Callable[[Observation], Any], *settings: float
@@ -510,7 +585,7 @@ class FedDeblur(Algorithm):
         return self._gram[key]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": {}, "_prior": None, "_gram": {}}
+        return {**self.__dict__, "_made": {}, "_last": None, "_prior": None, "_gram": {}}
 
 
 def restored(state: Message) -> Tree:
