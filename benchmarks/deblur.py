@@ -100,6 +100,27 @@ def per_pixel(size: int, upto: int) -> float:
         return min(rounds(algorithm, engine, Progress(algorithm.init()), upto)[1:]) / size**2
 
 
+def partial_round(size: int, clients: int, crop: bool, upto: int = 4) -> float:
+    """Seconds of the quickest round with partial views."""
+    federation = Scene(size=size, observe="partial").federation(clients, 0)
+    algorithm = FedDeblur(tol=0.0, crop=crop).given(federation.facts)
+    with Simulator(algorithm, federation, workers=0) as engine:
+        return min(rounds(algorithm, engine, Progress(algorithm.init()), upto)[1:])
+
+
+def growth() -> dict[str, float]:
+    """A crop against the whole scene for every client, and four times the clients, at 1024 x
+    1024."""
+    whole, crop = partial_round(1024, 16, False), partial_round(1024, 16, True)
+    few = partial_round(1024, 4, True)
+    return {
+        "partial_16_clients_1024_seconds": round(whole, 3),
+        "partial_16_clients_1024_crop_seconds": round(crop, 3),
+        "crop_speedup": round(whole / crop, 2),
+        "crop_16_clients_over_4": round(crop / few, 2),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=10)
@@ -141,7 +162,10 @@ def main() -> None:
     large = (
         {}
         if told.skip_large
-        else {"cost_per_pixel_2048_over_256": round(per_pixel(2048, 4) / per_pixel(256, 30), 2)}
+        else {
+            "cost_per_pixel_2048_over_256": round(per_pixel(2048, 4) / per_pixel(256, 30), 2),
+            **growth(),
+        }
     )
     print(
         json.dumps(

@@ -303,8 +303,8 @@ def test_a_pixel_counts_as_much_as_its_confidence_says() -> None:
 
 
 def test_a_crop_lowers_the_same_objective() -> None:
-    """Views of 20 x 18 of 96 x 80, one of them at the scene's edge, so that its margin goes round it:
-    another iteration, the same objective, and here a little lower after as many rounds."""
+    """Views of 20 x 18 of 96 x 80, one at the scene's edge, so that its margin goes round it:
+    another iteration, the same objective, here a little lower after as many rounds."""
     federation = small_federation(True, size=(96, 80))
     holdings = []
     for k, held in enumerate(federation.holdings):
