@@ -391,8 +391,8 @@ def kernels() -> str:
 
 
 def views() -> str:
-    found = read("views")
-    if not found or "scores" not in found[0]:
+    found = read("hand-held views")
+    if not found:
         return "not run"
     names = list(found[0]["scores"])
     rows = [
@@ -412,6 +412,23 @@ def unknown_kernels() -> str:
     ]  # fmt: skip
     head = ("image", "kernels", "best photo", "best photo alone", "together", "seconds before")
     return grid_of(head, rows) if rows else "not run"
+
+
+def acceleration() -> str:
+    rows: dict[tuple[float, str], dict[str, str]] = {}
+    heads: list[str] = []
+    for f in read("acceleration") or ():
+        head = f"{f['clients']} {f['views']} views"
+        heads += [] if head in heads else [head]
+        first = next(g["rho"] for g in read("acceleration") if g["clients"] == f["clients"])
+        which = "published rho" if f["rho"] == first else "rho of `relax`"
+        took = " / ".join("-" if r is None else str(r) for r in f["within"].values())
+        rows.setdefault((f["relax"], which), {}).setdefault(head, f"{took} ({f['end']:.2f} dB)")
+    lines = [
+        [f"relax {relax:g}, {which}", *(found.get(h, "-") for h in heads)]
+        for (relax, which), found in rows.items()
+    ]
+    return grid_of(["", *heads], lines) if lines else "not run"
 
 
 def memory() -> str:
@@ -444,6 +461,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "seeds-table2": lambda: over_seeds("table2", "table2"),
     "views": views,
     "unknown-kernels": unknown_kernels,
+    "acceleration": acceleration,
     "memory": memory,
 }
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedlens.data.images.reading import shipped
 from fedlens.data.source import DataError
-from fedlens.deblur.blind import few_edges, find_kernel, kernel_between
+from fedlens.deblur.blind import blind_kernel, few_edges, kernel_between
 from fedlens.deblur.blur import disk, motion
 from fedlens.deblur.scenes import Scene
 from fedlens.deblur.spectrum import circular_blur
@@ -38,7 +38,7 @@ def test_the_kernel_of_a_photo_is_found(true: Tensor) -> None:
     sharp = torch.nn.functional.avg_pool2d(shipped("camera", "grey"), 4)
     view = circular_blur(sharp, true)
     view = view + torch.randn(view.shape, generator=torch.Generator().manual_seed(0))
-    found = find_kernel(view.float(), 9)
+    found = blind_kernel(view.float(), 9)
     assert found.shape == (9, 9) and float(found.min()) >= 0
     assert float(found.sum()) == pytest.approx(1)
     flat, none = torch.full((9, 9), 1 / 81, dtype=torch.float64), torch.zeros(9, 9).double()
@@ -67,9 +67,9 @@ def test_a_picture_of_few_edges_keeps_its_edge_and_loses_its_noise() -> None:
 
 def test_nothing_can_be_found_in_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the photo of anna is flat"):
-        find_kernel(torch.full((1, 60, 60), 80.0), 9, "anna")
+        blind_kernel(torch.full((1, 60, 60), 80.0), 9, "anna")
     with pytest.raises(DataError, match="too small to find a kernel of 31 x 31"):
-        find_kernel(torch.rand(1, 60, 60) * 255, 30)
+        blind_kernel(torch.rand(1, 60, 60) * 255, 30)
     (tmp_path / "anna").mkdir()
     np.save(tmp_path / "anna" / "observation.npy", np.full((60, 60), 80.0))
     with pytest.raises(DataError, match="anna is flat"):

@@ -17,7 +17,7 @@ from fedlens.deblur.priors import TotalVariation
 from fedlens.deblur.settings import published
 from fedlens.deblur.views import expected_error
 
-ROUNDS = 150
+ROUNDS, RELAX = 150, 1.6  # to its end, for all practical purposes: a weak opponent proves nothing
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def restore_alone(view: Observation, noise: float, rounds: int = ROUNDS) -> Tens
     colour = view.pixels.shape[0] > 1
     coverage = 1.0 if view.partial else None
     eta, rho = published("tv", "complete", colour, 1, noise, coverage=coverage)
-    fit = (PartialFit if view.partial else CompleteFit)(view, 1, rho, torch.float32)
+    fit = (PartialFit if view.partial else CompleteFit)(view, 1, rho, torch.float32, RELAX)
     image = torch.full((view.pixels.shape[0], view.height, view.width), 127.5)
     inverse = spectrum.twice(1 / (1 + prior.gram(view.height, view.width, torch.float32)))
     x, kept = spectrum.forward(image), None

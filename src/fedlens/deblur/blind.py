@@ -10,7 +10,7 @@ A step edge in x costs the same whatever its height, so a picture of few edges t
 preferred to the photo itself with no blur at all, which is what a prior on |grad x| would prefer.
 x serves the kernel only: what is restored later comes from FedDeblur and its own prior.
 
-Of a large photo the part with the most detail is used, at most SIDE pixels wide. A kernel found so
+Of a large photo the part with the most detail is used, at most MOST_PIXELS wide. A kernel found so
 is known up to a shift; its centre of mass is put in the middle, and registration (`views.py`) finds
 what is left of it.
 """
@@ -26,16 +26,16 @@ from torch import Tensor
 from fedlens.data.source import DataError
 from fedlens.deblur import spectrum
 
-SIDE = 400
+MOST_PIXELS = 400
 EDGES = 4e-3  # lambda, for pixels in [0, 1]
-SMOOTH = 2.0  # gamma, in units of a thousandth of the strength of the edges
+GAMMA = 2.0  # gamma, in units of a thousandth of the strength of the edges
 TURNS = 5
 
 
-def find_kernel(pixels: Tensor, size: int, whose: str = "a view") -> Tensor:
+def blind_kernel(pixels: Tensor, size: int, whose: str = "a view") -> Tensor:
     """The kernel, size x size with size made odd, of a photo (C, H, W) in [0, 255]."""
     size += 1 - size % 2
-    y = _busiest(pixels.double().mean(0) / 255, SIDE)
+    y = _busiest(pixels.double().mean(0) / 255, MOST_PIXELS)
     if min(y.shape) < 3 * size:
         raise DataError(
             f"the photo of {whose} ({pixels.shape[-2]} x {pixels.shape[-1]}) is too small to find a"
@@ -94,7 +94,7 @@ def kernel_between(sharp: Tensor, y: Tensor, side: int) -> Tensor:
     rows, columns = (g.flatten() for g in torch.meshgrid(spots, spots, indexing="ij"))
     gram = alike[rows[:, None] - rows[None], columns[:, None] - columns[None]]
     gram = gram + torch.eye(side**2, dtype=torch.float64) * (
-        SMOOTH * 1e-3 * float(alike[0, 0]) + 1e-12
+        GAMMA * 1e-3 * float(alike[0, 0]) + 1e-12
     )
     found = torch.linalg.solve(gram, cross[rows, columns]).view(side, side).clamp_min(0)
     found[found < 0.05 * found.max()] = 0

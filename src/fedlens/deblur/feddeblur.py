@@ -83,7 +83,7 @@ from fedlens.deblur.settings import RELAXED, published
 CACHED_NUMBERS = 1 << 17
 Relaxation = Annotated[float, Ge(1), Lt(2)]
 # rounds between two images that `still` compares
-WINDOW = 20
+STILL_ROUNDS = 20
 
 
 class ClientFit(Protocol):
@@ -251,8 +251,8 @@ class FedDeblur(Algorithm):
             clients then send their masks.
         tol: relative change of the image in a round that ends a run; 0 never does.
         still: the run also ends when the image moved by less than this, in grey levels (root mean
-            square), in the last WINDOW rounds: a change that swings back and forth never falls
-            below tol, although nothing improves any more. 0 never does.
+            square), in the last STILL_ROUNDS: a change that swings back and forth never falls below
+            tol, although nothing improves any more. 0 never does.
         start: what the server begins with.
         relax: over-relaxation; 1 is the paper's algorithm, 1.6 saves rounds.
         crop: a client whose view is a small part of the scene works on that part alone: quicker,
@@ -480,7 +480,7 @@ class FedDeblur(Algorithm):
         change = max(relative_change(x, state.trees["image"][n]) for n, x in trees["image"].items())
         notes = {"change_x": change}
         stop = bool(self.tol) and change < self.tol
-        if self.still and (state.round + 1) % WINDOW == 0:
+        if self.still and (state.round + 1) % STILL_ROUNDS == 0:
             if "earlier" in state.trees:
                 notes["moved"] = max(
                     float(torch.dist(x, state.trees["earlier"][n])) / math.sqrt(x.numel())

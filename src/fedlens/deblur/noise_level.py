@@ -7,6 +7,8 @@ Near either end of the range noise is cut off, so nothing is measured there.
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 # of rounding to whole grey levels: no photo of 8 bits is better than this
@@ -30,10 +32,10 @@ def noise_level(pixels: Tensor) -> float:
     whole = ~(cut[:-1, :-1] | cut[1:, :-1] | cut[:-1, 1:] | cut[1:, 1:])
     usable = diagonal[:, whole] if int(whole.sum()) >= 64 else diagonal.flatten(1)
     square = usable.square().flatten()
-    level = max(ROUNDING, float(square.median()) ** 0.5 / 0.6745)
+    level = max(ROUNDING, math.sqrt(float(square.median())) / 0.6745)
     # A median of whole grey levels is one of few numbers: a mean of what lies within 2.5 deviations
     # is not. A Gaussian that is cut there has 0.9113 of its variance.
     for _ in range(8):
         near = square[square <= (2.5 * level) ** 2]
-        level = max(ROUNDING, (float(near.mean()) / 0.9113) ** 0.5)
+        level = max(ROUNDING, math.sqrt(float(near.mean()) / 0.9113))
     return level

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +30,14 @@ from torch import Tensor
 from fedlens.data.images.reading import READABLE, read_image
 from fedlens.data.source import DataError
 from fedlens.data.suffixes import HEIC_SUFFIXES
-from fedlens.deblur.blind import find_kernel
+from fedlens.deblur.blind import blind_kernel
 from fedlens.deblur.blur import SAID, check_kernel, said_kernel
 from fedlens.deblur.kernel_fit import estimate_kernel
 from fedlens.deblur.noise_level import noise_level
 from fedlens.deblur.views import LEAST_LIKENESS, as_anchor, expected_error, register
 
 KERNELS = (".npy", ".png", ".mat", ".json")
-PHOTOS = (*READABLE, *HEIC_SUFFIXES)
+PHOTO_SUFFIXES = (*READABLE, *HEIC_SUFFIXES)
 NO_KERNEL = torch.empty(0, 0, dtype=torch.float64)
 
 
@@ -127,14 +128,8 @@ def align_views(
         if sharp is None and v.name == like:
             found = as_anchor(v.pixels, v.kernel)
         else:
-            name = v.name  # bound now
-            found = register(
-                v.pixels,
-                v.kernel,
-                still,
-                kernel,
-                lambda x, name=name: estimate_kernel(x, still, kernel_size, name),
-            )
+            estimate = partial(estimate_kernel, sharp=still, size=kernel_size, whose=v.name)
+            found = register(v.pixels, v.kernel, still, kernel, estimate)
         if not found.fits:
             dropped.append(v.name)
             notes.append(
@@ -196,7 +191,9 @@ def client_folders(folder: Path) -> list[Path]:
 def photo_of(folder: Path, stem: str) -> Path | None:
     """The one image of this name, whatever its kind; capitals in the suffix do not matter."""
     found = sorted(
-        p for p in folder.iterdir() if p.stem == stem and p.suffix.lower() in PHOTOS and p.is_file()
+        p
+        for p in folder.iterdir()
+        if p.stem == stem and p.suffix.lower() in PHOTO_SUFFIXES and p.is_file()
     )
     if len(found) > 1:
         raise DataError(f"{folder} has both {found[0].name} and {found[1].name}: leave one")
@@ -327,7 +324,7 @@ def _found_alone(v: OwnView, size: int, notes: list[str]) -> OwnView:
     if v.kernel.numel():
         return v
     notes.append(f"the kernel of {v.name} was estimated from its own photo alone")
-    return replace(v, kernel=find_kernel(v.pixels, size, v.name))
+    return replace(v, kernel=blind_kernel(v.pixels, size, v.name))
 
 
 def _check_size(image: Tensor | None, size: tuple[int, int], name: str) -> None:

@@ -41,8 +41,8 @@ DENOISE = {
     "synthesis": {9: (30.0, 0.015)},
 }
 SPLIT = {"motion": (7.0, 0.005), "synthesis": (7.0, 0.005)}
-# rho of photos that are fitted in the image, not in the spectrum (SceneFacts.coverage)
-PHOTOS = 0.005
+# n rho of photos that are fitted in the image, not in the spectrum (SceneFacts.coverage)
+OF_PHOTOS = 0.05
 # rho of over-relaxed runs with complete views, whatever n: the published ones differ by a factor of
 # 300 without a rule, and this one takes the fewest rounds (experiments/feddeblur, Acceleration)
 RELAXED = 0.00125
@@ -80,7 +80,7 @@ def published(
     elif coverage is not None:
         # the misfit is 1/n of a sum of which only so many count
         eta = _complete(colour, max(1, round(coverage)))[0] * max(coverage, 1) / n
-        preset = PHOTOS
+        preset = OF_PHOTOS / n
     else:
         eta, preset = _complete(colour, n)
     return eta * _between(_NOISE, level), preset

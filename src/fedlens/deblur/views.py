@@ -13,10 +13,11 @@ dense flow (DIS) where that explains more again. Tones are a gain and an offset 
 anything else is no blur of the scene any more.
 
 If e is what still differs in a neighbourhood, beyond noise, the view is off by a variance v = e^2
-there (scaled up by what the anchor's blur hid of it) and counts with sigma_k^2 / (sigma_k^2 + v):
-the weight of a measurement with that much more noise. Parallax, people who walked
-through, and a wrong registration therefore fade out instead of leaving ghosts. Pixels outside the
-view or cut off at black or white do not count at all.
+there (scaled up by what the anchor's blur hid of it). A measurement with that much more noise would
+count with c = sigma_k^2 / (sigma_k^2 + v); but this is no noise, it has the structure of the scene
+and deblurring enlarges it, so it counts with c^2. Parallax, people who walked through, and a wrong
+registration therefore fade out instead of leaving ghosts. Pixels outside the view or cut off at
+black or white do not count at all.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from fedlens.deblur.spectrum import otf
 Array = np.ndarray[Any, Any]
 
 # neighbourhood, in pixels, over which misregistration is measured
-REACH = 3.0
+NEARBY = 3.0
 # a view whose details do not correlate with the anchor's by at least this shows something else
 LEAST_LIKENESS = 0.3
 # a neighbourhood that a flow makes longer or shorter by more than this share was made up
 MOST_STRETCH = 0.2
 # a pixel of the anchor that was cut off: something must hold it where nobody else saw it
-CLIPPED = 0.01
+CUT_OFF = 0.01
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Registered:
 
 def as_anchor(pixels: Tensor, kernel: Tensor) -> Registered:
     """The anchor itself: every pixel counts, those that were cut off hardly."""
-    confidence = torch.where(is_clipped(pixels), CLIPPED, 1.0)
+    confidence = torch.where(is_clipped(pixels), CUT_OFF, 1.0)
     return Registered(pixels, kernel, confidence, 1.0)
 
 
@@ -84,7 +85,7 @@ def register(
     known is empty; `find_kernel` then finds it from the view as it lies on the grid. A view that
     fits nowhere comes back with confidence 0."""
     still, moving = grey(anchor), grey(view)
-    soft_still, soft_moving = blurred(still, kernel), blurred(moving, anchor_kernel)
+    soft_still, soft_moving = behind_blur(still, kernel), behind_blur(moving, anchor_kernel)
     warp = find_homography(soft_still, soft_moving)
     if warp is None:
         nowhere = torch.zeros(anchor.shape[-2:])
@@ -108,8 +109,8 @@ def _compared(
     anchor_kernel: Tensor,
 ) -> Registered:
     """Tones and confidence of a view that lies on the grid, through each other's blur."""
-    a = np.stack([blurred(p, kernel) for p in anchor.numpy()])
-    b = np.stack([blurred(p, anchor_kernel) for p in pixels])
+    a = np.stack([behind_blur(p, kernel) for p in anchor.numpy()])
+    b = np.stack([behind_blur(p, anchor_kernel) for p in pixels])
     like = likeness(a.mean(0), b.mean(0), shown)
     gain, offset = match_tones(b, a, shown)
     pixels, b = pixels * gain + offset, b * gain + offset
@@ -118,7 +119,8 @@ def _compared(
     beyond = np.maximum(0, local_mean(((a - b) ** 2).mean(0)) - expected)
     beyond *= sharpness_ratio(pixels.mean(0), b.mean(0))
     fits = shown & (like >= LEAST_LIKENESS)
-    confidence = np.where(fits, noise**2 / (noise**2 + beyond), 0.0).astype(np.float32)
+    share = noise**2 / (noise**2 + beyond)
+    confidence = np.where(fits, share**2, 0.0).astype(np.float32)
     return Registered(
         torch.from_numpy(pixels.astype(np.float32)), kernel, torch.from_numpy(confidence), like
     )
@@ -144,7 +146,7 @@ def grey(pixels: Tensor) -> Array:
     return np.asarray(pixels.float().mean(0).numpy())
 
 
-def blurred(plane: Array, kernel: Tensor) -> Array:
+def behind_blur(plane: Array, kernel: Tensor) -> Array:
     """Convolved, the edge mirrored. A kernel that is not known is taken for a mild Gaussian."""
     cv2 = _opencv()
     k = (kernel if kernel.numel() else gaussian(9, 2.0)).numpy()
@@ -191,7 +193,7 @@ def likeness(a: Array, b: Array, where: Array) -> float:
     these are less than a fifth of the anchor."""
     if where.mean() < 0.2:
         return 0.0
-    x, y = ((p - local_mean(p, 4 * REACH))[where] for p in (a, b))
+    x, y = ((p - local_mean(p, 4 * NEARBY))[where] for p in (a, b))
     below = float(np.sqrt((x**2).mean() * (y**2).mean()))
     return float((x * y).mean()) / below if below > 1e-6 else 0.0
 
@@ -208,7 +210,7 @@ def _detail(plane: Array) -> Array:
     return local_mean(down**2 + right**2)
 
 
-def local_mean(plane: Array, reach: float = REACH) -> Array:
+def local_mean(plane: Array, reach: float = NEARBY) -> Array:
     cv2 = _opencv()
     return np.asarray(cv2.GaussianBlur(np.ascontiguousarray(plane, np.float32), (0, 0), reach))
 
@@ -241,8 +243,8 @@ def _by_features(still: Array, moving: Array) -> Array | None:
     good = [p[0] for p in pairs if len(p) == 2 and p[0].distance < 0.8 * p[1].distance]
     if len(good) < 12:
         return None
-    here = np.float32([points[0][m.queryIdx].pt for m in good])
-    there = np.float32([points[1][m.trainIdx].pt for m in good])
+    here = np.array([points[0][m.queryIdx].pt for m in good], np.float32)
+    there = np.array([points[1][m.trainIdx].pt for m in good], np.float32)
     cv2.setRNGSeed(0)
     warp, agree = cv2.findHomography(here, there, cv2.USAC_MAGSAC, 2.0, maxIters=5000)
     return warp if warp is not None and agree.sum() >= 10 and _sane(warp, still.shape) else None
