@@ -11,7 +11,7 @@ from torch import nn
 
 from fedlens.algorithms import FedAvg
 from fedlens.core.client import generator, seeded
-from fedlens.core.weights import Misfit, adopt_weights, resize_positions
+from fedlens.core.weights import Misfit, adopt_weights, positions_for
 from fedlens.tasks import ActionRecognition, Classification, Pose
 
 
@@ -133,12 +133,12 @@ def test_position_vectors_of_another_size_are_interpolated() -> None:
     mean and still rises. timm's own function gives the same."""
     grid = torch.arange(4.0).repeat(4, 1).reshape(1, 16, 1)
     positions = torch.cat([torch.full((1, 1, 1), 9.0), grid], 1)
-    made = resize_positions(positions, (1, 5, 1))
+    made = positions_for(positions, (1, 5, 1))
     assert made is not None and made[0, 0] == 9
     low, high = made[0, 1:].reshape(2, 2).unbind(1)
     assert torch.allclose(low + high, torch.full((2,), 3.0)) and (low < high).all()
-    assert resize_positions(positions, (1, 7, 1)) is None  # 6 or 7 patches are no square
-    assert resize_positions(positions, (1, 5, 2)) is None
+    assert positions_for(positions, (1, 7, 1)) is None  # 6 or 7 patches are no square
+    assert positions_for(positions, (1, 5, 2)) is None
     layers = pytest.importorskip("timm.layers", reason="timm is not installed")
     theirs = layers.resample_abs_pos_embed(positions, [2, 2], num_prefix_tokens=1)
     assert torch.allclose(made, theirs, atol=1e-6)

@@ -245,7 +245,7 @@ def _resized_positions(
     for ours, theirs in found.items():
         given, wanted = weights[theirs], own[ours]
         if ours.endswith("pos_embed") and given.shape != wanted.shape:
-            made = resize_positions(given, tuple(wanted.shape))
+            made = positions_for(given, tuple(wanted.shape))
             resized |= {} if made is None else {theirs: made}
     if resized:
         warnings.warn(
@@ -255,7 +255,7 @@ def _resized_positions(
     return resized
 
 
-def resize_positions(positions: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+def positions_for(positions: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """(1, tokens, width), from one square grid of patches to another: bicubic, as is usual. Tokens
     in front of the grid, such as that of the class, stay. None where these are no such grids."""
     if positions.dim() != 3 or len(shape) != 3 or positions.shape[2] != shape[2]:
@@ -263,11 +263,18 @@ def resize_positions(positions: Tensor, shape: tuple[int, ...]) -> Tensor | None
     for front in range(3):
         old, new = (math.isqrt(max(0, n - front)) for n in (positions.shape[1], shape[1]))
         if old and new and (old**2 + front, new**2 + front) == (positions.shape[1], shape[1]):
-            grid = positions[:, front:].transpose(1, 2).reshape(1, -1, old, old).float()
-            grid = F.interpolate(grid, (new, new), mode="bicubic", antialias=True)
-            each = grid.flatten(2).transpose(1, 2).to(positions.dtype)
+            each = resize_grid(positions[:, front:], (old, old), (new, new), antialias=True)
             return torch.cat([positions[:, :front], each], 1)
     return None
+
+
+def resize_grid(
+    each: Tensor, old: tuple[int, int], new: tuple[int, int], antialias: bool
+) -> Tensor:
+    """(1, rows x columns, width): a vector for each patch, for another grid of them."""
+    maps = each.transpose(1, 2).reshape(1, -1, *old).float()
+    maps = F.interpolate(maps, new, mode="bicubic", align_corners=False, antialias=antialias)
+    return maps.flatten(2).transpose(1, 2).to(each.dtype)
 
 
 def _head(

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlens.core.weights import Translated
+from fedlens.core.weights import Translated, resize_grid
 from fedlens.models.swin import Mlp
 
 Positions = Literal["conv", "absolute"]
@@ -334,9 +334,7 @@ def resize_positions(value: Tensor, grid: tuple[int, int], class_token: bool = T
     if class_token:
         common = torch.zeros_like(common)
     if (rows, columns) != grid:
-        maps = each.transpose(1, 2).reshape(1, dim, rows, columns).float()
-        maps = F.interpolate(maps, size=grid, mode="bicubic", align_corners=False)
-        each = maps.flatten(2).transpose(1, 2).to(value.dtype)
+        each = resize_grid(each, (rows, columns), grid, antialias=False)
     return torch.cat([common, each], 1)
 
 
