@@ -68,13 +68,14 @@ def test_duals_and_local_estimates_are_exact(
             assert torch.allclose(last.local, kept["x"], rtol=0, atol=1e-8)
 
 
-def test_playing_a_clients_steps_gives_power_and_photo_of_every_frequency() -> None:
+@pytest.mark.parametrize("relax", [1.0, 1.6])
+def test_playing_a_clients_steps_gives_power_and_photo_of_every_frequency(relax: float) -> None:
     federation = small_federation(partial=False)
-    algorithm = make(federation)
+    algorithm = make(federation, relax=relax)
     exchanges = listened(algorithm, federation, 6).exchanges
     for client, held in enumerate(federation.holdings):
         seen = held["scene"]
-        sent = sent_by(follow(exchanges, client, "scene"), 3, 0.3)
+        sent = sent_by(follow(exchanges, client, "scene", relax), 3, 0.3, relax)
         h, y = seen.otf(torch.float64), torch.fft.rfft2(seen.pixels)
         found = fit_power(sent)
         certain = h.abs().square() > 1e-4

@@ -3,7 +3,8 @@ in the notation of `deblur/feddeblur.py`; a round is what `audit/duals.py` makes
 
 A client's step is u' = A + c v with v = x - u, where c = -P / (P + rho) is real, P = 2/n |H|^2 and
 A = 2/n conj(H) Y / (P + rho): two unknowns per frequency for any number of rounds, of which each
-brings w - x = 2 u' - u. For a given |H|^2 the steps can be played from u = 0 and are linear in A:
+brings w - x = v + 2 u' - x (an over-relaxed client has relax x + (1 - relax) x_k of its last round
+in place of x in v). For a given |H|^2 the steps can be played from u = 0 and are linear in A:
     w_t - x_t = a_t A + b_t
 so that A is found by least squares and |H|^2 by trying values until what was sent is explained
 best. The client's u has no noise, whatever was added to its messages; a line through (v, u) as the
@@ -38,7 +39,7 @@ _EXPLAINED = 1.5  # mean square of what is left, in its standard errors
 @dataclass(frozen=True)
 class Sent:
     """What one client sent, round by round: x and moved = w - x are (C, H, W // 2 + 1). weight: how
-    much a round counts, as if noise were a share of the message.
+    much a round counts, as if noise were a share of the message. relax: the recipe's.
     """
 
     x: Sequence[Tensor]
@@ -46,6 +47,7 @@ class Sent:
     weight: Sequence[float]
     n: float
     rho: float
+    relax: float
 
 
 @dataclass(frozen=True)
@@ -67,25 +69,29 @@ class Power:
     error: Tensor
 
 
-def sent_by(rounds: Sequence[Iterate], n: float, rho: float) -> Sent:
+def sent_by(rounds: Sequence[Iterate], n: float, rho: float, relax: float = 1.0) -> Sent:
     if len(rounds) < 3:
         raise ValueError("two unknowns and their error need three rounds of this client")
     x = [torch.view_as_complex(r.x.contiguous()) for r in rounds]
     moved = [torch.view_as_complex((r.local + r.u - r.x).contiguous()) for r in rounds]
     weight = [1 / max(float(m.abs().square().mean()), 1e-30) for m in moved]
-    return Sent(x, moved, weight, n, rho)
+    return Sent(x, moved, weight, n, rho, relax)
 
 
 def play(sent: Sent, power: Tensor) -> Played:
     """The client's steps with this |H|^2, A by least squares."""
     p = 2 / sent.n * power
     c = -p / (p + sent.rho)
-    known, unknown = torch.zeros_like(sent.x[0]), torch.zeros_like(power)  # u = known + A unknown
+    # everything is known + A unknown; v is taken as a difference to x, which is large
+    known, unknown = torch.zeros_like(sent.x[0]), torch.zeros_like(power)  # of v - x
     steps: list[tuple[Tensor, Tensor]] = []
-    for x, moved in zip(sent.x, sent.moved, strict=True):
-        next_known, next_unknown = c * (x - known), 1 - c * unknown
-        steps.append((2 * next_unknown - unknown, moved - 2 * next_known + known))
-        known, unknown = next_known, next_unknown
+    for k, (x, moved) in enumerate(zip(sent.x, sent.moved, strict=True)):
+        dual, dual_unknown = c * (x + known), 1 + c * unknown
+        steps.append((unknown + 2 * dual_unknown, moved - known - 2 * dual))
+        if k + 1 < len(sent.x):
+            local, later = x + known + dual, sent.x[k + 1]
+            known = (1 - sent.relax) * (local - later) - dual
+            unknown = (1 - sent.relax) * (unknown + dual_unknown) - dual_unknown
     weighed = list(zip(sent.weight, steps, strict=True))
     size = torch.stack([w * a.square() for w, (a, _) in weighed]).sum(0)
     height = torch.stack([w * a * left for w, (a, left) in weighed]).sum(0) / size

@@ -98,7 +98,8 @@ class CuriousDeblurring:
         """One candidate for each thing that cannot be known (the mirror image); None where the
         client was heard too seldom.
         """
-        rounds = follow(evidence.exchanges, client, scene, relax_of(evidence))
+        relax = relax_of(evidence)
+        rounds = follow(evidence.exchanges, client, scene, relax)
         if len(rounds) < _LEAST:
             return None
         down = evidence.exchanges[0].down
@@ -106,7 +107,7 @@ class CuriousDeblurring:
         width = self.width(evidence, scene)
         if is_partial(evidence.setup):
             return self._partial(rounds, n, rho, width)
-        sent = sent_by(rounds, n, rho)
+        sent = sent_by(rounds, n, rho, relax)
         kernel = find_kernel(fit_power(sent), width)
         return [
             _Loot(find_photo(sent, kernel, width, mirrored), kernel, None)
