@@ -110,6 +110,40 @@ def test_a_round_is_charged_before_anybody_is_asked(
     assert again.summary["privacy"]["epsilon"] == spent(4)
 
 
+def test_a_journal_that_is_gone_is_missed(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    fedlens.experiment(recipe, out=out, rounds=2, checkpoint_every=1)
+    (out / "privacy.jsonl").rename(tmp_path / "kept")
+    with pytest.raises(ConfigError, match=r"privacy\.jsonl says nothing of round 0"):
+        fedlens.experiment(recipe, out=out, rounds=3, checkpoint_every=1, resume=True)
+
+
+def test_what_a_site_had_before_counts_where_it_costs_more(recipe: Path, tmp_path: Path) -> None:
+    """Client 5 has 45 examples; when it was asked first it had 16. Whoever has gone is not
+    forgotten either: its size is in the journal."""
+    out = tmp_path / "run"
+    first = fedlens.experiment(recipe, out=out, rounds=2, checkpoint_every=1)
+    path = out / "privacy.jsonl"
+    lines = [json.loads(line) for line in path.read_text().split("\n") if line]
+    had = lines[0]["examples"]["5"]
+    lines[0]["examples"]["5"] = 16
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = fedlens.experiment(recipe, out=out, rounds=3, checkpoint_every=1, resume=True)
+    dearer = Mechanism("example", 1.0, 8 / 16, "poisson", 2, 1e-5)
+    assert done.summary["privacy"]["by_site"]["5"] == epsilon_of([(dearer, 3)], 1e-5)
+    assert had > 16 and first.summary["privacy"]["by_site"]["5"] < epsilon_of([(dearer, 2)], 1e-5)
+
+
+def test_metrics_without_noise_are_named_beside_epsilon(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, MEAN)
+    quiet = fedlens.experiment(recipe, out=tmp_path / "quiet", rounds=1)
+    assert "metrics" not in quiet.summary["privacy"]["sentence"]
+    loud = fedlens.experiment(recipe, out=tmp_path / "loud", rounds=1, personal=True)
+    assert "leave without noise: this epsilon is of the model alone" in (
+        loud.summary["privacy"]["sentence"]
+    )
+
+
 def test_clients_pay_for_the_rounds_they_are_asked_in(tmp_path: Path) -> None:
     """Cohorts of three of six are known, so q = 1: whoever was asked most often decides."""
     recipe = write_recipe(tmp_path, MEAN)

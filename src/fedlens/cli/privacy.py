@@ -76,7 +76,7 @@ def privacy(
     assert worst is not None
     mechanism = worst[0]
     out = console()
-    out.print(plain(f"{config.name}, {rounds} rounds: {statement_of(*worst).sentence()}"))
+    out.print(plain(f"{config.name}, {rounds} rounds: {statement_of(*worst, account.personal).sentence()}"))
     print_sites(account, rounds)
     steps = sorted({max(1, rounds * k // _POINTS) for k in range(1, _POINTS + 1)})
     print_rounds(steps, spent_by_round(mechanism, steps))
@@ -84,7 +84,7 @@ def privacy(
         out.print(_ends(mechanism, rounds))
     if epsilon is not None:
         noise = noise_for(epsilon, mechanism, rounds)
-        told = statement_of(replace(mechanism, noise=noise), rounds)
+        told = statement_of(replace(mechanism, noise=noise), rounds, account.personal)
         out.print(plain(f"for epsilon {epsilon:g}: noise = {noise:.4g}; then {told.sentence()}"))
     if picture:
         draw_rounds(mechanism, rounds, picture, config.name)
@@ -108,7 +108,8 @@ def account_of(config: Config, examples: int | None) -> Account:
         sizes = {i: len(h) for i, h in enumerate(held) if hasattr(h, "__len__")}
         clients = len(held)
     algorithm = config.build_algorithm(config.build_task())
-    account = open_account(algorithm, clients, config.settings.cohort, sizes.get)
+    settings = config.settings
+    account = open_account(algorithm, clients, settings.cohort, sizes.get, settings.personal)
     if account is None:
         stack = " + ".join(type(p).__name__ for p in algorithm.parts())
         raise UsageError(

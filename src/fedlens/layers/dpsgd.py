@@ -26,10 +26,11 @@ from torch import nn
 
 from fedlens.algorithms.fedavg import FedAvg, TrainingLayer
 from fedlens.core.algorithm import Algorithm, Layer, StackError
-from fedlens.core.client import Client, Data, NoisySteps, generator
+from fedlens.core.client import Client, Data, NoisySteps, generator, seeded
 from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Positive, PositiveShare
 from fedlens.core.message import Message
+from fedlens.core.noise import secret_generator
 from fedlens.core.privacy import Mechanism, Unit
 
 _STREAM = 0xD9
@@ -112,10 +113,17 @@ class DPSGD(TrainingLayer):
             )
 
     def client_step(self, message: Message, client: Client) -> Message:
-        seeded = generator(message.header.seed, message.round, client.id, _STREAM)
-        rng = None if self._real else seeded
-        steps = NoisySteps(self.clip, self.noise, self.microbatch, rng)
-        reply = self.inner.client_step(message, client.with_noise(steps))
+        seed = message.header.seed, message.round, client.id, _STREAM
+        rng = None if self._real else generator(*seed)
+        noisy = client.with_noise(NoisySteps(self.clip, self.noise, self.microbatch, rng))
+        if self._real:
+            # One more example in a batch moves the augmentation and dropout of those behind it: to
+            # whoever knows that stream, many gradients would change and not one.
+            own = secret_generator()
+            with seeded(own):
+                reply = self.inner.client_step(message, replace(noisy, rng=own))
+        else:
+            reply = self.inner.client_step(message, noisy)
         return replace(reply, scalars={k: v for k, v in reply.scalars.items() if k != "loss"})
 
     def mechanism(self, examples: int, population: int, cohort: int) -> Mechanism:
