@@ -178,5 +178,5 @@ def test_a_late_reply_was_clipped_for_another_rounds_noise() -> None:
 
 def test_more_shares_than_clients_are_refused_before_any_work() -> None:
     PrivateMean(where="clients", least=5).check_cohort(5)
-    with pytest.raises(ValueError, match="least=6 shares .* but 5 clients"):
+    with pytest.raises(ValueError, match=r"least=6 shares .* but 5 clients"):
         PrivateMean(where="clients", least=6).check_cohort(5)

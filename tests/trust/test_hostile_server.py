@@ -487,13 +487,17 @@ def noisy_sites(folder: Path, **options: Any) -> tuple[Any, Sites]:
 @pytest.mark.parametrize(
     "told",
     [
-        {"bounds": {"delta/mean/head.bias": -9}},  # clipped to 2^-9 with their noise: signs are left
+        {
+            "bounds": {"delta/mean/head.bias": -9}
+        },  # clipped to 2^-9 with their noise: signs are left
         {"bounds": {"weight delta/mean": 40}},  # rounded to 16,384: so is all noise
         {"clients": 1 << 19},
     ],
     ids=["bound", "unit", "clients"],
 )
-def test_how_noisy_numbers_are_rounded_is_not_the_servers_choice(tmp_path: Path, told: Told) -> None:
+def test_how_noisy_numbers_are_rounded_is_not_the_servers_choice(
+    tmp_path: Path, told: Told
+) -> None:
     """A share of noise that is rounded away is not in the sum."""
     algorithm, sites = noisy_sites(tmp_path)
 

@@ -470,12 +470,12 @@ class Layer(Algorithm):
                     f"{name} looks at a client's data or losses by itself, and {noisy} makes noisy"
                     f" only what comes from further in: leave one of them out"
                 )
-            if part.protects == "client" and self.stage == "merge":
-                if acts or self.own_needs == "replies":
-                    raise StackError(
-                        f"{name} changes single updates after {noisy} has clipped them, so that its"
-                        " noise would no longer fit them: leave one of them out"
-                    )
+            changes = self.stage == "merge" and (acts or self.own_needs == "replies")
+            if part.protects == "client" and changes:
+                raise StackError(
+                    f"{name} changes single updates after {noisy} has clipped them, so that its"
+                    " noise would no longer fit them: leave one of them out"
+                )
 
     def check(self, inner: Algorithm) -> None:
         """Refuse an inner algorithm this layer cannot work on: raise a StackError."""

@@ -28,7 +28,7 @@ from fedlens.algorithms.fedavg import FedAvg, TrainingLayer
 from fedlens.core.algorithm import Algorithm, Layer, StackError
 from fedlens.core.client import Client, Data, NoisySteps, generator, seeded
 from fedlens.core.federation import Federation
-from fedlens.core.limits import Count, Positive, PositiveShare
+from fedlens.core.limits import Count, Positive, ProperShare
 from fedlens.core.message import Message
 from fedlens.core.noise import secret_generator
 from fedlens.core.privacy import Mechanism, Unit
@@ -50,7 +50,7 @@ class DPSGD(TrainingLayer):
 
     noise: Positive = 1.0
     clip: Positive = 1.0
-    delta: PositiveShare = 1e-5
+    delta: ProperShare = 1e-5
     max_epsilon: Positive | None = None
     microbatch: Count = 32
     protects: ClassVar[Unit | None] = "example"

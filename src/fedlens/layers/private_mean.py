@@ -33,7 +33,7 @@ from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.core import tree
 from fedlens.core.algorithm import Algorithm, Layer, StackError, Stage, server_rng
 from fedlens.core.client import Client, generator
-from fedlens.core.limits import Count, Positive, PositiveShare, ProperShare
+from fedlens.core.limits import Count, Positive, ProperShare
 from fedlens.core.message import Message
 from fedlens.core.noise import draw_normal
 from fedlens.core.privacy import Mechanism, Unit
@@ -67,7 +67,7 @@ class PrivateMean(TrainingLayer):
     where: Literal["server", "clients"] = "server"
     least: Count | None = None
     secret_cohort: bool = False
-    delta: PositiveShare = 1e-5
+    delta: ProperShare = 1e-5
     max_epsilon: Positive | None = None
     stage: ClassVar[Stage] = "merge"
     merges: ClassVar[bool] = True

@@ -372,6 +372,8 @@ class _Job:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(memory))
         with interrupts_deferred():
             record = describe(finished, self.setup.algorithm)
+            if self.account and (told := self.account.statement()):
+                record["privacy"] = told.sentence()  # no epsilon without it
             with name_in_errors(lines := self.folder / "metrics.jsonl"), lines.open("a") as f:
                 f.write(json.dumps(record) + "\n")
             self.records.append(record)

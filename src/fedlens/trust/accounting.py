@@ -226,7 +226,7 @@ class Statement:
 # of clients' own metrics, which leave without noise: their held-out parts are not trained on, but
 # belong to a whole client, as does the model of its own that is measured
 _METRICS = {
-    "example": "metrics on sites' held-out examples leave without noise, which covers none of those",
+    "example": "metrics on sites' held-out examples leave without noise: it covers none of those",
     "client": "metrics on clients' held-out examples leave without noise: this epsilon is of the"
     " model alone, not of all that is seen of a client",
 }

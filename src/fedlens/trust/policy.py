@@ -299,7 +299,9 @@ class Policy(metaclass=Limited):
                 )
             return None
         none = terms.epsilon is None
-        promised = "promises none by noise in what leaves" if none else f"promises {terms.epsilon:g}"
+        promised = (
+            "promises none by noise in what leaves" if none else f"promises {terms.epsilon:g}"
+        )
         return PolicyError("max_epsilon", f"epsilon {self.max_epsilon:g} is asked, it {promised}")
 
     def _too_few(self, cohort: int) -> PolicyError:
