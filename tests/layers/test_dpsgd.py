@@ -351,3 +351,25 @@ def test_at_a_real_site_nobody_knows_the_stream_of_augmentation() -> None:
     real = [once(simulated.deployed()) for _ in range(2)]
     for one, other in zip(*real, strict=False):
         assert one[0] != other[0] and one[1] != other[1]
+
+
+def test_data_that_counts_an_example_twice_is_refused() -> None:
+    """As video windows do with data.repeat: one could be in a batch as often."""
+
+    class Twice(Tensors):
+        repeat = 2
+
+        def __len__(self) -> int:
+            return 2 * super().__len__()
+
+        def batch(self, index: Tensor, rng: torch.Generator | None = None) -> Batch:
+            return super().batch(index % super().__len__(), rng)
+
+    where = Federation([Twice(make_data(9, torch.Generator().manual_seed(0)).columns)])
+    algorithm = stack(private(), DPSGD())
+    with pytest.raises(ValueError, match=r"counted 2 times .* set data\.repeat=1"):
+        algorithm.rehearse(where)
+    worker = Worker(algorithm, where, Memory())
+    worker.begin(algorithm.broadcast(algorithm.init()).with_header(population=1, cohort=1), False)
+    (outcome,) = worker.work([Job(0, 0, -1)])
+    assert "counted 2 times" in outcome.reason  # type: ignore[union-attr]

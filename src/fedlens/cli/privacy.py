@@ -103,23 +103,26 @@ def _rounded_up(noise: float) -> float:
 
 
 def account_of(config: Config, examples: int | None) -> Account:
-    """With the sizes of the data, or with those that the user gives."""
+    """With the sizes of the data, or with those that the user gives. What a run would refuse is
+    refused here too, as far as the data is here."""
     from fedlens.data.source import DataError
-    from fedlens.runs.setup import load_federation
+    from fedlens.runs.setup import make_setup, try_one_example
     from fedlens.trust.accounting import open_account
 
-    clients = config.settings.clients
+    settings = config.settings
+    clients = settings.clients
     if examples is not None:
+        algorithm = config.build_algorithm(config.build_task())
         sizes = dict.fromkeys(range(clients), examples)
     else:
         try:
-            held = config.build_task().admit(load_federation(config)).holdings
+            setup = make_setup(config)
         except DataError as e:
             raise UsageError(f"{e}; or say how many examples a site has: --examples N") from e
+        try_one_example(setup)
+        algorithm, held = setup.algorithm, setup.federation.holdings
         sizes = {i: len(h) for i, h in enumerate(held) if hasattr(h, "__len__")}
         clients = len(held)
-    algorithm = config.build_algorithm(config.build_task())
-    settings = config.settings
     account = open_account(algorithm, clients, settings.cohort, sizes.get, settings.personal)
     if account is None:
         stack = " + ".join(type(p).__name__ for p in algorithm.parts())

@@ -97,6 +97,8 @@ class DPSGD(TrainingLayer):
     def rehearse(self, federation: Federation) -> None:
         """Two examples together must lose what they lose alone, on average."""
         self.inner.rehearse(federation)
+        for holding in federation.holdings:
+            _check_copies(holding)
         data = next((h for h in federation.holdings if isinstance(h, Data) and len(h) > 1), None)
         if data is None:
             return
@@ -113,6 +115,7 @@ class DPSGD(TrainingLayer):
             )
 
     def client_step(self, message: Message, client: Client) -> Message:
+        _check_copies(client.data)
         seed = message.header.seed, message.round, client.id, _STREAM
         rng = None if self._real else generator(*seed)
         noisy = client.with_noise(NoisySteps(self.clip, self.noise, self.microbatch, rng))
@@ -143,6 +146,16 @@ class DPSGD(TrainingLayer):
         layer = copy.copy(self)
         layer.inner, layer._real = self.inner.deployed(), True
         return layer
+
+
+def _check_copies(data: object) -> None:
+    """Data that counts an example several times could have it in a batch as often."""
+    if (times := getattr(data, "repeat", 1)) > 1:
+        raise ValueError(
+            f"each example is counted {times} times (data.repeat), so that a batch can hold it more"
+            " than once and DPSGD's clip would not bound what it does: set data.repeat=1, and more"
+            " epochs instead"
+        )
 
 
 def _counts_examples(module: nn.Module) -> bool:
