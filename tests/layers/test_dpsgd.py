@@ -7,17 +7,20 @@ import pytest
 import torch
 from by_hand import Rounds, fedavg, federation
 from torch import Tensor, nn
-from toy import GroupToy, Toy, make_data, toy_federation
+from toy import GroupNet, GroupToy, Toy, make_data, toy_federation
 
 from fedlens import Federation, Message, stack
 from fedlens.algorithms import FedAvg
 from fedlens.core import tree
 from fedlens.core.algorithm import StackError
 from fedlens.core.client import Batch, NoisySteps
+from fedlens.core.memory import Memory
 from fedlens.core.noise import draw_chosen, draw_normal
 from fedlens.core.noisy_steps import ExampleGradients, chosen, noisy_gradients
 from fedlens.core.task import LearningTask
+from fedlens.data.images.tensors import Tensors
 from fedlens.engines.loopback import Loopback
+from fedlens.engines.worker import Job, Worker
 from fedlens.layers import (
     DPSGD,
     FedAvgM,
@@ -27,6 +30,7 @@ from fedlens.layers import (
     HighFrequency,
     LossAware,
     Median,
+    PrivateMean,
     Scaffold,
 )
 from fedlens.tasks import (
@@ -256,6 +260,7 @@ def test_at_a_real_site_noise_is_not_the_seeds() -> None:
         (lambda: stack(private(), DPSGD(), LossAware()), "LossAware looks at"),
         (lambda: stack(private(), DPSGD(), FedRep()), "FedRep looks at"),
         (lambda: stack(private(mixed_precision=True), DPSGD()), "mixed_precision=false"),
+        (lambda: stack(private(), PrivateMean(), DPSGD()), "each state an epsilon"),
     ],
 )
 def test_what_noise_cannot_cover_is_refused(build: Callable[[], Any], why: str) -> None:
@@ -286,3 +291,85 @@ def test_a_loss_that_compares_examples_is_found_out() -> None:
     with pytest.raises(ValueError, match="the mean over single examples"):
         stack(FedAvg(Coupled()), DPSGD()).rehearse(where)
     assert isinstance(where, Federation)
+
+
+class Remembering(GroupNet):
+    """Keeps a moving mean of what it sees, as BatchNorm does, but is none. assigns: anew, not in
+    place."""
+
+    assigns = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(8))
+
+    def features(self, x: Tensor) -> Tensor:
+        if self.training and self.assigns:
+            self.seen = 0.9 * self.seen + 0.1 * x.detach().mean(0)
+        elif self.training:
+            self.seen.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return super().features(x)
+
+
+@pytest.mark.parametrize("assigns", [False, True])
+def test_what_a_network_remembers_of_examples_does_not_leave(assigns: bool) -> None:
+    class Own(GroupToy):
+        def model(self) -> nn.Module:
+            network = Remembering()
+            network.assigns = assigns
+            return network
+
+    algorithm = stack(FedAvg(Own(), batch=8), DPSGD())
+    from fedlens import run
+
+    state = run(algorithm, Loopback(algorithm, toy_federation(2)), 1)
+    assert not state.trees["model"]["seen"].any()
+    assert not torch.equal(state.trees["model"]["head.weight"], Own().model().head.weight)
+
+
+def test_at_a_real_site_nobody_knows_the_stream_of_augmentation() -> None:
+    """With it, one example more in a batch would change what is drawn for all behind it."""
+
+    class Listening(Tensors):
+        def batch(self, index: Tensor, rng: torch.Generator | None = None) -> Batch:
+            if rng is not None:
+                drawn.append((float(torch.rand(1, generator=rng)), float(torch.rand(1))))
+            return super().batch(index, rng)
+
+    def once(algorithm: Any) -> list[tuple[float, float]]:
+        drawn.clear()
+        data = Listening(make_data(20, torch.Generator().manual_seed(0)).columns)
+        worker = Worker(algorithm, Federation([data]), Memory())
+        message = algorithm.broadcast(algorithm.init()).with_header(population=1, cohort=1)
+        worker.begin(message, False)
+        assert isinstance(worker.work([Job(0, 0, -1)])[0], Message)
+        return list(drawn)
+
+    drawn: list[tuple[float, float]] = []
+    simulated = stack(private(), DPSGD())
+    assert once(simulated) == once(simulated)
+    real = [once(simulated.deployed()) for _ in range(2)]
+    for one, other in zip(*real, strict=False):
+        assert one[0] != other[0] and one[1] != other[1]
+
+
+def test_data_that_counts_an_example_twice_is_refused() -> None:
+    """As video windows do with data.repeat: one could be in a batch as often."""
+
+    class Twice(Tensors):
+        repeat = 2
+
+        def __len__(self) -> int:
+            return 2 * super().__len__()
+
+        def batch(self, index: Tensor, rng: torch.Generator | None = None) -> Batch:
+            return super().batch(index % super().__len__(), rng)
+
+    where = Federation([Twice(make_data(9, torch.Generator().manual_seed(0)).columns)])
+    algorithm = stack(private(), DPSGD())
+    with pytest.raises(ValueError, match=r"counted 2 times .* set data\.repeat=1"):
+        algorithm.rehearse(where)
+    worker = Worker(algorithm, where, Memory())
+    worker.begin(algorithm.broadcast(algorithm.init()).with_header(population=1, cohort=1), False)
+    (outcome,) = worker.work([Job(0, 0, -1)])
+    assert "counted 2 times" in outcome.reason  # type: ignore[union-attr]

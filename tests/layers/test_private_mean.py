@@ -16,12 +16,15 @@ from fedlens.engines.loopback import Loopback
 from fedlens.layers import (
     DPSGD,
     FedAvgM,
+    FedNova,
     FedProx,
     LossAware,
     Median,
     MixedWeights,
+    NormClip,
     PrivateMean,
     Scaffold,
+    UploadFailures,
 )
 from fedlens.trust.accounting import private_part
 from fedlens.trust.secure_sum import SecureSum
@@ -140,6 +143,12 @@ def test_what_it_costs() -> None:
         ((DPSGD(), PrivateMean()), "keep one of them"),
         ((PrivateMean(), LossAware()), "LossAware"),
         ((PrivateMean(), FedAvgM()), "FedAvgM"),
+        ((PrivateMean(), NormClip()), "NormClip changes single updates after PrivateMean"),
+        (
+            (PrivateMean(where="clients"), NormClip(0.1, where="client")),
+            "NormClip changes single updates after PrivateMean",
+        ),
+        ((FedNova(), PrivateMean()), "FedNova's server half reads numbers"),
     ],
 )
 def test_what_would_show_a_client_is_refused(layers: Any, why: str) -> None:
@@ -158,3 +167,16 @@ def test_what_changes_training_or_the_mean_goes_with_it() -> None:
     algorithm = stack(FedAvg(GroupToy(), batch=8), FedProx(0.1), FedAvgM(), PrivateMean())
     state = run(algorithm, Loopback(algorithm, toy_federation(3)), 2)
     assert math.isfinite(float(state.trees["model"]["head.weight"].sum()))
+    stack(FedAvg(GroupToy()), NormClip(0.1, where="client"), PrivateMean(), UploadFailures())
+
+
+def test_a_late_reply_was_clipped_for_another_rounds_noise() -> None:
+    algorithm = stack(FedAvg(GroupToy(), batch=8), PrivateMean(quantile=0.5))
+    with pytest.raises(ValueError, match=r"set federation\.late=0"):
+        run(algorithm, Loopback(algorithm, toy_federation(3)), 2, late=1)
+
+
+def test_more_shares_than_clients_are_refused_before_any_work() -> None:
+    PrivateMean(where="clients", least=5).check_cohort(5)
+    with pytest.raises(ValueError, match=r"least=6 shares .* but 5 clients"):
+        PrivateMean(where="clients", least=6).check_cohort(5)

@@ -179,6 +179,22 @@ def test_a_run_costs_what_its_costliest_site_spent() -> None:
     assert planned(here, 6).epsilon() > spent[0]
 
 
+def test_the_costliest_is_found_by_the_accountant_that_is_quoted() -> None:
+    """RDP finds client 1 dearer (49.5 against 48.9), PLD client 0 (45 against 40)."""
+    here = account({0: 10, 1: 20}, noise=0.7)
+    for _ in range(19):
+        here.charge([0, 1])
+    here.charge([1])
+    spent = here.by_client()
+    worst = here.costliest()
+    assert worst is not None and worst[0].rate == 1.0
+    assert here.epsilon() == max(spent.values()) == spent[0] > spent[1] + 3
+    limited = account({0: 10, 1: 20}, noise=0.7, max_epsilon=(spent[0] + spent[1]) / 2)
+    limited.asked = Counter({0: 18, 1: 19})
+    with pytest.raises(BudgetSpent):
+        limited.charge([0, 1])
+
+
 def test_an_account_refuses_before_it_is_overdrawn() -> None:
     limit = epsilon_of([(mechanism(rate=0.1, steps=10), 4)], 1e-5) + 1e-9
     here = account({0: 100}, max_epsilon=limit)
@@ -197,16 +213,19 @@ def test_a_kill_gives_nothing_back(tmp_path: Path) -> None:
     path = tmp_path / "privacy.jsonl"
     journal = Journal(path, seeded=False)
     for number in (0, 1, 1):
-        journal.write(number, [0])
+        journal.write(number, [0], {0: 100})
     path.write_text(path.read_text() + '{"round": 2, "as')
     for seeded, spent in ((False, 3), (True, 2)):
         again, here = Journal(path, seeded), account({0: 100})
         again.replay(here)
         assert here.asked[0] == here.rounds == spent
         assert again.knows(1) == seeded and not again.knows(2)
-    journal.write(2, [0])
-    Journal(path, False).replay(here)
-    assert here.asked[0] == 4
+    journal.write(2, [0], {0: 50, 1: 7})
+    again = Journal(path, False)
+    again.replay(here, done=3)
+    assert here.asked[0] == 4 and again.sizes == {0: {50, 100}}
+    with pytest.raises(ValueError, match="says nothing of round 3"):
+        again.replay(here, done=4)
 
 
 def test_under_masks_a_cohort_is_no_secret() -> None:

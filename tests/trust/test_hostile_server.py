@@ -20,6 +20,7 @@ from vaults import Sites, make_vaults, with_told
 from fedlens import Client, Federation, Message, Round, run, stack
 from fedlens.algorithms import FedAvg
 from fedlens.config import recipe as recipes
+from fedlens.core import tree
 from fedlens.core.algorithm import Trips
 from fedlens.core.memory import Memory
 from fedlens.core.message import Header
@@ -474,6 +475,62 @@ def test_a_cohort_that_nobody_is_in(tmp_path: Path, dropouts: str) -> None:
     reasons = {r.reason for _, m, r in sites.sent if m.header.trip == WORK}  # type: ignore[union-attr]
     (why,) = reasons
     assert "1000000000000 are said to be asked, but 5" in why or "two thirds of those who" in why
+
+
+def noisy_sites(folder: Path, **options: Any) -> tuple[Any, Sites]:
+    private = PrivateMean(noise=1.0, clip=0.5, where="clients", **options)
+    base = FedAvg(GroupToy(), batch=8, weights="uniform")
+    algorithm = stack(base, private, SecureSum("skip")).deployed()
+    return algorithm, Sites(algorithm, toy_federation(N), make_vaults(folder, N))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {
+            "bounds": {"delta/mean/head.bias": -9}
+        },  # clipped to 2^-9 with their noise: signs are left
+        {"bounds": {"weight delta/mean": 40}},  # rounded to 16,384: so is all noise
+        {"clients": 1 << 19},
+    ],
+    ids=["bound", "unit", "clients"],
+)
+def test_how_noisy_numbers_are_rounded_is_not_the_servers_choice(
+    tmp_path: Path, told: Told
+) -> None:
+    """A share of noise that is rounded away is not in the sum."""
+    algorithm, sites = noisy_sites(tmp_path)
+
+    def change(i: int, message: Message) -> Message:
+        if message.header.trip != WORK:
+            return message
+        return with_told(message, json.dumps({**json.loads(message.texts["secure"]), **told}))
+
+    sites.change = change
+    with pytest.raises(Stalled):
+        run(algorithm, sites, 1)
+    outcomes = [r for _, m, r in sites.sent if m.header.trip == WORK]
+    assert all(isinstance(r, Lost) and "no server decides" in r.reason for r in outcomes)
+
+
+def test_a_clip_so_small_that_rounding_takes_the_noise(tmp_path: Path) -> None:
+    """Five clients: numbers are rounded to 2^-28, and 1e-9 of noise would be gone. A clip that
+    does not adapt is the recipe's."""
+    for adapts in (True, False):
+        (tmp_path / str(adapts)).mkdir()
+        options = {"quantile": 0.5} if adapts else {}
+        algorithm, sites = noisy_sites(tmp_path / str(adapts), **options)
+        sites.change = lambda i, m: m.note(clip=1e-9) if m.header.trip == WORK else m
+        if not adapts:
+            state = run(algorithm, sites, 1)
+            before = algorithm.init().trees["model"]
+            gap = {n: t - before[n] for n, t in state.trees["model"].items()}
+            assert tree.norm(gap) > 0.5
+            continue
+        with pytest.raises(Stalled):
+            run(algorithm, sites, 1)
+        outcomes = [r for _, m, r in sites.sent if m.header.trip == WORK]
+        assert all(isinstance(r, Lost) and "lost in rounding" in r.reason for r in outcomes)
 
 
 # -- the same masks twice --------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from fedlens import stack
 from fedlens.algorithms import FedAvg
 from fedlens.core.algorithm import Algorithm
 from fedlens.core.privacy import Mechanism
-from fedlens.layers import DPSGD
+from fedlens.layers import DPSGD, PrivateMean
 from fedlens.trust.accounting import epsilon_of
 
 pytest.importorskip("dp_accounting")
@@ -84,3 +84,11 @@ def test_no_metric_leaves_beside_an_epsilon(tmp_path: Path) -> None:
     fields, pieces = place.ask(0, evaluate=True)
     assert (fields["lost"], fields["detail"], pieces) == ("policy", "max_epsilon", [])
     assert ask(place, 0) == ("", True)
+
+
+def test_noise_that_the_server_adds_is_no_noise_of_the_sites(tmp_path: Path) -> None:
+    """What leaves has none, and the server sees it so."""
+    mean = stack(FedAvg(GroupToy(), batch=8), PrivateMean(noise=100.0, max_epsilon=1.0))
+    place = Place(tmp_path, mean.deployed(), policy(2))
+    assert ask(place, 0) == ("max_epsilon", False)
+    assert any("the server adds the noise" in text for text in place.said)

@@ -55,7 +55,7 @@ def partition(
     console().print(f"Picture: {picture}", soft_wrap=True)
 
 
-def picture_file(path: Path) -> Path:
+def picture_file(path: Path, option: str = "--out") -> Path:
     """The file that matplotlib will write: a folder gets one of its own, a name without a suffix
     becomes a PNG. A suffix it does not know is refused before any data is read."""
     from matplotlib.backend_bases import FigureCanvasBase
@@ -67,7 +67,8 @@ def picture_file(path: Path) -> Path:
     known = sorted(FigureCanvasBase.get_supported_filetypes())
     if path.suffix[1:].lower() not in known:
         raise UsageError(
-            f"--out {path}: a picture cannot be a {path.suffix} file; {', '.join(known)} are known"
+            f"{option} {path}: a picture cannot be a {path.suffix} file;"
+            f" {', '.join(known)} are known"
         )
     return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +25,7 @@ from fedlens.runs.text import ACCENT, console, plain
 if TYPE_CHECKING:
     from fedlens.config.recipe import Config
     from fedlens.core.privacy import Mechanism
-    from fedlens.trust.accounting import Account
+    from fedlens.trust.accounting import Account, Statement
 
 app = typer.Typer()
 _POINTS = 10  # rounds in the table
@@ -67,7 +68,7 @@ def privacy(
 
     if epsilon is not None and not epsilon > 0:
         raise UsageError(f"--epsilon must be above 0, not {epsilon:g}")
-    picture = picture_file(plot) if plot else None
+    picture = picture_file(plot, "--plot") if plot else None
     config = read_config(recipe, overrides)
     with loading():
         account = account_of(config, examples_)
@@ -76,39 +77,53 @@ def privacy(
     assert worst is not None
     mechanism = worst[0]
     out = console()
-    out.print(plain(f"{config.name}, {rounds} rounds: {statement_of(*worst).sentence()}"))
+    out.print(
+        plain(
+            f"{config.name}, {rounds} rounds: {statement_of(*worst, account.personal).sentence()}"
+        )
+    )
     print_sites(account, rounds)
     steps = sorted({max(1, rounds * k // _POINTS) for k in range(1, _POINTS + 1)})
     print_rounds(steps, spent_by_round(mechanism, steps))
     if mechanism.max_epsilon is not None:
         out.print(_ends(mechanism, rounds))
     if epsilon is not None:
-        noise = noise_for(epsilon, mechanism, rounds)
-        told = statement_of(replace(mechanism, noise=noise), rounds)
-        out.print(plain(f"for epsilon {epsilon:g}: noise = {noise:.4g}; then {told.sentence()}"))
+        noise = _rounded_up(noise_for(epsilon, mechanism, rounds))
+        told = statement_of(replace(mechanism, noise=noise), rounds, account.personal)
+        out.print(plain(f"for epsilon {epsilon:g}: noise = {noise:g}; then {told.sentence()}"))
     if picture:
-        draw_rounds(mechanism, rounds, picture, config.name)
+        draw_rounds(statement_of(*worst, account.personal), mechanism, rounds, picture, config.name)
         out.print(f"Picture: {picture}", soft_wrap=True)
 
 
+def _rounded_up(noise: float) -> float:
+    """To four digits: what is typed in from here must be enough."""
+    unit = Decimal(1).scaleb(Decimal(noise).adjusted() - 3)
+    return float(Decimal(noise).quantize(unit, ROUND_CEILING))
+
+
 def account_of(config: Config, examples: int | None) -> Account:
-    """With the sizes of the data, or with those that the user gives."""
+    """With the sizes of the data, or with those that the user gives. What a run would refuse is
+    refused here too, as far as the data is here."""
     from fedlens.data.source import DataError
-    from fedlens.runs.setup import load_federation
+    from fedlens.runs.setup import make_setup, try_one_example
     from fedlens.trust.accounting import open_account
 
-    clients = config.settings.clients
+    settings = config.settings
+    clients = settings.clients
     if examples is not None:
+        algorithm = config.build_algorithm(config.build_task())
         sizes = dict.fromkeys(range(clients), examples)
     else:
         try:
-            held = config.build_task().admit(load_federation(config)).holdings
+            setup = make_setup(config)
         except DataError as e:
             raise UsageError(f"{e}; or say how many examples a site has: --examples N") from e
+        try_one_example(setup)
+        algorithm, held = setup.algorithm, setup.federation.holdings
         sizes = {i: len(h) for i, h in enumerate(held) if hasattr(h, "__len__")}
         clients = len(held)
-    algorithm = config.build_algorithm(config.build_task())
-    account = open_account(algorithm, clients, config.settings.cohort, sizes.get)
+    account = open_account(algorithm, clients, settings.cohort, sizes.get, settings.personal)
     if account is None:
         stack = " + ".join(type(p).__name__ for p in algorithm.parts())
         raise UsageError(
@@ -164,10 +179,12 @@ def _ends(mechanism: Mechanism, rounds: int) -> str:
     return f"[yellow]the run will end after {most} of {rounds} rounds: {limit}[/]"
 
 
-def draw_rounds(mechanism: Mechanism, rounds: int, picture: Path, title: str) -> None:
+def draw_rounds(
+    told: Statement, mechanism: Mechanism, rounds: int, picture: Path, title: str
+) -> None:
     import matplotlib
 
-    from fedlens.trust.accounting import spent_by_round, statement_of
+    from fedlens.trust.accounting import spent_by_round
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -176,12 +193,12 @@ def draw_rounds(mechanism: Mechanism, rounds: int, picture: Path, title: str) ->
     figure, axes = pyplot.subplots(figsize=(6.4, 4.0))
     axes.plot(steps, spent_by_round(mechanism, steps))
     if mechanism.max_epsilon is not None:
-        axes.axhline(mechanism.max_epsilon, linestyle="--", linewidth=0.8)
-    told = statement_of(mechanism, rounds)
+        axes.axhline(mechanism.max_epsilon, linestyle="--", linewidth=0.8, label="max_epsilon")
+        axes.legend(loc="lower right", fontsize=8, frameon=False)
     axes.set(xlabel="rounds", ylabel=f"epsilon at delta {told.delta:g}", ylim=(0, None))
     axes.set_title(f"{title}: single {told.unit}s, noise {told.noise:g} x clip", fontsize=10)
-    note = f"{told.relation}\n{told.sampling}\n{told.accountant}"
-    figure.text(0.01, 0.01, note, fontsize=6, va="bottom")
-    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    lines = (told.relation, told.sampling, told.accountant, told.randomness, told.outside)
+    figure.text(0.01, 0.01, "\n".join(filter(None, lines)), fontsize=6, va="bottom")
+    figure.tight_layout(rect=(0, 0.15, 1, 1))
     figure.savefig(picture, dpi=150)
     pyplot.close(figure)

@@ -5,6 +5,7 @@ algorithm.
 from __future__ import annotations
 
 import copy
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -215,6 +216,11 @@ class Algorithm(metaclass=Limited):
     def quorum(self, asked: int) -> int:
         """Of so many clients that are asked, how many must answer for a round to count."""
         return 1
+
+    def share_noise(self, message: Message) -> float:
+        """The least deviation of the noise that this client adds to a number; infinite where it
+        adds none."""
+        return math.inf
 
     def expects(self, message: Message) -> Mapping[str, Tree]:
         """For every tree of a reply, a tree with the same names, shapes and types. Whatever does
@@ -449,13 +455,26 @@ class Layer(Algorithm):
         return type(self).client_step is not Layer.client_step and not self.post_processes
 
     def _check_noise(self, inner: Algorithm) -> None:
-        """What a layer sends beside noisy updates would not be noisy."""
+        """What a layer sends beside noisy updates would not be noisy; and noise that is added to a
+        sum is meant for its parts as they are.
+        """
+        name, acts = type(self).__name__, type(self).client_step is not Layer.client_step
         for part in inner.parts():
-            if isinstance(part, Layer) and part.protects and self.looks_at_data:
-                name, noisy = type(self).__name__, type(part).__name__
+            if not isinstance(part, Layer) or not part.protects:
+                continue
+            noisy = type(part).__name__
+            if self.protects:
+                raise StackError(f"{name} and {noisy} each state an epsilon: keep one of them")
+            if self.looks_at_data:
                 raise StackError(
                     f"{name} looks at a client's data or losses by itself, and {noisy} makes noisy"
                     f" only what comes from further in: leave one of them out"
+                )
+            changes = self.stage == "merge" and (acts or self.own_needs == "replies")
+            if part.protects == "client" and changes:
+                raise StackError(
+                    f"{name} changes single updates after {noisy} has clipped them, so that its"
+                    " noise would no longer fit them: leave one of them out"
                 )
 
     def check(self, inner: Algorithm) -> None:

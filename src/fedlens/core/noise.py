@@ -37,6 +37,11 @@ def draw_chosen(count: int, rate: float, rng: Generator | None = None) -> Tensor
     return (chances < rate).nonzero().flatten()
 
 
+def secret_generator() -> Generator:
+    """Of what is random but adds no noise, such as augmentation: nobody else has its seed."""
+    return Generator().manual_seed(int.from_bytes(os.urandom(8), "big") >> 1)
+
+
 def _system(count: int, open_end: int = 0) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Uniform in [0, 1), or in (0, 1] with open_end=1; 53 bits each."""
     words = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)

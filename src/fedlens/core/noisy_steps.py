@@ -77,11 +77,7 @@ class ExampleGradients:
 
     def _together(self, learning: Mapping[str, nn.Parameter], batch: Batch) -> Gradients:
         def alone(weights: dict[str, Tensor], example: Batch) -> Tensor:
-            named = {f"model.{n}": t for n, t in weights.items()}
-            found: Tensor = functional_call(
-                self.holder, named, ({k: v[None] for k, v in example.items()},)
-            )
-            return found
+            return self._alone(weights, {k: v[None] for k, v in example.items()})
 
         weights = {n: p.detach() for n, p in learning.items()}
         made = vmap(grad_and_value(alone), in_dims=(None, 0), randomness="different")
@@ -89,11 +85,19 @@ class ExampleGradients:
             gradients, losses = made(weights, batch)
         return gradients, losses.detach()
 
+    def _alone(self, weights: Mapping[str, Tensor], example: Batch) -> Tensor:
+        """The loss of one. What a network remembers of it (its buffers) has no noise: it is
+        written to copies, and forgotten."""
+        kept = {n: t.clone() for n, t in self.model.named_buffers()}
+        named = {f"model.{n}": t for n, t in {**kept, **weights}.items()}
+        found: Tensor = functional_call(self.holder, named, (example,))
+        return found
+
     def _one_by_one(self, learning: Mapping[str, nn.Parameter], batch: Batch) -> Gradients:
         rows: dict[str, list[Tensor]] = {n: [] for n in learning}
         losses = []
         for example in _pieces(batch, 1):
-            loss = self.holder.loss(example)
+            loss = self._alone(learning, example)
             found = torch.autograd.grad(loss, list(learning.values()), allow_unused=True)
             for (n, p), g in zip(learning.items(), found, strict=True):
                 rows[n].append(torch.zeros_like(p) if g is None else g)

@@ -189,6 +189,10 @@ def run(
     """
     if late and algorithm.hides_singles:
         raise ValueError("late replies have no place in a sum that is opened in its own round")
+    if late and any(getattr(part, "protects", None) == "client" for part in algorithm.parts()):
+        raise ValueError(
+            "late replies were clipped for another round's noise: set federation.late=0"
+        )
     here = progress or Progress(algorithm.init())
     test = as_data(test)
     silent = skipped = 0  # rounds in a row

@@ -26,10 +26,11 @@ from torch import nn
 
 from fedlens.algorithms.fedavg import FedAvg, TrainingLayer
 from fedlens.core.algorithm import Algorithm, Layer, StackError
-from fedlens.core.client import Client, Data, NoisySteps, generator
+from fedlens.core.client import Client, Data, NoisySteps, generator, seeded
 from fedlens.core.federation import Federation
-from fedlens.core.limits import Count, Positive, PositiveShare
+from fedlens.core.limits import Count, Positive, ProperShare
 from fedlens.core.message import Message
+from fedlens.core.noise import secret_generator
 from fedlens.core.privacy import Mechanism, Unit
 
 _STREAM = 0xD9
@@ -49,7 +50,7 @@ class DPSGD(TrainingLayer):
 
     noise: Positive = 1.0
     clip: Positive = 1.0
-    delta: PositiveShare = 1e-5
+    delta: ProperShare = 1e-5
     max_epsilon: Positive | None = None
     microbatch: Count = 32
     protects: ClassVar[Unit | None] = "example"
@@ -96,6 +97,8 @@ class DPSGD(TrainingLayer):
     def rehearse(self, federation: Federation) -> None:
         """Two examples together must lose what they lose alone, on average."""
         self.inner.rehearse(federation)
+        for holding in federation.holdings:
+            _check_copies(holding)
         data = next((h for h in federation.holdings if isinstance(h, Data) and len(h) > 1), None)
         if data is None:
             return
@@ -112,10 +115,18 @@ class DPSGD(TrainingLayer):
             )
 
     def client_step(self, message: Message, client: Client) -> Message:
-        seeded = generator(message.header.seed, message.round, client.id, _STREAM)
-        rng = None if self._real else seeded
-        steps = NoisySteps(self.clip, self.noise, self.microbatch, rng)
-        reply = self.inner.client_step(message, client.with_noise(steps))
+        _check_copies(client.data)
+        seed = message.header.seed, message.round, client.id, _STREAM
+        rng = None if self._real else generator(*seed)
+        noisy = client.with_noise(NoisySteps(self.clip, self.noise, self.microbatch, rng))
+        if self._real:
+            # One more example in a batch moves the augmentation and dropout of those behind it: to
+            # whoever knows that stream, many gradients would change and not one.
+            own = secret_generator()
+            with seeded(own):
+                reply = self.inner.client_step(message, replace(noisy, rng=own))
+        else:
+            reply = self.inner.client_step(message, noisy)
         return replace(reply, scalars={k: v for k, v in reply.scalars.items() if k != "loss"})
 
     def mechanism(self, examples: int, population: int, cohort: int) -> Mechanism:
@@ -135,6 +146,16 @@ class DPSGD(TrainingLayer):
         layer = copy.copy(self)
         layer.inner, layer._real = self.inner.deployed(), True
         return layer
+
+
+def _check_copies(data: object) -> None:
+    """Data that counts an example several times could have it in a batch as often."""
+    if (times := getattr(data, "repeat", 1)) > 1:
+        raise ValueError(
+            f"each example is counted {times} times (data.repeat), so that a batch can hold it more"
+            " than once and DPSGD's clip would not bound what it does: set data.repeat=1, and more"
+            " epochs instead"
+        )
 
 
 def _counts_examples(module: nn.Module) -> bool:

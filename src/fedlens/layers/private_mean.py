@@ -33,7 +33,7 @@ from fedlens.algorithms.fedavg import TrainingLayer
 from fedlens.core import tree
 from fedlens.core.algorithm import Algorithm, Layer, StackError, Stage, server_rng
 from fedlens.core.client import Client, generator
-from fedlens.core.limits import Count, Positive, PositiveShare, ProperShare
+from fedlens.core.limits import Count, Positive, ProperShare
 from fedlens.core.message import Message
 from fedlens.core.noise import draw_normal
 from fedlens.core.privacy import Mechanism, Unit
@@ -67,7 +67,7 @@ class PrivateMean(TrainingLayer):
     where: Literal["server", "clients"] = "server"
     least: Count | None = None
     secret_cohort: bool = False
-    delta: PositiveShare = 1e-5
+    delta: ProperShare = 1e-5
     max_epsilon: Positive | None = None
     stage: ClassVar[Stage] = "merge"
     merges: ClassVar[bool] = True
@@ -78,9 +78,10 @@ class PrivateMean(TrainingLayer):
     def check(self, inner: Algorithm) -> None:
         base = self.under(inner)
         for part in inner.parts():
-            if isinstance(part, Layer) and part.protects:
+            if isinstance(part, Layer) and _reads_numbers(part):
                 raise StackError(
-                    f"PrivateMean and {type(part).__name__} each state an epsilon: keep one of them"
+                    f"{type(part).__name__}'s server half reads numbers of the clients, which"
+                    " PrivateMean does not let out: leave one of them out"
                 )
         if inner.needs != "sums" or "delta" in inner.weighing():
             who = [type(p).__name__ for p in inner.parts() if p.needs != "sums" or p.weighs]
@@ -133,7 +134,7 @@ class PrivateMean(TrainingLayer):
 
     def client_step(self, message: Message, client: Client) -> Message:
         reply = self.inner.client_step(message, client)
-        clip, delta = message.scalars["clip"], reply.trees["delta"]
+        clip, delta = self._clip(message), reply.trees["delta"]
         length = tree.norm(delta)
         within = length <= clip
         if not math.isfinite(length):
@@ -144,20 +145,22 @@ class PrivateMean(TrainingLayer):
         if self.quantile is not None:
             sent["below"] = {"bit": torch.tensor([0.5 if within else -0.5])}
         if self.where == "clients":
-            sent = self._with_shares(sent, clip, message, client)
+            sent = self._with_shares(sent, message, client)
         kept = {n for n, scalar in self.declared().items() if scalar.read == "local"}
         scalars = {n: v for n, v in reply.scalars.items() if n in kept}
         return replace(reply.put(**sent), scalars=scalars, weights={n: {"mean": 1.0} for n in sent})
 
     def _with_shares(
-        self, sent: Mapping[str, Tree], clip: float, message: Message, client: Client
+        self, sent: Mapping[str, Tree], message: Message, client: Client
     ) -> dict[str, Tree]:
-        m = _cohort(message)
-        share = 1 / math.sqrt(self.shares_of(m))
         seeded = generator(message.header.seed, message.round, client.id, _STREAM)
         rng = None if self._real else seeded
-        deviations = {"delta": self.update_noise(m) * clip, "below": self.count_noise(m)}
-        return {n: add_noise(arrays, share * deviations[n], rng) for n, arrays in sent.items()}
+        deviations = self._share_noises(message)
+        return {n: add_noise(arrays, deviations[n], rng) for n, arrays in sent.items()}
+
+    def _clip(self, message: Message) -> float:
+        """One that does not adapt is the recipe's, whatever a server says."""
+        return self.clip if self.quantile is None else message.scalars["clip"]
 
     # -- how much noise ----------------------------------------------------------------------------
 
@@ -167,6 +170,23 @@ class PrivateMean(TrainingLayer):
 
     def noise_shares(self, cohort: int) -> int:
         return self.shares_of(cohort) if self.where == "clients" else 0
+
+    def check_cohort(self, asked: int) -> None:
+        if self.noise_shares(asked) > asked:
+            raise ValueError(
+                f"least={self.least} shares of noise must be in a sum, but {asked} clients are"
+                " asked: set a smaller one, or a larger cohort"
+            )
+
+    def share_noise(self, message: Message) -> float:
+        return min(self._share_noises(message).values()) if self.where == "clients" else math.inf
+
+    def _share_noises(self, message: Message) -> dict[str, float]:
+        """Deviations of what one client adds, by tree."""
+        m = _cohort(message)
+        share = 1 / math.sqrt(self.shares_of(m))
+        found = {"delta": share * self.update_noise(m) * self._clip(message)}
+        return found if self.quantile is None else {**found, "below": share * self.count_noise(m)}
 
     def count_noise(self, cohort: int) -> float:
         """s, the deviation of the noise on the count of those within the clip."""
@@ -203,6 +223,11 @@ def add_noise(arrays: Tree, deviation: float, rng: torch.Generator | None) -> Tr
     counts: Sequence[int] = [t.numel() for t in arrays.values()]
     drawn = torch.split(draw_normal(sum(counts), deviation, rng), list(counts))
     return {n: t + z.view(t.shape).to(t) for (n, t), z in zip(arrays.items(), drawn, strict=True)}
+
+
+def _reads_numbers(part: Layer) -> bool:
+    sent = any(scalar.read != "local" for scalar in part.reports.values())
+    return sent and type(part).server_step is not Layer.server_step
 
 
 def _cohort(message: Message) -> int:

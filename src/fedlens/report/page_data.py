@@ -57,9 +57,14 @@ def reference_lines(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def privacy_lines(summary: Mapping[str, Any]) -> list[str]:
-    """What a run cost in differential privacy, in full, and why it ended early if it did."""
+def privacy_lines(
+    summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]] = ()
+) -> list[str]:
+    """What a run cost in differential privacy, in full, and why it ended early if it did. rounds:
+    the last of them says it while a run is under way."""
     told = as_table(summary.get("privacy")).get("sentence")
+    if told is None and rounds:
+        told = rounds[-1].get("privacy")
     lines = [f"Differential privacy: {printable(told)}"] if isinstance(told, str) else []
     stopped = summary.get("stopped")
     return [*lines, printable(stopped)] if isinstance(stopped, str) and stopped else lines
@@ -85,7 +90,7 @@ def run_view(run: RunFolder, source: Callable[[Path], str]) -> dict[str, Any]:
         "config": run.config_text,
         "settings": flat_settings(run.config),
         "summary": run.summary,
-        "references": [*reference_lines(run.summary), *privacy_lines(run.summary)],
+        "references": [*reference_lines(run.summary), *privacy_lines(run.summary, run.rounds)],
         "audit": _audit(run.path / "audit.json"),
     }
     cleaned: dict[str, Any] = json_safe(seen)

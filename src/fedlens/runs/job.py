@@ -202,7 +202,7 @@ class _Job:
         with threads(settings.threads):
             # weights to start from or a package may be missing: before anything is written
             start = self.setup.algorithm.init()
-            self._open_account()
+            self._open_account(found[0].done if found else 0)
         self._describe()
         with (
             threads(settings.threads),
@@ -278,7 +278,7 @@ class _Job:
             if settings.evaluate_every and not self.records[-1]["metrics"]:
                 self.start = self._evaluate_start(progress)
 
-    def _open_account(self) -> None:
+    def _open_account(self, done: int) -> None:
         """What the run has spent before, whatever its checkpoint remembers of it."""
         held = enumerate(self.setup.federation.holdings)
         self.sizes = {i: len(data) for i, data in held if hasattr(data, "__len__")}
@@ -286,13 +286,29 @@ class _Job:
             self.setup.algorithm,
             len(self.setup.federation),
             self.setup.settings.cohort,
-            lambda client: self.sizes.get(client),
+            self._size,
+            self.setup.personal,
         )
         if self.account is not None:
             part: Any = accounting.private_part(self.setup.algorithm)
             seeded = part.mechanism(1, 1, 1).seeded
             self.journal = Journal(self.folder / accounting.PRIVACY_FILE, seeded)
-            self.journal.replay(self.account)
+            try:
+                self.journal.replay(self.account, done)
+            except ValueError as e:
+                raise ConfigError(str(e)) from e
+
+    def _size(self, client: int) -> int | None:
+        """How many examples a client has; of all that it ever had, what costs most. A site that is
+        not here any more has spent all the same."""
+        part: Any = accounting.private_part(self.setup.algorithm)
+        found = set(self.journal.sizes.get(client, ()))
+        if client in self.sizes:
+            found.add(self.sizes[client])
+        if len(found) < 2:
+            return next(iter(found), None)
+        people = len(self.setup.federation), self.setup.settings.cohort or 1
+        return max(found, key=lambda n: accounting.spent_by_round(part.mechanism(n, *people), [1]))
 
     def _charge(self, number: int, asked: Sequence[int]) -> Mapping[str, float] | None:
         """On the disk before anybody is asked: a kill gives nothing back."""
@@ -309,7 +325,7 @@ class _Job:
                 self.stopped = f"stopped after round {number}: {e}"
                 self.listener.log(self.stopped)
                 return None
-            self.journal.write(number, asked)
+            self.journal.write(number, asked, self.sizes)
         spent = self.account.epsilon()
         return {} if spent is None else {"epsilon": spent}
 
@@ -356,6 +372,8 @@ class _Job:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(memory))
         with interrupts_deferred():
             record = describe(finished, self.setup.algorithm)
+            if self.account and (told := self.account.statement()):
+                record["privacy"] = told.sentence()  # no epsilon without it
             with name_in_errors(lines := self.folder / "metrics.jsonl"), lines.open("a") as f:
                 f.write(json.dumps(record) + "\n")
             self.records.append(record)

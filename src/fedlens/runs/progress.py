@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from fedlens.report.page_data import UNEVALUATED, reference_lines
+from fedlens.report.page_data import UNEVALUATED, privacy_lines, reference_lines
 from fedlens.runs.listener import Listener
 from fedlens.runs.setup import Setup
 from fedlens.runs.text import ACCENT, console, count, duration, few, rounded, size, spark
@@ -257,4 +257,5 @@ def closing_lines(summary: Mapping[str, Any]) -> list[str]:
         costs.append(f"{count(skipped, 'round')} skipped")
     if missing := summary["unevaluated"]:
         costs.append(f"{count(missing, 'evaluation')} by clients lost")
-    return ["  ".join(results) or "done", *reference_lines(summary), ", ".join(costs)]
+    about = [*reference_lines(summary), *privacy_lines(summary)]
+    return ["  ".join(results) or "done", *about, ", ".join(costs)]

@@ -124,7 +124,10 @@ _RUN = {
     "fedlens_bytes_down_total": ("Bytes to clients", "counter"),
     "fedlens_seconds_total": ("Seconds of all rounds", "counter"),
     "fedlens_last_round_seconds": ("Seconds of the last round", "gauge"),
-    "fedlens_epsilon": ("Differential privacy spent, where a layer accounts for it", "gauge"),
+    "fedlens_epsilon": (
+        "Epsilon spent; the whole statement is in metrics.jsonl",
+        "gauge",
+    ),
 }
 
 

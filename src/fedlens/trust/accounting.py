@@ -197,6 +197,7 @@ class Statement:
         sums: noisy ones, of the client that paid most.
         accountant: by which `epsilon` was found, and what another one says.
         randomness: where the noise comes from.
+        outside: what else leaves, and is not covered.
     """
 
     epsilon: float
@@ -208,6 +209,7 @@ class Statement:
     sums: int
     accountant: str
     randomness: str
+    outside: str = ""
 
     def table(self) -> dict[str, Any]:
         return asdict(self)
@@ -217,15 +219,26 @@ class Statement:
             f"epsilon {self.epsilon:.3g} at delta {self.delta:g} for single {self.unit}s"
             f" ({self.relation}); {self.sampling}; {self.sums} sums with noise {self.noise:g} x"
             f" clip; {self.accountant}; {self.randomness}"
+            f"{f'; {self.outside}' if self.outside else ''}"
         )
 
 
-def statement_of(mechanism: Mechanism, rounds: int) -> Statement:
+# of clients' own metrics, which leave without noise: their held-out parts are not trained on, but
+# belong to a whole client, as does the model of its own that is measured
+_METRICS = {
+    "example": "metrics on sites' held-out examples leave without noise: it covers none of those",
+    "client": "metrics on clients' held-out examples leave without noise: this epsilon is of the"
+    " model alone, not of all that is seen of a client",
+}
+
+
+def statement_of(mechanism: Mechanism, rounds: int, personal: bool = False) -> Statement:
     """Epsilon of a mechanism, with everything that it depends on.
 
     Args:
         mechanism: what adds the noise.
         rounds: how many.
+        personal: clients send metrics of their own.
     """
     spent = [(mechanism, rounds)]
     used = accountant_of(mechanism)
@@ -245,6 +258,7 @@ def statement_of(mechanism: Mechanism, rounds: int) -> Statement:
         sums=rounds * mechanism.steps,
         accountant=f"{used.upper()} of dp-accounting {_version()}{other}",
         randomness=_randomness(mechanism),
+        outside=_METRICS[mechanism.unit] if personal else "",
     )
 
 
@@ -314,6 +328,7 @@ class Account:
         sizes: how many examples a client has; None while that is not known.
         asked: rounds that each client was asked in.
         rounds: all of them.
+        personal: clients send metrics of their own, without noise.
     """
 
     algorithm: Algorithm
@@ -322,6 +337,7 @@ class Account:
     sizes: Callable[[int], int | None]
     asked: Counter[int] = field(default_factory=Counter)
     rounds: int = 0
+    personal: bool = False
 
     def mechanism(self, client: int) -> Mechanism | None:
         """What a round costs this client; None while its size is not known."""
@@ -337,15 +353,15 @@ class Account:
 
     def charge(self, clients: Sequence[int]) -> None:
         """Clients are about to be asked. Raises BudgetSpent if one may not be any more."""
-        after = replace(self, asked=self.asked + Counter(clients), rounds=self.rounds + 1)
-        worst = after.costliest(clients)
-        limit = worst[0].max_epsilon if worst else None
-        if worst and limit is not None and _exceeds(worst, limit):
+        if beyond := self.overdrawn(clients):
+            worst = max(beyond, key=lambda client: beyond[client])
+            mechanism = self.mechanism(worst)
+            assert mechanism is not None
             raise BudgetSpent(
-                f"another round would cost epsilon {_cost(*worst):.4g} at delta"
-                f" {worst[0].delta:g}, more than max_epsilon = {limit:g}"
+                f"another round would cost epsilon {beyond[worst]:.4g} at delta"
+                f" {mechanism.delta:g}, more than max_epsilon = {mechanism.max_epsilon:g}"
             )
-        self.asked, self.rounds = after.asked, after.rounds
+        self.asked, self.rounds = self.asked + Counter(clients), self.rounds + 1
 
     def overdrawn(self, clients: Sequence[int]) -> dict[int, float]:
         """Those that may not be asked once more, and the epsilon that it would cost each."""
@@ -362,7 +378,7 @@ class Account:
         """Of the client that paid most: clients' examples are different ones, so that is what the
         whole run costs. None while nothing is known."""
         worst = self.costliest()
-        return statement_of(*worst) if worst else None
+        return statement_of(*worst, self.personal) if worst else None
 
     def epsilon(self) -> float | None:
         worst = self.costliest()
@@ -380,12 +396,20 @@ class Account:
         return mechanism, self.rounds if drawn else self.asked[client]
 
     def costliest(self, clients: Iterable[int] | None = None) -> tuple[Mechanism, int] | None:
-        """By RDP, which is quick; clients that are alike are looked at once."""
+        """Clients that are alike are looked at once. RDP is quick and never below: where it is not
+        above the most that was found, there is no need to look closer."""
         who = range(self.population) if clients is None else clients
         kinds = {paid for i in who if (paid := self._paid(i))}
         if len(kinds) <= 1:
             return next(iter(kinds), None)
-        return max(kinds, key=lambda kind: _cost(kind[0], kind[1], "rdp"))
+        quick = {kind: _cost(*kind, "rdp") for kind in kinds}
+        worst, most = None, -1.0
+        for kind in sorted(kinds, key=lambda kind: -quick[kind]):
+            if quick[kind] <= most:
+                break
+            if (cost := _cost(*kind)) > most:
+                worst, most = kind, cost
+        return worst
 
 
 def _exceeds(paid: tuple[Mechanism, int], limit: float) -> bool:
@@ -401,12 +425,14 @@ def _cost(mechanism: Mechanism, rounds: int, accountant: Accountant = "pld") -> 
 
 @dataclass
 class Journal:
-    """Who was asked in which round, in a file that only grows. A round that is asked again after a
-    kill counts again, except where noise follows from the seed: then the same bytes are made."""
+    """Who was asked in which round, with how many examples, in a file that only grows. A round that
+    is asked again after a kill counts again, except where noise follows from the seed: then the
+    same bytes are made."""
 
     path: Path
     seeded: bool
     known: set[int] = field(default_factory=set)  # rounds
+    sizes: dict[int, set[int]] = field(default_factory=dict)  # all that each client ever had
 
     def read(self) -> list[tuple[int, list[int]]]:
         if not self.path.exists():
@@ -418,20 +444,33 @@ class Journal:
             except ValueError:  # torn by a kill: nobody was asked yet
                 continue
             found.append((int(table["round"]), [int(i) for i in table["asked"]]))
+            self._see({int(i): int(n) for i, n in table.get("examples", {}).items()})
         return found
 
-    def write(self, number: int, asked: Sequence[int]) -> None:
-        """On the disk before it returns."""
-        line = json.dumps({"round": number, "asked": list(asked)}) + "\n"
+    def write(self, number: int, asked: Sequence[int], sizes: Mapping[int, int]) -> None:
+        """On the disk before it returns. sizes: examples, where known."""
+        here = {i: sizes[i] for i in asked if i in sizes}
+        line = json.dumps({"round": number, "asked": list(asked), "examples": here}) + "\n"
         with name_in_errors(self.path), self.path.open("a") as file:
             file.write("\n" + line)  # whatever a kill left of the line before ends here
             file.flush()
             os.fsync(file.fileno())
         self.known.add(number)
+        self._see(here)
 
-    def replay(self, account: Account) -> None:
-        """Everything that was ever charged, whatever a checkpoint remembers."""
+    def _see(self, sizes: Mapping[int, int]) -> None:
+        for client, size in sizes.items():
+            self.sizes.setdefault(client, set()).add(size)
+
+    def replay(self, account: Account, done: int = 0) -> None:
+        """Everything that was ever charged, whatever a checkpoint remembers; a ValueError where
+        the file has lost some of its `done` rounds."""
         lines = self.read()
+        if missing := sorted(set(range(done)) - {number for number, _ in lines}):
+            raise ValueError(
+                f"{self.path} says nothing of round {missing[0]}, which was run: bring the file"
+                " back, or nobody knows what was spent"
+            )
         if self.seeded:
             lines = list({number: (number, asked) for number, asked in lines}.values())
         account.asked = Counter(i for _, asked in lines for i in asked)
@@ -444,14 +483,19 @@ class Journal:
 
 
 def open_account(
-    algorithm: Algorithm, population: int, cohort: int | None, sizes: Callable[[int], int | None]
+    algorithm: Algorithm,
+    population: int,
+    cohort: int | None,
+    sizes: Callable[[int], int | None],
+    personal: bool = False,
 ) -> Account | None:
-    """None for a stack that promises nothing."""
+    """None for a stack that promises nothing. personal: clients are evaluated too."""
     if private_part(algorithm) is None:
         return None
     import dp_accounting  # noqa: F401  missed before the first round, not in it
 
-    return Account(algorithm, population, cohort or population, sizes)
+    personal = personal or algorithm.personalises
+    return Account(algorithm, population, cohort or population, sizes, personal=personal)
 
 
 def planned(account: Account, rounds: int) -> Account:

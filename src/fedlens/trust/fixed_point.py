@@ -49,6 +49,7 @@ RISE = 4  # by which it may be above its last
 DRIFT = 6  # powers of two that a mean weight may be away from its unit
 MOST_UNIT = 256
 COARSE = 2.0**-8  # a mean weight below this leaves a tensor of unknown size too few bits
+FINE_SHARE = 16  # units in the deviation of a client's noise: rounding then takes nothing from it
 TYPES = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 MASKED = "masked"  # the tree of a reply
 SATURATED, WRITERS, BROKEN = "saturated", "writers", "broken"
@@ -79,6 +80,11 @@ class Slot(NamedTuple):
 def scale_of(bits: int, bound: int, clients: int) -> int:
     """A value times 2^this is a whole number below 2^(bits - 1) / clients."""
     return bits - 1 - clients.bit_length() - bound
+
+
+def unit_of(clients: int) -> float:
+    """What the entries of a tensor of unknown size are rounded to."""
+    return math.ldexp(1.0, -scale_of(64, FIRST_BOUND, clients))
 
 
 @dataclass(frozen=True)

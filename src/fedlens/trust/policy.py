@@ -65,7 +65,8 @@ class Terms:
         evaluates: whether clients are asked for metrics on their own held-out data.
         generates: whether a generator of images would run here.
         modules: of somebody's own code.
-        epsilon: that the recipe promises not to exceed (max_epsilon of its layer).
+        epsilon: that the recipe promises not to exceed (max_epsilon of its layer), by noise that
+            is in a reply before it leaves; what a server adds is that server's promise.
         delta: at which that is meant.
         tells_size: whether a site says how many examples it has.
     """
@@ -93,6 +94,8 @@ class Terms:
 def terms_of(config: Config, algorithm: Algorithm, own_name: bool = True) -> Terms:
     """What this recipe asks; `algorithm` is built of it and knows what is public about the data."""
     s, parts, noisy = config.settings, list(algorithm.parts()), private_part(algorithm)
+    if getattr(noisy, "where", "") == "server":
+        noisy = None
     cohort = s.cohort or s.clients
     header = Header(0, s.rounds, s.seed, population=s.clients, cohort=cohort)
     message = algorithm.broadcast(algorithm.init().with_header(header)).with_header(header)
@@ -225,6 +228,8 @@ class Policy(metaclass=Limited):
             return None
         if cost is None or cost.seeded:
             return PolicyError("max_epsilon", "what is asked for has no noise of this site's own")
+        if cost.where == "server":
+            return PolicyError("max_epsilon", "the server adds the noise, and sees what has none")
         if not recorded:
             return PolicyError("max_epsilon", "without a ledger nobody knows what was spent")
         spent = site_epsilon(cost, so_far.charges.items(), self.max_delta)
@@ -293,7 +298,10 @@ class Policy(metaclass=Limited):
                     "max_delta", f"delta {terms.delta:g} is more than {self.max_delta:g}"
                 )
             return None
-        promised = "promises none" if terms.epsilon is None else f"promises {terms.epsilon:g}"
+        none = terms.epsilon is None
+        promised = (
+            "promises none by noise in what leaves" if none else f"promises {terms.epsilon:g}"
+        )
         return PolicyError("max_epsilon", f"epsilon {self.max_epsilon:g} is asked, it {promised}")
 
     def _too_few(self, cohort: int) -> PolicyError:

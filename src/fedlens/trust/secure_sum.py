@@ -59,6 +59,7 @@ from fedlens.core.replies import SIZE, Lost, Replies
 from fedlens.core.tree import Tree
 from fedlens.trust.fixed_point import (
     BROKEN,
+    FINE_SHARE,
     MASKED,
     MOST_UNIT,
     SATURATED,
@@ -68,6 +69,7 @@ from fedlens.trust.fixed_point import (
     decode,
     encode,
     too_coarse,
+    unit_of,
 )
 from fedlens.trust.masking import Streams, Tampered, add_masks, expand, few_masks, fingerprint
 from fedlens.trust.roster import (
@@ -410,6 +412,8 @@ class SecureSum(Layer):
         bounds = {str(k): int(e) for k, e in fields.get("bounds", {}).items()}
         if any(abs(e) > MOST_UNIT for e in bounds.values()):
             raise Declined("the message has a bound that is out of all proportion")
+        if self._is_noisy and (bounds or clients != (header.cohort or header.population)):
+            raise Declined("where clients add noise, no server decides how numbers are rounded")
         return Layout.of(
             self.inner.expects(message),
             self.inner.weighing(),
@@ -439,8 +443,9 @@ class SecureSum(Layer):
         if trip != WORK:  # would be neither charged nor remembered
             raise Declined(f"{trip} is no trip of a round")
         masks = self._masks(fields, message, client, vault)
-        reply = self.inner.client_step(message, client)
         layout = self._layout(message)
+        self._check_rounding(message, layout)
+        reply = self.inner.client_step(message, client)
         values, flats = to_numbers(layout, self.inner.declared(), message, client, reply)
         if self._is_noisy:
             values |= {name: 0.0 for name in values if name.startswith("moment ")}
@@ -448,6 +453,13 @@ class SecureSum(Layer):
         return replace(
             masked, texts=put_fields(Message(), **self._invited(fields, client, vault)).texts
         )
+
+    def _check_rounding(self, message: Message, layout: Layout) -> None:
+        """A client's share of the noise must be far above what numbers are rounded to, or rounding
+        takes it away: a server that sends a tiny clip would see counts without noise."""
+        least = min(part.share_noise(message) for part in self.inner.parts())
+        if not least >= FINE_SHARE * unit_of(layout.clients):
+            raise Declined(f"noise of {least:.2g} would be lost in rounding: the clip is too small")
 
     def score(self, message: Message, client: Client) -> Message:
         fields, vault = read_fields(message), self._vault_of(message, client)
