@@ -136,15 +136,25 @@ def _error_of(sent: Sent, power: Tensor) -> Tensor:
     return (2 * here / freedom / curvature).sqrt().clamp_max(1.0)
 
 
-def find_kernel(found: Power, width: int) -> Tensor:
-    """The smallest kernel that explains |H|^2, up to its place and a mirror image."""
+def find_kernel(sent: Sent, width: int) -> Tensor:
+    """Up to its place and a mirror image: of the smallest kernel that explains |H|^2, and of the
+    one that |H|^2 gives as it is, which without noise is the more exact, whichever explains better
+    what was sent.
+    """
+    found = fit_power(sent)
     tried: list[tuple[float, Tensor]] = []
     for side in [s for s in _SIDES if 2 * s <= min(len(found.power), width)]:
         tried.append(_autocorrelation(found, width, side))
         if tried[-1][0] < _EXPLAINED:
             break
-    _, alike = min(tried, key=lambda t: t[0])
-    return retrieve_kernel(alike)[0]
+    _, small = min(tried, key=lambda t: t[0])
+    whole = torch.fft.irfft2(found.power.to(torch.complex128), s=(len(found.power), width))
+
+    def misfit(kernel: Tensor) -> float:
+        h = spectrum.otf(kernel, len(found.power), width, torch.float64)
+        return float(play(sent, h.abs().square()).misfit.sum())
+
+    return min((retrieve_kernel(alike)[0] for alike in (small, whole)), key=misfit)
 
 
 def _autocorrelation(found: Power, width: int, side: int) -> tuple[float, Tensor]:

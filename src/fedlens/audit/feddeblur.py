@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedlens.audit.attack import Comparison, Evidence, Finding, score_images
-from fedlens.audit.complete_views import find_kernel, find_photo, fit_power, sent_by
+from fedlens.audit.complete_views import find_kernel, find_photo, sent_by
 from fedlens.audit.duals import Iterate, follow
 from fedlens.audit.partial_views import find_partial, find_view, overlap
 from fedlens.audit.protections import DEBLURRING
@@ -108,7 +108,7 @@ class CuriousDeblurring:
         if is_partial(evidence.setup):
             return self._partial(rounds, n, rho, width)
         sent = sent_by(rounds, n, rho, relax)
-        kernel = find_kernel(fit_power(sent), width)
+        kernel = find_kernel(sent, width)
         return [
             _Loot(find_photo(sent, kernel, width, mirrored), kernel, None)
             for mirrored in (False, True)
