@@ -21,9 +21,9 @@ CELLS = {
     "fedvsr": ("setup", "split", "row", "seed"),
     "fedvssl": ("setup", "row", "seed"),
     "leakage": ("method", "data", "attack", "seed"),
-    "privacy": ("level", "row", "seed"),
+    "privacy": ("level", "row", "rate", "seed"),
     "raf": ("data", "row", "seed"),
-    "trust": ("method", "secure", "seed"),
+    "trust": ("method", "how", "seed"),
 }
 SHARED_BY = {"trust": "method"}
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"

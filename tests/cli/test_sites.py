@@ -317,7 +317,7 @@ def test_a_site_is_read_in_a_process_of_its_own(
     assert not Path("sites/site-0/ledger.jsonl").exists()  # nothing has left so far
     assert invoke([*join, "--yes", "--wait", "0"]) == 2
     said = capsys.readouterr().err
-    assert said.count("1 file could not be read and was left out: broken.png: ") == 1
+    assert said.count("1 file could not be read and was left out: benign/broken.png: ") == 1
     assert "client 0 has 10 examples" in said
     assert "the server at 127.0.0.1:1 cannot be reached (" in said
     with lock_folder(Path("sites/site-0")):

@@ -22,6 +22,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "Custom": {"model": partial(nn.Linear, 3, 2), "loss": "mse_loss"},
     "Generation": {"size": 8, "widths": (8,), "attention": False},
     "Pose": {"network": "vit-nano", "size": (16, 16)},
+    "Segmentation": {"network": "dilated"},
     "SuperResolution": {"options": {"width": 4, "blocks": 1}},
     **{
         name: {"backbone": "r3d10s", "frames": 4, "size": 16}
