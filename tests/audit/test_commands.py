@@ -81,6 +81,7 @@ def test_an_audit_writes_its_page_and_says_what_it_found(
     [
         (("nowhere",), "not a run folder"),
         (("r", "--client", "9"), "client 9 sent nothing"),
+        (("r", "--attack", "feddeblur,lables"), "labels"),
         (("r", "--attack", "feddeblr"), "feddeblur"),
         (("r", "--budget", "0"), "--budget"),
         (("r", "--rounds", "0"), "--rounds"),

@@ -34,7 +34,7 @@ def audit_run(
         list[str] | None,
         typer.Option(
             "--attack",
-            help="Only this one; may be repeated. `fedlens list attacks` names them.",
+            help="Only these, with commas between; `fedlens list attacks` names them.",
             show_default=False,
         ),
     ] = None,
@@ -68,7 +68,7 @@ def audit_run(
         report = audit(
             folder,
             clients=client or (),
-            attacks=attack or (),
+            attacks=[name for word in attack or () for name in word.split(",")],
             minutes=budget,
             rounds=rounds,
             protections=protections,
