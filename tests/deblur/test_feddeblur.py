@@ -28,7 +28,7 @@ from tables import from_table
 
 from fedlens import Federation, Message, StackError, run, stack
 from fedlens.deblur import FedDeblur
-from fedlens.deblur.feddeblur import is_small_view
+from fedlens.deblur.fits import is_small_view
 from fedlens.deblur.observation import Observation
 from fedlens.deblur.spectrum import backward
 from fedlens.engines.loopback import Loopback

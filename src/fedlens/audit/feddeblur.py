@@ -165,7 +165,7 @@ class CuriousDeblurring:
         if seen is None or not isinstance(base, FedDeblur):
             return None
         down = evidence.exchanges[0].down
-        from fedlens.deblur.feddeblur import CompleteFit, PartialFit
+        from fedlens.deblur.fits import CompleteFit, PartialFit
 
         fit = (PartialFit if seen.partial else CompleteFit)(
             seen, down.header.population, down.scalars["rho"], base.dtype, base.relax

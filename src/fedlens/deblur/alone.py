@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedlens.deblur import spectrum
-from fedlens.deblur.feddeblur import CompleteFit, PartialFit, relative_change
+from fedlens.deblur.feddeblur import relative_change
+from fedlens.deblur.fits import CompleteFit, PartialFit
 from fedlens.deblur.observation import Observation, without_rim
 from fedlens.deblur.priors import TotalVariation
 from fedlens.deblur.settings import published
