@@ -13,7 +13,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SMALL = {
-    "secure_sum": ["--only", "masks", "--parameters", "20000", "--clients", "6", "--lost", "1"],
+    "secure_sum": ["--only", "masks", "--parameters", "2000000", "--clients", "6", "--lost", "1"],
     "engines": ["--only", "megabyte", "--rounds", "2"],
 }
 
