@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedlens.data.pose.datasets import torso
 from fedlens.data.pose.skeletons import SKELETONS
-from fedlens.metrics.pose import coco_ap, oks, pck, pckh
+from fedlens.metrics.pose import coco_ap, hits, oks, pck, pckh
 
 
 def test_pck_by_hand() -> None:
@@ -18,6 +19,23 @@ def test_pck_by_hand() -> None:
     visible = np.array([[1, 1], [1, 0]])
     assert pck(predicted, truth, visible, np.array([10.0, 10.0])) == pytest.approx(100 * 2 / 3)
     assert pck(predicted, truth, np.zeros((2, 2)), np.array([10.0, 10.0])) == 0
+
+
+def test_pck_of_lsp_is_that_of_its_evaluation_program() -> None:
+    """40 people and answers by formula, judged by eval_pck.m of bearpaw/eval_pose (commit f6c71b6)
+    under Octave: PCK at 0.2 of ankles, knees, hips, wrists, elbows, shoulders, head, and their
+    mean, to the digit that it prints. It joins left and right, and neck with head."""
+    n, j = np.arange(40)[:, None], np.arange(14)[None]
+    truth = np.stack([60 + 40 * np.sin(1.7 * n + 2.3 * j), 80 + 50 * np.cos(0.9 * n * j + j)], -1)
+    off = np.stack([13 * np.sin(3.1 * n * n + j), 13 * np.cos(1.3 * n + 5 * j * j)], -1)
+    reference = np.array([torso(joints) for joints in truth])
+    right, _ = hits(truth + off, truth, np.ones((40, 14)), reference, 0.2)
+    pairs = ((0, 5), (1, 4), (2, 3), (6, 11), (7, 10), (8, 9), (12, 13))
+    found = [100 * right[:, pair].mean() for pair in pairs]
+    printed = [55.0, 62.5, 47.5, 53.8, 55.0, 52.5, 51.2]
+    assert found == pytest.approx(printed, abs=0.0501)
+    mean = pck(truth + off, truth, np.ones((40, 14)), reference, 0.2)
+    assert mean == pytest.approx(53.9, abs=0.0501)
 
 
 def test_pckh_leaves_out_pelvis_and_thorax_and_weighs_by_count() -> None:
