@@ -62,6 +62,8 @@ ROWS: dict[str, dict[str, tuple[float | None, Layer]]] = {
     },
     "client": {
         "no privacy": (None, {}),
+        # what the clip alone does: steps of two images are long and point everywhere
+        "no noise, clipped": (None, {"name": "NormClip", "bound": 0.3, "where": "client"}),
         "epsilon 16, secret cohort": (16.0, {"secret_cohort": True}),
         "epsilon 8, secret cohort": (8.0, {"secret_cohort": True}),
         "epsilon 8, cohort known": (8.0, {}),
@@ -76,6 +78,8 @@ def config_of(level: str, row: str, rate: float, seed: int, noise: float | None)
     stack: list[Layer] = [{"name": "FedAvg", **how["fedavg"], how["rate"]: rate}]
     if noise is not None:
         stack.append({**how["layer"], **more, "delta": DELTA, "noise": noise})
+    elif more:
+        stack.append(more)
     federation = {
         "clients": how["clients"],
         "rounds": how["rounds"],

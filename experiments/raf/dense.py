@@ -1,10 +1,12 @@
-"""The same layer on another dense task: segmenting drawn figures, all clients of high resolution,
-judged at others (Figure 6's question), by the recipe `raf-segmentation`.
+"""The same layer on other dense tasks. Segmenting drawn figures, all clients of high resolution,
+judged at others (Figure 6's question), by the recipe `raf-segmentation`. Enlarging video, cameras
+of two resolutions, by the recipe `fedvsr-resolutions`.
 
     python experiments/raf/dense.py [--seeds 0,1,2] [--minutes 8]    cells.jsonl, finished ones stay
     python experiments/raf/tables.py                                 writes README.md's tables
 
-Rows: FedAvg, and with MultiResolution around it. 35 s of processor time a cell.
+Rows: a stack without MultiResolution, and with it. 35 s of processor time a cell to segment, two
+minutes to enlarge.
 """
 
 from __future__ import annotations
@@ -18,25 +20,34 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 from cells import Cell, compute, flat_settings, versions  # noqa: E402
-from tables import CELLS, DENSE, cells_in  # noqa: E402
+from tables import CELLS, DENSE, VIDEO, cells_in  # noqa: E402
 
-ROWS = {"fedavg": "fedavg", "raf-fedavg": None}  # the recipe's own stack is RAF
+# by task: its recipe, and by row the stack; None is the recipe's own
+TASKS: dict[str, tuple[str, dict[str, str | None]]] = {
+    DENSE: ("raf-segmentation", {"fedavg": "fedavg", "raf-fedavg": None}),
+    VIDEO: (
+        "fedvsr-resolutions",
+        {"fedavg": "fedavg", "raf-fedavg": "raf", "fedvsr": "fedvsr", "raf-fedvsr": None},
+    ),
+}
 
 
-def cell_of(row: str, seed: int) -> Cell:
+def cell_of(task: str, row: str, seed: int) -> Cell:
     from fedlens.config import recipe as recipes
     from fedlens.runs.job import run_job
 
+    recipe, rows = TASKS[task]
     overrides = {"seed": seed, "workers": 0, "evaluate_every": 40}
-    config = recipes.read("raf-segmentation", overrides, algorithm=ROWS[row])
+    config = recipes.read(recipe, overrides, algorithm=rows[row])
     with tempfile.TemporaryDirectory() as folder:
         outcome = run_job(config, Path(folder) / "run")
     settings = {k: v for k, v in flat_settings(config.tables()).items() if k != "seed"}
     return {
-        "data": DENSE,
+        "data": task,
         "row": row,
         "seed": seed,
-        "iou": outcome.metrics,
+        "metrics": outcome.metrics,
+        "references": outcome.summary["references"],
         "settings": settings,
         "versions": versions(),
     }
@@ -48,11 +59,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8.0)
     given = parser.parse_args()
     jobs = [
-        ({"data": DENSE, "row": row, "seed": seed}, partial(cell_of, row, seed))
+        ({"data": task, "row": row, "seed": seed}, partial(cell_of, task, row, seed))
         for seed in map(int, given.seeds.split(","))
-        for row in ROWS
+        for task, (_, rows) in TASKS.items()
+        for row in rows
     ]
-    compute(cells_in(CELLS), jobs, given.minutes, lambda c: str(c["iou"]))
+    compute(cells_in(CELLS), jobs, given.minutes, lambda c: str(c["metrics"]))
 
 
 if __name__ == "__main__":

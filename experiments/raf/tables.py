@@ -22,11 +22,18 @@ from cells import Cells  # noqa: E402
 
 CELLS = HERE / "cells.jsonl"
 DENSE = "segmentation"
+VIDEO = "video"
 ROWS = {
     "fedavg": "Base (FedAvg)",
     "fedprox": "Base (FedProx)",
     "raf-fedavg": "RAF (FedAvg)",
     "raf-fedprox": "RAF (FedProx)",
+}
+VIDEO_ROWS = {
+    "fedavg": "FedAvg",
+    "raf-fedavg": "FedAvg with MultiResolution",
+    "fedvsr": "FedVSR",
+    "raf-fedvsr": "FedVSR with MultiResolution",
 }
 SIZES = ("32x24", "48x36", "64x48", "80x60", "96x72", "128x96")
 PAPER = {
@@ -127,30 +134,47 @@ def paper() -> str:
 
 def segmentation() -> str:
     sizes = ("24x20", "32x24", "48x36", "64x48", "96x72")
-    cells = {(c["row"], c["seed"]): c["iou"] for c in cells_in(CELLS).read(data=DENSE)}
-    rows = ("fedavg", "raf-fedavg")
+    keys = {size: f"iou_{size}" for size in sizes}
+    lines, gap = dense(DENSE, keys, ROWS, "fedavg", "{0:.1f} ± {1:.1f}")
+    return "\n".join([header("IoU of the figure, %", "seeds", *sizes), *lines, gap])
+
+
+def video() -> str:
+    keys = {"PSNR, native": "psnr", "PSNR, half size": "half_size_psnr"}
+    keys |= {"SSIM, native": "ssim", "SSIM, half size": "half_size_ssim"}
+    out = [header("video x4", "seeds", *keys)]
+    held = cells_in(CELLS).read(data=VIDEO)
+    if held:
+        bicubic = held[0]["references"]["bicubic"]
+        out.append(line("bicubic | -", [bicubic[k] for k in keys.values()], "{:.3f}"))
+    gaps = []
+    for base in ("fedavg", "fedvsr"):
+        lines, gap = dense(VIDEO, keys, VIDEO_ROWS, base, "{0:.3f} ± {1:.3f}")
+        out += lines
+        gaps.append(gap.replace("RAF minus base", f"with minus without, {VIDEO_ROWS[base]}"))
+    return "\n".join([*out, *gaps])
+
+
+def dense(
+    task: str, keys: dict[str, str], names: dict[str, str], base: str, form: str
+) -> tuple[list[str], str]:
+    """The lines of a base and of RAF on it over the seeds that both have, and that of their
+    difference seed by seed."""
+    cells = {(c["row"], c["seed"]): c["metrics"] for c in cells_in(CELLS).read(data=task)}
+    rows = (base, f"raf-{base}")
     seeds = sorted(s for r, s in cells if r == rows[0] and (rows[1], s) in cells)
-    of = {r: np.array([[cells[r, s][f"iou_{z}"] for z in sizes] for s in seeds]) for r in rows}
-    lines = [header("IoU of the figure, %", "seeds", *sizes)]
-    lines += [
-        line(
-            f"{ROWS[r]} | {len(seeds)}",
-            zip(of[r].mean(0), spread(of[r])),
-            "{0[0]:.1f} ± {0[1]:.1f}",
-        )
-        for r in rows
-    ]
-    gap = of[rows[1]] - of[rows[0]]
-    return "\n".join(
-        [
-            *lines,
-            line(
-                f"RAF minus base, by seed | {len(seeds)}",
-                zip(gap.mean(0), spread(gap)),
-                "{0[0]:+.1f} ± {0[1]:.1f}",
-            ),
-        ]
-    )
+    if not seeds:
+        blank = [""] * len(keys)
+        return [line(f"{names[r]} | 0", ["not run", *blank[1:]], "{}") for r in rows], ""
+    of = {r: np.array([[cells[r, s][k] for k in keys.values()] for s in seeds]) for r in rows}
+
+    def shown(name: str, values: Array, how: str) -> str:
+        pairs = [how.format(*pair) for pair in zip(values.mean(0), spread(values), strict=True)]
+        return line(f"{name} | {len(seeds)}", pairs, "{}")
+
+    lines = [shown(names[r], of[r], form) for r in rows]
+    gap = shown("RAF minus base, by seed", of[rows[1]] - of[rows[0]], form.replace("{0:", "{0:+"))
+    return lines, gap
 
 
 def spread(values: Array) -> Array:
@@ -164,6 +188,7 @@ BLOCKS = {
     "stick": lambda: ours("stick"),
     "paper": paper,
     "segmentation": segmentation,
+    "video": video,
 }
 
 if __name__ == "__main__":
