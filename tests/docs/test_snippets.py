@@ -10,8 +10,9 @@ What a fenced block is, by its language:
 
 `<!-- setup: NAME -->` brings data that the reader of the page calls their own (`own_data.py`).
 `<!-- small: WORDS -->` before a block: here these words are added to each of its runs, comparisons,
-sweeps and audits, so that it takes seconds; they can also put made-up data in place of a dataset. `<!-- no-run: REASON -->` before a block leaves it out; the
-reasons are listed here, and `test_commands.py` holds such commands to the command line.
+sweeps and audits, so that it takes seconds; they can also put made-up data in place of a dataset.
+`<!-- no-run: REASON -->` before a block leaves it out; the reasons are listed here, and
+`test_commands.py` holds such commands to the command line.
 """
 
 from __future__ import annotations
