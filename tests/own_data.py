@@ -159,3 +159,61 @@ def film(path: Path) -> None:
     pixels: torch.Tensor = ramp(20, 48, 64)
     with writer(path, ArrayFrames(pixels, rate=Fraction(10)), (48, 64)) as write:
         write(pixels)
+
+
+def my_videos(root: Path) -> None:
+    """Four films."""
+    root.mkdir()
+    for name in ("harbour", "meadow", "stairs", "street"):
+        film(root / f"{name}.mp4")
+
+
+def hands(root: Path) -> None:
+    """Annotated photos in one file, without a part to test on; the figures have other joints than
+    hands, which the file itself does not know."""
+    people(root)
+    (root / "train.json").rename(root / "hands.json")
+    (root / "val.json").unlink()
+
+
+def scans(root: Path) -> None:
+    """Images with a bright disc, and masks that say where it is."""
+    rng = np.random.default_rng(3)
+    for part in ("images", "masks"):
+        (root / part).mkdir(parents=True)
+    for k in range(20):
+        x, y = rng.uniform(20, 44, 2)
+        box = (x - 12, y - 12, x + 12, y + 12)
+        mask = Image.new("L", (64, 64))
+        ImageDraw.Draw(mask).ellipse(box, fill=1)
+        image = np.array(mask, dtype=float)[..., None] * 100 + rng.uniform(0, 120, (64, 64, 3))
+        Image.fromarray(image.astype(np.uint8)).save(root / "images" / f"{k}.png")
+        mask.save(root / "masks" / f"{k}.png")
+
+
+# Checkpoints: the names and shapes of the published files, with random weights.
+
+
+def rlfn(path: Path) -> None:
+    from fedlens.models import rlfn_ntire
+
+    torch.save(rlfn_ntire().state_dict(), path)
+
+
+def detector(path: Path) -> None:
+    from fedlens.models.fastestdet import FastestDet
+
+    torch.save(FastestDet().state_dict(), path)
+
+
+def vitpose(path: Path) -> None:
+    from fedlens.models import ViTPose
+
+    network = ViTPose("vitpose-s", joints=17, size=(256, 192), patch=16, positions="absolute")
+    torch.save({"state_dict": network.state_dict()}, path)
+
+
+def efficientnet(path: Path) -> None:
+    import timm
+
+    torch.save(timm.create_model("tf_efficientnet_lite0").state_dict(), path)

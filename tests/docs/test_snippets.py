@@ -9,9 +9,10 @@ What a fenced block is, by its language:
   `...` stands for anything.
 
 `<!-- setup: NAME -->` brings data that the reader of the page calls their own (`own_data.py`).
-`<!-- small: WORDS -->` before a block: here these words are added to each of its runs, comparisons
-and sweeps, so that it takes seconds. `<!-- no-run: REASON -->` before a block leaves it out; the
-reasons are listed here, and `test_commands.py` holds such commands to the command line.
+`<!-- small: WORDS -->` before a block: here these words are added to each of its runs, comparisons,
+sweeps and audits, so that it takes seconds; they can also put made-up data in place of a dataset.
+`<!-- no-run: REASON -->` before a block leaves it out; the reasons are listed here, and
+`test_commands.py` holds such commands to the command line.
 """
 
 from __future__ import annotations
@@ -44,32 +45,17 @@ PAGES = [
 ]
 NOT_RUN = {
     "README.md": ["sets up an environment of its own"],
-    "docs/architecture.md": [
-        "an excerpt of core/rounds.py",
-        "an excerpt",
-        "an excerpt of layers/fedprox.py",
-        "a list",
-    ],
+    "docs/architecture.md": ["core/rounds.py, abridged", "no program"],
     "docs/balancing.md": [
-        "takes CIFAR-10 and minutes",
-        "takes CIFAR-10 and a trained generator",
-        "takes a server",
+        "needs Stable Diffusion, some gigabytes",
+        "needs a server and its keys",
     ],
-    "docs/comparing.md": ["takes CIFAR-10 and an hour"],
-    "docs/install.md": ["installs packages", "installs packages", "takes a GPU"],
-    "docs/keypoints.md": [
-        "takes LSPET, a detector's weights and hours",
-        "takes annotated hands; the tutorial on keypoints runs the same with people",
-    ],
-    "docs/looking.md": ["serves until Ctrl-C"],
-    "docs/models.md": ["takes a checkpoint of 120 MB", "takes a checkpoint of 120 MB"],
-    "docs/policy.md": ["takes a site; `docs/sites.md` is run with them"],
+    "docs/install.md": ["installs packages", "installs packages", "needs a GPU"],
+    "docs/looking.md": ["both serve until Ctrl-C"],
+    "docs/models.md": ["needs a checkpoint of 120 MB, and minutes for a second of film"],
+    "docs/policy.md": ["needs a site; docs/sites.md shows the same command, run by its test"],
     "docs/pretrained.md": ["downloads weights", "downloads weights"],
-    "docs/privacy.md": ["takes minutes"],
-    "docs/running.md": ["takes a GPU and a cluster"],
-    "docs/segmentation.md": ["takes images and masks of your own"],
-    "docs/super_resolution.md": ["takes clips, a checkpoint and hours"],
-    "docs/video_ssl.md": ["takes JHMDB and hours"],
+    "docs/running.md": ["needs a GPU"],
 }
 SETUPS: dict[str, Callable[[Path], None]] = {
     "photos": own_data.photos,
@@ -77,6 +63,13 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "views": own_data.views,
     "film.mp4": own_data.film,
     "flower_app": own_data.flower_app,
+    "my_videos": own_data.my_videos,
+    "hands": own_data.hands,
+    "scans": own_data.scans,
+    "rlfn_ntire_x4.pth": own_data.rlfn,
+    "fastestdet_280.pth": own_data.detector,
+    "vitpose-s.pth": own_data.vitpose,
+    "efficientnet-lite0.pth": own_data.efficientnet,
 }
 PATIENCE = 280  # seconds; whoever waits longer has found a hang
 FENCE = re.compile(
@@ -85,7 +78,7 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 NAME = re.compile(r"# ([\w./-]+\.\w+)\n")
-LARGE = re.compile(r"^fedlens (?:run|compare|sweep) [^#\n]*[^#\s]", re.MULTILINE)
+LARGE = re.compile(r"^fedlens (?:run|compare|sweep|audit) [^#\n]*[^#\s]", re.MULTILINE)
 
 
 class Block(NamedTuple):

@@ -12,6 +12,7 @@ from fedlens.core.algorithm import StackError, stack
 from fedlens.core.replies import Replies
 from fedlens.layers import FedSR, UploadFailures
 from fedlens.layers.fedsr import info_nce, layer_wise, shallow
+from fedlens.models import LightVSR
 
 
 def test_info_nce_by_hand() -> None:
@@ -46,6 +47,14 @@ def test_shallow_stops_at_the_layer() -> None:
         raise AssertionError("went on after the layer")
 
     torch.testing.assert_close(shallow(forward, net.backbone[0]), net.backbone[0](x))
+
+
+def test_every_frame_of_a_clip_has_an_anchor() -> None:
+    """A network that takes frames one by one where no gradient is wanted."""
+    net = LightVSR(scale=2, width=4, blocks=1).requires_grad_(False)
+    clip = torch.rand(2, 3, 3, 8, 8)
+    anchor = shallow(lambda: net(clip), net.conv_first)
+    assert len(anchor) == 2 * 3 and not anchor.requires_grad
 
 
 def replies_of(values: list[float]) -> Replies:

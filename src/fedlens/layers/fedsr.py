@@ -102,7 +102,9 @@ class _Enough(Exception):
 
 
 def shallow(forward: Callable[[], Any], layer: nn.Module) -> Tensor:
-    """What the layer gives in a forward pass; the pass ends there."""
+    """What the layer gives in a forward pass; the pass ends there. As in training, because a
+    network may take its frames one by one where no gradient is wanted; nothing needs one here.
+    """
     found: list[Tensor] = []
 
     def stop(_: nn.Module, __: Any, out: Tensor) -> None:
@@ -111,13 +113,13 @@ def shallow(forward: Callable[[], Any], layer: nn.Module) -> Tensor:
 
     hook = layer.register_forward_hook(stop)
     try:
-        with torch.no_grad():
+        with torch.enable_grad():
             forward()
     except _Enough:
         pass
     finally:
         hook.remove()
-    return found[0]
+    return found[0].detach()
 
 
 def pooled(features: Tensor) -> Tensor:
