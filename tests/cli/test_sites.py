@@ -28,6 +28,7 @@ from fedlens.core.files import lock_folder
 from fedlens.data.source import DataError
 from fedlens.sites import agreement, keys, network, programs, serve, site, submit
 from fedlens.sites import join as joining
+from fedlens.sites.logs import TOO_FEW
 
 STUDY = """
 [task]
@@ -210,6 +211,27 @@ def test_a_superlink_that_ends_by_itself_is_spoken_of(
     )
 
 
+@pytest.mark.parametrize(("sites", "times"), [(2, 1), (3, 0)])
+def test_serve_says_what_two_sites_see_of_each_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, sites: int, times: int
+) -> None:
+    start = programs.Programs.start
+    asleep = ("python", "-c", "import time; time.sleep(60)")
+    monkeypatch.setattr(programs.Programs, "start", lambda running, *_: start(running, *asleep))
+    monkeypatch.setattr(serve, "wait_for_port", lambda *_: None)
+    monkeypatch.setattr(serve, "register_site", lambda *_: None)
+
+    async def closed(*_: object) -> None:
+        raise ConfigError("the test ends here")
+
+    monkeypatch.setattr(serve, "run_front", closed)
+    known = [keys.make_site_key(Path(f"site-{k}"))[1] for k in range(sites)]
+    bound = [part for public in known for part in ("--site", str(public))]
+    assert invoke(["serve", "--port", str(network.free_port()), *bound]) == 2
+    said = capsys.readouterr().err
+    assert "the test ends here" in said and said.count(TOO_FEW) == times
+
+
 def test_the_superlinks_database_is_its_owners_alone(tmp_path: Path) -> None:
     file = programs.private_file(Path("a/superlink/superlink.db"))
     assert file == tmp_path / "a/superlink/superlink.db"
@@ -319,6 +341,7 @@ def test_a_site_is_read_in_a_process_of_its_own(
     said = capsys.readouterr().err
     assert said.count("1 file could not be read and was left out: benign/broken.png: ") == 1
     assert "client 0 has 10 examples" in said
+    assert said.count(TOO_FEW) == 1  # of two sites, before anything is asked
     assert "the server at 127.0.0.1:1 cannot be reached (" in said
     with lock_folder(Path("sites/site-0")):
         assert "another `fedlens join` is running with" in refused(capsys, *join)

@@ -17,6 +17,7 @@ from fedlens.config import recipe as recipes
 from fedlens.config.recipe import Config, securing_layer
 from fedlens.core.algorithm import Algorithm, Layer, StackError
 from fedlens.core.imports import allow, named_modules
+from fedlens.sites.logs import TOO_FEW
 
 
 def recipe_hash(config: Config) -> str:
@@ -53,10 +54,7 @@ def secured(config: Config) -> tuple[Config, str]:
     try:
         layer.check_cohort(config.settings.cohort or config.settings.clients)
     except ValueError:
-        return with_secure(config, False), (
-            f"{name} hides a site among three or more: {exposed}; and of two sites, each can"
-            " subtract its own update from the common one and has the other's"
-        )
+        return with_secure(config, False), TOO_FEW
     why = _objection(config, layer, algorithm)
     if why:
         return with_secure(config, False), f"{name} is off, {exposed}: {why}"

@@ -10,6 +10,11 @@ import sys
 from datetime import UTC, datetime
 
 VARIABLE = "FEDLENS_LOG"
+# Said by whoever can count the sites: `serve`, `join` and the run.
+TOO_FEW = (
+    "SecureSum hides a site among three or more: the server sees what each site sends; and of two"
+    " sites, each can subtract its own update from the common one and has the other's"
+)
 
 
 def log_line(text: str, prefix: str = "") -> None:

@@ -23,6 +23,7 @@ from fedlens.sites.keys import (
     public_pem,
     site_public_key,
 )
+from fedlens.sites.logs import TOO_FEW
 from fedlens.sites.network import front_tls, tls_context, wait_for_port
 from fedlens.sites.programs import Programs, flower_home, private_file, write_connection
 
@@ -167,6 +168,8 @@ def open_door(
         for client, path in bindings.items():
             register_site(running, client, path, connection)
         if running.all_alive():
+            if 0 < len(bindings) < 3:
+                log(TOO_FEW)
             log(f"sites can join at {host}:{port}; runs start on this machine; end with Ctrl-C")
             known = KnownSites({key: i for i, key in public.items()}, state, log)
             front = Front(known, inner, tls_context(ca), log)

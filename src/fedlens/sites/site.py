@@ -30,7 +30,7 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
     server's recipe is taken only if the operator trusts the server.
     """
     id = site_number(node)
-    config, _ = secured(agreed_recipe(node, request))
+    config, who_sees = secured(agreed_recipe(node, request))
     own = str(node.get("data", ""))
     agreed = config
     if own:
@@ -70,7 +70,7 @@ def make_site(node: Mapping[str, Any], request: Mapping[str, Any]) -> Site:
         recipe_hash(agreed),
         settings.threads,
         federation.facts.classes,
-        tuple(federation.facts.remarks()),
+        (who_sees, *federation.facts.remarks()),
         agreed.tables(),
         terms,
     )

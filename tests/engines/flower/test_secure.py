@@ -4,6 +4,7 @@ trips costs nothing. The last test is a real deployment."""
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import psutil
 import pytest
 import torch
 from deployment import Deployment, deployment
-from toy import Toy, flat, toy_federation
+from toy import Toy, drawing_as, flat, same_bits, toy_federation
 from vaults import make_vaults
 
 from fedlens import Client, Message, Progress, Round, run, stack
@@ -20,6 +21,7 @@ from fedlens.algorithms import FedAvg
 from fedlens.config import recipe as recipes
 from fedlens.core.memory import NEVER
 from fedlens.core.replies import Arrival
+from fedlens.core.rounds import sample
 from fedlens.engines.flower.site import Site, SiteError, answer_from_disk, federation_of_one
 from fedlens.engines.simulator import Simulator
 from fedlens.layers import Scaffold
@@ -243,6 +245,58 @@ def test_three_real_sites_add_up_under_masks(tmp_path: Path) -> None:
     assert ended_as_simulated(config, out, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def four_sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A server that is started once; sites join it with the recipe of each test."""
+    with deployment(tmp_path_factory.mktemp("four"), 4) as here:
+        here.serve()
+        yield here
+
+
+# Three of four are asked. Masks that are never opened, with the 16-bit ring; and masks that are
+# opened, where the trip that opens a sum also asks the next cohort for its keys.
+SECRET = 1 << 127
+THREE_OF_FOUR = {
+    "demo": ["data.images=240", "data.test_images=60", "SecureSum.ring=16"],
+    "deblur": ["data.size=48", "SecureSum.dropouts=recover"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", THREE_OF_FOUR)
+def test_a_part_of_four_real_sites_adds_up_under_masks(four_sites: Deployment, name: str) -> None:
+    """The simulator is handed the server's secret and ends in the same bits; what metrics.jsonl
+    says of every round is equal too, up to seconds and the bytes of signatures, which no simulated
+    key has. The sites' own ledgers say who took part."""
+    here = four_sites
+    overrides = ["clients=4", "cohort=3", "rounds=4", "evaluate_every=4", "workers=0"]
+    config, _ = secured(recipes.read(name, [*overrides, "secure=true", *THREE_OF_FOUR[name]]))
+    out = here.folder / name
+    out.mkdir()
+    # as a server that is started again finds it; a secret that asks each site and leaves each out
+    (out / "flower.json").write_text(json.dumps({"job": name, "cohort_seed": SECRET}))
+    join(here, config, memory=name)
+    try:
+        here.study(config.to_toml(), out, name)
+        here.wait_for(lambda: (out / "summary.json").exists(), 600.0, "the end")
+    finally:
+        for i in range(4):
+            here.stop(f"site-{i}")
+    assert ended_as_simulated(config, out, here.folder / f"as-{name}")
+    real, simulated = map(records, (out, here.folder / f"as-{name}" / "simulated"))
+    assert real == simulated and [r["heard"] for r in real] == [3] * 4
+    worked = [rounds_in_ledger(here.folder / f"{name}-{i}") for i in range(4)]
+    cohorts = [[i for i in range(4) if number in worked[i]] for number in range(4)]
+    assert cohorts == [sample(range(4), 3, SECRET, number) for number in range(4)]
+    assert len({*map(tuple, cohorts)}) == 4
+    if name == "demo":
+        sent = [r["bytes_up"] / r["asked"] for r in read_records(out / "metrics.jsonl")]
+        shares = [size / float32_bytes(config) for size in sent]
+        print("bytes of a reply in the 16-bit ring, of float32:", [f"{s:.3f}" for s in shares])
+        assert max(shares[1:]) < 0.52  # the first round, without bounds, has 64 bits
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_superlink_a_serverapp_and_a_site_are_killed_between_trips(tmp_path: Path) -> None:
@@ -296,14 +350,17 @@ def join(
     config: recipes.Config,
     module: str = "fedlens.sites.site",
     ids: Sequence[int] | None = None,
+    memory: str = "memory",
 ) -> None:
-    """Sites with this recipe, their own keys and everybody's public ones."""
+    """Sites with this recipe, their own keys and everybody's public ones. memory: how their folders
+    are called, before the number."""
     pytest.importorskip("flwr")
     recipe = here.folder / "study.toml"
     recipe.write_text(config.to_toml())
     here.jobs.mkdir(exist_ok=True)
     for i in ids if ids is not None else range(len(here.known)):
         own = {"key": str(here.keys / f"site-{i}"), "peers": str(here.keys)}
+        own["folder"] = str(here.folder / f"{memory}-{i}")
         here.site(i, module, recipe=str(recipe), **own)
 
 
@@ -315,8 +372,27 @@ def kill_server_app(here: Deployment) -> None:
 
 
 def ended_as_simulated(config: recipes.Config, out: Path, folder: Path) -> bool:
-    wanted = run_job(config, folder / "simulated")
+    """The simulator asks whom the server asked: it gets its secret."""
+    wanted = run_job(config, folder / "simulated", engine=drawing_as(out))
     found = Checkpoint(out / "checkpoint").load()
     assert found
-    a, b = flat(found[0].state), flat(wanted.state)
-    return a.keys() == b.keys() and all(torch.equal(t, b[n]) for n, t in a.items())
+    return same_bits(found[0].state, wanted.state)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """Of a run's rounds, without what differs between real sites and simulated ones."""
+    apart = ("seconds", "bytes_up", "bytes_down")
+    found = read_records(folder / "metrics.jsonl")
+    return [{k: v for k, v in r.items() if k not in apart} for r in found]
+
+
+def rounds_in_ledger(site: Path) -> list[int]:
+    """Those in which something under masks has left a site."""
+    lines = map(json.loads, (site / "ledger.jsonl").read_text().splitlines())
+    return [line["round"] for line in lines if "masked" in line.get("trees", ())]
+
+
+def float32_bytes(config: recipes.Config) -> int:
+    """Of a model's update without SecureSum."""
+    model = config.build_task().model()
+    return sum(t.numel() * t.element_size() for t in model.state_dict().values())

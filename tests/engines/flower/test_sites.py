@@ -27,6 +27,8 @@ from fedlens.engines.loopback import Loopback
 from fedlens.runs.checkpoint import Checkpoint
 from fedlens.runs.folder import read_records
 from fedlens.runs.job import run_job
+from fedlens.sites.logs import TOO_FEW
+from fedlens.trust.departures import read_departures
 
 pytest.importorskip("flwr")
 from fedlens.engines.flower import engine as flower
@@ -352,8 +354,8 @@ def test_kills_at_random_moments_leave_the_bits_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_walkthrough_works_as_written(tmp_path: Path) -> None:
-    """docs/sites.md: every `sh` block, in order, in one empty folder. A line that ends in & runs on
-    in the background.
+    """docs/sites.md: every `sh` block, in order, in one empty folder: three hospitals, then two. A
+    line that ends in & runs on in the background.
     """
     text = (Path(__file__).resolve().parents[3] / "docs" / "sites.md").read_text()
     blocks = [b.split("```")[0] for b in text.split("```sh\n")[1:]]
@@ -386,7 +388,15 @@ def test_the_walkthrough_works_as_written(tmp_path: Path) -> None:
         process.wait(900)
         said = here.log("walkthrough")
         assert process.returncode == 0, said[-5000:]
-        assert "finished:completed" in said
-        assert "SecureSum is on: the server sees sums over all sites" in said
+        three, two = said.split("SecureSum hides a site among three or more", 1)
+        assert "finished:completed" in three and "finished:completed" in two
+        # the three sites and the run say it, and so do the two sites, their server and their run
+        assert three.count("SecureSum is on: the server sees sums over all sites") == 4
+        assert said.count(TOO_FEW) == 4 and "SecureSum is on" not in two
+        # what left shows it too
+        ledgers = [work / f / "sites/site-0" for f in ("hospital-a", "hospital-a/pair")]
+        left = [read_departures(f / "ledger.jsonl") for f in ledgers]
+        assert left[0].trees.keys() == {"masked"} and not left[0].readable
+        assert left[1].trees.keys() == {"delta", "control"} and not left[1].protection
     finally:
         here.close()

@@ -111,7 +111,7 @@ class Site:
         recipe: the hash of what the site agreed to do.
         tables: the same in full, to name what differs.
         classes: what its labels mean, which must be the same everywhere.
-        remarks: what of its data could not be used, for its own operator.
+        remarks: for its own operator: who sees what, and what of its data could not be used.
         terms: what the recipe asks of it, held against its policy.
     """
 
