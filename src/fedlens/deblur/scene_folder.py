@@ -29,6 +29,7 @@ from fedlens.data.images.reading import READABLE, read_image
 from fedlens.data.source import DataError
 from fedlens.data.suffixes import HEIC_SUFFIXES
 from fedlens.deblur.blind import blind_kernel
+from fedlens.deblur.blind_check import doubt
 from fedlens.deblur.blur import check_kernel
 from fedlens.deblur.kernel_files import read_kernel
 from fedlens.deblur.kernel_fit import estimate_kernel
@@ -279,6 +280,12 @@ def _found_alone(v: OwnView, size: int, notes: list[str]) -> OwnView:
         return v
     notes.append(f"the kernel of {v.name} was estimated from its own photo alone")
     kernel = blind_kernel(v.pixels, size, v.name)
+    if why := doubt(v.pixels, kernel):
+        notes.append(
+            f"WARNING: the kernel found in the photo of {v.name} is probably wrong: {why}. Give"
+            f" {v.name}/kernel.json, a sharp reference.png or another kernel_size, or leave"
+            f" {v.name} out"
+        )
     return replace(v, kernel=kernel)
 
 
