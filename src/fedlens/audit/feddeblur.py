@@ -165,11 +165,9 @@ class CuriousDeblurring:
         if seen is None or not isinstance(base, FedDeblur):
             return None
         down = evidence.exchanges[0].down
-        from fedlens.deblur.fits import CompleteFit, PartialFit
+        from fedlens.deblur.fits import fit_of
 
-        fit = (PartialFit if seen.partial else CompleteFit)(
-            seen, down.header.population, down.scalars["rho"], base.dtype, base.relax
-        )
+        fit = fit_of(seen, down.header.population, down.scalars["rho"], base.dtype, base.relax)
         kept = None
         worst = 0.0
         width = self.width(evidence, scene)

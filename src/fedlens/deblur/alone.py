@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlens.deblur import spectrum
 from fedlens.deblur.feddeblur import relative_change
-from fedlens.deblur.fits import CompleteFit, PartialFit
+from fedlens.deblur.fits import fit_of
 from fedlens.deblur.observation import Observation, without_rim
 from fedlens.deblur.priors import TotalVariation
 from fedlens.deblur.settings import published
@@ -39,7 +39,7 @@ def best_view(views: Sequence[Observation], pad: int, noise: float) -> BestView 
     """Of the views that show the whole scene, the one that its blur and its confidence hurt least;
     None where there is none."""
     hurt = {
-        k: expected_error(v.kernel, max(noise, 0.3)) / float(v.weight().mean())
+        k: _hurt(v, max(noise, 0.3)) / float(v.weight().mean())
         for k, v in enumerate(views)
         if _is_whole(v, pad) and float(v.weight().mean()) > 0
     }
@@ -57,7 +57,7 @@ def restore_alone(view: Observation, noise: float, rounds: int = ROUNDS) -> Tens
     colour = view.pixels.shape[0] > 1
     coverage = 1.0 if view.partial else None
     eta, rho = published("tv", "complete", colour, 1, noise, coverage=coverage)
-    fit = (PartialFit if view.partial else CompleteFit)(view, 1, rho, torch.float32, RELAX)
+    fit = fit_of(view, 1, rho, torch.float32, RELAX)
     image = torch.full((view.pixels.shape[0], view.height, view.width), 127.5)
     inverse = spectrum.twice(1 / (1 + prior.gram(view.height, view.width, torch.float32)))
     x, kept = spectrum.forward(image), None
@@ -72,6 +72,14 @@ def restore_alone(view: Observation, noise: float, rounds: int = ROUNDS) -> Tens
         if change < 1e-5:
             break
     return image
+
+
+def _hurt(view: Observation, noise: float) -> float:
+    """By its blur; of a grid, on average."""
+    if view.grid is None:
+        return expected_error(view.kernel, noise)
+    errors = [expected_error(k, noise) for row in view.grid for k in row]
+    return sum(errors) / len(errors)
 
 
 def _is_whole(view: Observation, pad: int) -> bool:

@@ -48,6 +48,7 @@ class CenDeblur(FedDeblur):
 
     needs = "replies"
     relaxes: ClassVar[bool] = False
+    varies: ClassVar[bool] = False
 
     def suggested(self, facts: SceneFacts, n: int) -> tuple[float, float]:
         """The same problem has the same eta. Without a splitting z = W x, n clients with penalty
@@ -185,6 +186,7 @@ class CenDeblur(FedDeblur):
 class LocDeblur(FedDeblur):
     """Everyone alone. Keys as FedDeblur's."""
 
+    varies: ClassVar[bool] = False
     shared: ClassVar[bool] = False
 
     def suggested(self, facts: SceneFacts, n: int) -> tuple[float, float]:
@@ -272,6 +274,7 @@ class FedGDDeblur(FedDeblur):
     """
 
     relaxes: ClassVar[bool] = False
+    varies: ClassVar[bool] = False
     step: Positive = 0.8
     smooth: Positive = 1.0
 

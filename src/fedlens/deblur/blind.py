@@ -35,7 +35,7 @@ TURNS = 5
 def blind_kernel(pixels: Tensor, size: int, whose: str = "a view") -> Tensor:
     """The kernel, size x size with size made odd, of a photo (C, H, W) in [0, 255]."""
     size += 1 - size % 2
-    y = _busiest(pixels.double().mean(0) / 255, MOST_PIXELS)
+    y = busiest_part(pixels.double().mean(0), MOST_PIXELS) / 255
     if min(y.shape) < 3 * size:
         raise DataError(
             f"the photo of {whose} ({pixels.shape[-2]} x {pixels.shape[-1]}) is too small to find a"
@@ -121,12 +121,13 @@ def _levels(size: int) -> int:
     return max(1, 1 + math.floor(2 * math.log2(max(size, 3) / 3)))
 
 
-def _busiest(y: Tensor, side: int) -> Tensor:
-    """The part, at most side x side, with the most detail that was not cut off at white."""
+def busiest_part(y: Tensor, side: int) -> Tensor:
+    """The part of a photo in [0, 255], at most side x side, with the most detail that was not cut
+    off at white."""
     height, width = y.shape
     tall, wide = min(side, height), min(side, width)
     detail = (y.roll(-1, 0) - y).abs() + (y.roll(-1, 1) - y).abs()
-    detail = torch.where(y < 254 / 255, detail, 0.0)
+    detail = torch.where(y < 254, detail, 0.0)
     total = torch.nn.functional.pad(detail.cumsum(0).cumsum(1), (1, 0, 1, 0))
     inside = (
         total[tall:, wide:] - total[:-tall, wide:] - total[tall:, :-wide] + total[:-tall, :-wide]

@@ -20,7 +20,8 @@ kept. With b = beta_k / rho on the view, c = rho / (2/n + rho), and d zero outsi
     b' = h * x_k + d - h * x_k'
 One transform each way; y stays a patch. A view whose pixels count differently, sum_p m_p (h * x -
 y)_p^2 with m in [0, 1], has c = rho / (2 m / n + rho) a pixel and nothing else changes: m = 0 is
-outside.
+outside. A blur that differs across the photo has A in place of h * (`varying.py`) and takes a step
+towards x_k' (`VaryingFit`).
 
 Over-relaxed (relax > 1; not in the paper), x is replaced at the client by relax x + (1 - relax) x_k
 of the round before, which is v' = v + relax (x - x_k): the same fixed point, and with a rho that
@@ -75,7 +76,7 @@ from fedlens.core.task import LearningTask, Task
 from fedlens.core.tree import Tree
 from fedlens.deblur import consensus, spectrum
 from fedlens.deblur.denoisers import DenoiserName
-from fedlens.deblur.fits import ClientFit, CompleteFit, CroppedFit, PartialFit, is_small_view
+from fedlens.deblur.fits import ClientFit, CroppedFit, fit_of, is_small_view
 from fedlens.deblur.observation import Observation, SceneFacts, without_rim
 from fedlens.deblur.priors import Prior, PriorName, make_prior
 from fedlens.deblur.settings import RELAXED, published
@@ -148,7 +149,9 @@ class FedDeblur(Algorithm):
     )
 
     draws: ClassVar[bool] = False
-    relaxes: ClassVar[bool] = True  # what it is compared with does not
+    # what it is compared with does neither
+    relaxes: ClassVar[bool] = True
+    varies: ClassVar[bool] = True  # takes a grid of kernels in a view
     loss_name: ClassVar[str] = "misfit"
     reports: ClassVar[Mapping[str, Scalar]] = {
         LOSS: Scalar("mean", record=True),
@@ -184,6 +187,11 @@ class FedDeblur(Algorithm):
             raise StackError(
                 f"{type(self).__name__} restores scenes from blurred views, but this data has none:"
                 " use data.name=Scene"
+            )
+        if facts.varying and not self.varies:
+            raise StackError(
+                f"{type(self).__name__} takes one kernel a photo, but a photo here has a grid of"
+                " them: FedDeblur takes it"
             )
         solver = replace(self)
         solver._scenes = dict(facts.scenes)
@@ -411,8 +419,7 @@ class FedDeblur(Algorithm):
     def _new_fit(self, seen: Observation, n: float, rho: float) -> ClientFit:
         if self.crop and is_small_view(seen):
             return CroppedFit(seen, n, rho, self.dtype, self.relax, self._as_image)
-        kind = PartialFit if seen.partial else CompleteFit
-        return kind(seen, n, rho, self.dtype, self.relax)
+        return fit_of(seen, n, rho, self.dtype, self.relax)
 
     def _as_image(self, x: Tensor, width: int) -> Tensor:
         if self._last is None or self._last[0] is not x:

@@ -1,5 +1,5 @@
-"""A client's own step of FedDeblur: of a complete view, of a partial one, and of a partial one on
-its crop. The equations are in `feddeblur.py`.
+"""A client's own step of FedDeblur: of a complete view, of a partial one, of one whose blur differs
+from place to place, and of a part of the scene alone. The equations are in `feddeblur.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from fedlens.core.tree import Tree
 from fedlens.deblur import spectrum
 from fedlens.deblur.observation import Observation
+from fedlens.deblur.varying import quick_length
 
 # numbers worked on at a time: five arrays of this size fit into a second-level cache or nearly
 CACHED_NUMBERS = 1 << 17
@@ -81,27 +82,72 @@ class PartialFit:
         self.seen, self.pixels = seen, seen.pixels.to(dtype)
         self.h = seen.otf(dtype)
         self.inverse = spectrum.twice(1 / (1 + self.h.abs().square()))
-        weight = 1.0 if seen.confidence is None else seen.weight(dtype)
-        self.share = 1 - rho / (2 / n * weight + rho)
+        self.share = _share(seen, n, rho, dtype)
         # zero outside the view, for ever
         self.canvas = torch.zeros(*seen.pixels.shape[:-2], seen.height, seen.width, dtype=dtype)
 
     def step(self, x: Tensor, kept: Tree | None) -> tuple[Tensor, Tree]:
         if kept is None:
-            blurred = self.seen.through(x, self.h).contiguous()
+            blurred = self.forward(x)
             kept = {"x": x, "u": torch.zeros_like(x), "b": torch.zeros_like(blurred), "hx": blurred}
         d = (self.pixels + kept["b"]).sub_(kept["hx"]).mul_(self.share)
-        self.seen.cut(self.canvas).copy_(d)
         v = x - kept["u"] if self.relax == 1 else self._overshot(x, kept["x"]).sub_(kept["u"])
-        new = torch.view_as_real(torch.fft.rfft2(self.canvas).mul_(self.h.conj()))
+        new = self.adjoint(d)
         new.add_(v).sub_(kept["x"]).mul_(self.inverse).add_(kept["x"])
         u = new - v
-        blurred = self.seen.through(new, self.h).contiguous()
+        blurred = self.forward(new)
         b = d.add_(kept["hx"]).sub_(blurred)
         return new + u, {"x": new, "u": u, "b": b, "hx": blurred}
 
+    def forward(self, x: Tensor) -> Tensor:
+        """h * x on the view."""
+        return self.seen.through(x, self.h).contiguous()
+
+    def adjoint(self, d: Tensor) -> Tensor:
+        """conj(H) F d."""
+        self.seen.cut(self.canvas).copy_(d)
+        return torch.view_as_real(torch.fft.rfft2(self.canvas).mul_(self.h.conj()))
+
     def _overshot(self, x: Tensor, own: Tensor) -> Tensor:
         return torch.lerp(own, x, self.relax)
+
+
+class VaryingFit(PartialFit):
+    """Option B with A (`varying.py`) in place of h *. (A^T A + 1)^-1 is no product in the spectrum
+    any more, so x_k takes one step towards it: with a number B >= A^T A,
+        x_k' = x_k + (v - x_k + A^T d) / (B + 1)
+    which is ADMM with the proximal term |x_k' - x_k|^2 / 2 in the norm of B - A^T A, and ends where
+    ADMM ends. B is about 1, and A^T A + 1 lies between 1 and 2: little is lost.
+    """
+
+    def __init__(
+        self, seen: Observation, n: float, rho: float, dtype: torch.dtype, relax: float = 1.0
+    ) -> None:
+        self.relax, self.width, self.seen = relax, seen.width, seen
+        self.pixels, self.share = seen.pixels.to(dtype), _share(seen, n, rho, dtype)
+        self.blur = seen.varying(dtype)
+        self.inverse = torch.tensor(1 / (1 + self.blur.bound()), dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blur.forward(x)
+
+    def adjoint(self, d: Tensor) -> Tensor:
+        return self.blur.adjoint(d)
+
+
+def fit_of(
+    seen: Observation, n: float, rho: float, dtype: torch.dtype, relax: float = 1.0
+) -> ClientFit:
+    """The step that suits a view."""
+    if seen.grid is not None:
+        return VaryingFit(seen, n, rho, dtype, relax)
+    return (PartialFit if seen.partial else CompleteFit)(seen, n, rho, dtype, relax)
+
+
+def _share(seen: Observation, n: float, rho: float, dtype: torch.dtype) -> Tensor | float:
+    """1 - c, for a pixel each where they count differently."""
+    weight = 1.0 if seen.confidence is None else seen.weight(dtype)
+    return 1 - rho / (2 / n * weight + rho)
 
 
 class CroppedFit:
@@ -128,7 +174,7 @@ class CroppedFit:
         rows, top = _around(seen.top, tall, seen.kernel.shape[0], seen.height)
         columns, left = _around(seen.left, wide, seen.kernel.shape[1], seen.width)
         near = replace(seen, height=len(rows), width=len(columns), top=top, left=left)
-        self.fit = PartialFit(near, n, rho, dtype, relax)
+        self.fit = fit_of(near, n, rho, dtype, relax)
         self.rows, self.columns, self.as_image = rows[:, None], columns, as_image
         self.width, self.whole = len(columns), seen.width
 
@@ -144,19 +190,10 @@ class CroppedFit:
 def _around(start: int, length: int, margin: int, whole: int) -> tuple[Tensor, int]:
     """The places of a crop with its margin along one axis, round the edge where need be, and where
     the view begins in it. The length is one that Fourier transforms are quick at."""
-    wanted = length + 2 * margin
-    while not _is_smooth(wanted):
-        wanted += 1
+    wanted = quick_length(length + 2 * margin)
     if wanted >= whole:
         return torch.arange(whole), start
     return torch.arange(start - margin, start - margin + wanted) % whole, margin
-
-
-def _is_smooth(n: int) -> bool:
-    for p in (2, 3, 5):
-        while n % p == 0:
-            n //= p
-    return n == 1
 
 
 def is_small_view(seen: Observation) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedlens.core.facts import Facts
 from fedlens.deblur import spectrum
+from fedlens.deblur.varying import VaryingBlur
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class SceneFacts(Facts):
         pad: width of the rim beyond the photos' edges that is solved for as well.
         coverage: of photos that are fitted in the image, not in the spectrum: how many of them
             count at a pixel, on average.
+        varying: whether anybody's blur differs across the photo.
     """
 
     scenes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
@@ -36,6 +38,7 @@ class SceneFacts(Facts):
     noise: float | None = None
     pad: int = 0
     coverage: float | None = None
+    varying: bool = False
 
     @property
     def partial(self) -> bool:
@@ -49,7 +52,7 @@ class Observation:
 
     Args:
         pixels: (C, h, w) in [0, 255].
-        kernel: its blur.
+        kernel: its blur; of a grid, the mean.
         height: of the scene.
         width: of the scene.
         top: where a partial view lies; None for a view of the whole scene.
@@ -57,6 +60,8 @@ class Observation:
         confidence: (h, w) in [0, 1]: how much each pixel counts in the misfit; None is 1
             everywhere. It is for views with a place: a fit in the spectrum alone cannot weigh
             pixels.
+        grid: (rows, columns, k, k): kernels of a blur that differs across the photo
+            (`varying.py`); None where one does. It is for views with a place as well.
     """
 
     pixels: Tensor
@@ -66,10 +71,16 @@ class Observation:
     top: int | None = None
     left: int | None = None
     confidence: Tensor | None = None
+    grid: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.confidence is not None and self.top is None:
             raise ValueError("a view whose pixels count differently needs a place in the scene")
+        if self.grid is not None and (self.top is None or self.grid.dim() != 4):
+            raise ValueError(
+                "a view with a grid of kernels needs a place in the scene, and a grid has rows,"
+                " columns and the height and width of a kernel"
+            )
 
     @property
     def partial(self) -> bool:
@@ -109,9 +120,22 @@ class Observation:
         """h * x where it was observed, of a half-spectrum x and the kernel's transfer function."""
         return self.cut(torch.fft.irfft2(torch.view_as_complex(x) * h, s=(self.height, self.width)))
 
+    def varying(self, dtype: torch.dtype) -> VaryingBlur:
+        """The blur of a view with a grid of kernels."""
+        assert self.grid is not None and self.top is not None and self.left is not None
+        view = int(self.pixels.shape[-2]), int(self.pixels.shape[-1])
+        scene, place = (self.height, self.width), (self.top, self.left)
+        return VaryingBlur(self.grid, view, scene, place, dtype)
+
+    def blurred(self, x: Tensor) -> Tensor:
+        """A half-spectrum x through this view's blur, where it was observed."""
+        if self.grid is not None:
+            return self.varying(x.dtype).forward(x)
+        return self.through(x, self.otf(x.dtype))
+
     def misfit(self, x: Tensor) -> float:
         """The weighted sum of (h * x - y)^2 over the view, of a half-spectrum x."""
-        seen = self.through(x, self.otf(x.dtype))
+        seen = self.blurred(x)
         squares = (seen - self.pixels.to(seen.dtype)).double().square()
         return float((squares * self.weight(torch.float64)).sum())
 

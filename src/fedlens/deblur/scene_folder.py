@@ -5,10 +5,9 @@ HEIC with pillow-heif, or .npy), the kernel and, for a partial view, position.js
 "left": ..}, in pixels of the scene); at the top scene.json ({"height": .., "width": ..}; without it
 every view is complete) and, where it is known, truth.png.
 
-A kernel is kernel.npy|png|mat, or kernel.json with a few numbers: {"motion": {"length": 15,
-"angle": 30}}, {"defocus": {"radius": 4}} or {"gaussian": {"sigma": 2}}. A client without one
-estimates it: from reference.png at the top, a sharp picture of the scene that every client may see,
-where there is one, else from its own photo alone (`blind.py`).
+A kernel, or a grid of them, is a file (`kernel_files.py`). A client without one estimates it: from
+reference.png at the top, a sharp picture of the scene that every client may see, where there is
+one, else from its own photo alone (`blind.py`).
 
 `align`: the views are brought into register with reference.png, else with the anchor (`views.py`).
 What does not fit is left out: it stays in the federation with a confidence of 0 everywhere, so that
@@ -23,7 +22,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,14 +29,14 @@ from fedlens.data.images.reading import READABLE, read_image
 from fedlens.data.source import DataError
 from fedlens.data.suffixes import HEIC_SUFFIXES
 from fedlens.deblur.blind import blind_kernel
-from fedlens.deblur.blur import SAID, check_kernel, said_kernel
+from fedlens.deblur.blind_check import doubt
+from fedlens.deblur.blur import check_kernel
+from fedlens.deblur.kernel_files import read_kernel
 from fedlens.deblur.kernel_fit import estimate_kernel
 from fedlens.deblur.noise_level import noise_level
 from fedlens.deblur.views import LEAST_LIKENESS, as_anchor, expected_error, register
 
-KERNELS = (".npy", ".png", ".mat", ".json")
 PHOTO_SUFFIXES = (*READABLE, *HEIC_SUFFIXES)
-NO_KERNEL = torch.empty(0, 0, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,11 @@ class OwnView:
     """One client's folder, as read.
 
     Args:
-        kernel: an empty one is yet to be estimated.
+        kernel: an empty one is yet to be estimated; of a grid, the mean.
         place: top and left of a partial view.
         noise: of the photo as it was taken, in grey levels.
         confidence: (h, w) in [0, 1]: how much each pixel counts; None: 1.
+        grid: (rows, columns, k, k): the kernels of a blur that differs across the photo.
     """
 
     name: str
@@ -58,6 +57,7 @@ class OwnView:
     place: tuple[int, int] | None
     noise: float
     confidence: Tensor | None = None
+    grid: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,12 @@ def align_views(
     noise hurt least."""
     if any(v.place for v in views):
         raise DataError("align=true finds out where views lie: leave position.json out, or align")
+    for v in views:
+        if v.grid is not None:
+            raise DataError(
+                f"{v.name} has a grid of kernels: align=true turns a view's kernel with it, and can"
+                " turn only one"
+            )
     if sharp is not None:
         like, still, kernel = "reference.png", sharp, torch.ones(1, 1, dtype=torch.float64)
     else:
@@ -213,70 +219,19 @@ def read_view(folder: Path, colour: str, notes: list[str]) -> OwnView:
             place = int(position["top"]), int(position["left"])
         except (ValueError, KeyError, TypeError) as e:
             raise DataError(f'{spot} should read {{"top": .., "left": ..}}') from e
-    return OwnView(folder.name, pixels, read_kernel(folder), place, noise_level(pixels))
+    kernel = read_kernel(folder)
+    view = OwnView(folder.name, pixels, kernel, place, noise_level(pixels))
+    return _with_grid(view, kernel) if kernel.dim() == 4 else view
 
 
-def read_kernel(folder: Path) -> Tensor:
-    """kernel.npy, kernel.png, kernel.mat or kernel.json, scaled to sum 1; empty where there is
-    none.
-    """
-    found = [folder / f"kernel{s}" for s in KERNELS if (folder / f"kernel{s}").is_file()]
-    if not found:
-        return NO_KERNEL
-    if len(found) > 1:
-        raise DataError(f"{folder} has both {found[0].name} and {found[1].name}: leave one")
-    path = found[0]
-    if path.suffix == ".json":
-        kernel = _read_said(path)
-    elif path.suffix == ".mat":
-        kernel = _read_mat(path)
-    elif path.suffix == ".png":
-        kernel = read_image(path, "grey")[0].double()
-    else:
-        try:
-            kernel = torch.from_numpy(np.load(path, allow_pickle=False).astype(np.float64))
-        except (OSError, ValueError, TypeError, EOFError) as e:
-            raise DataError(f"{path} is not an array of numbers that numpy can read") from e
-    check_kernel(kernel, folder.name)
-    return kernel / kernel.sum()
-
-
-def _read_said(path: Path) -> Tensor:
-    """{"motion": {"length": 15, "angle": 30}} and the like."""
-    ways = " or ".join(f'{{"{kind}": {{{", ".join(SAID[kind])}}}}}' for kind in SAID)
-    try:
-        ((kind, said),) = json.loads(path.read_text()).items()
-        numbers = {name: float(said[name]) for name in SAID[kind]}
-        known = set(said) == set(SAID[kind])
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise DataError(f"{path} should read {ways}") from e
-    for name, most in SAID[kind].items():
-        if not known or not 0 <= numbers[name] <= most:
-            raise DataError(f"{path} should read {ways}, {name} from 0 to {most:g}")
-    return said_kernel(kind, **numbers)
-
-
-def _read_mat(path: Path) -> Tensor:
-    """The first matrix of a MATLAB file, old format or HDF5 (which is stored transposed)."""
-    try:
-        from scipy.io import loadmat
-
-        arrays = [v for k, v in loadmat(path).items() if not k.startswith("__")]
-    except NotImplementedError:
-        try:
-            import h5py
-        except ImportError as e:
-            raise DataError(
-                f'{path} is a MATLAB 7.3 file: pip install "fedlens[deblur]" reads it'
-            ) from e
-        with h5py.File(path) as f:
-            arrays = [np.asarray(v).T for v in f.values() if getattr(v, "ndim", 0) == 2]
-    matrices = [
-        a for a in arrays if getattr(a, "ndim", 0) == 2 and np.issubdtype(a.dtype, np.number)
-    ]
-    if not matrices:
-        raise DataError(f"{path} holds no matrix")
-    return torch.from_numpy(np.ascontiguousarray(matrices[0], dtype=np.float64))
+def _with_grid(v: OwnView, grid: Tensor) -> OwnView:
+    rows, columns = grid.shape[:2]
+    if rows > v.pixels.shape[-2] or columns > v.pixels.shape[-1]:
+        raise DataError(
+            f"the grid of {v.name} has {rows} x {columns} kernels, but its photo only"
+            f" {_size_text(v.pixels)} pixels"
+        )
+    return replace(v, kernel=grid.mean((0, 1)), grid=grid)
 
 
 def read_size(folder: Path, views: Sequence[OwnView]) -> tuple[int, int]:
@@ -324,7 +279,14 @@ def _found_alone(v: OwnView, size: int, notes: list[str]) -> OwnView:
     if v.kernel.numel():
         return v
     notes.append(f"the kernel of {v.name} was estimated from its own photo alone")
-    return replace(v, kernel=blind_kernel(v.pixels, size, v.name))
+    kernel = blind_kernel(v.pixels, size, v.name)
+    if why := doubt(v.pixels, kernel):
+        notes.append(
+            f"WARNING: the kernel found in the photo of {v.name} is probably wrong: {why}. Give"
+            f" {v.name}/kernel.json, a sharp reference.png or another kernel_size, or leave"
+            f" {v.name} out"
+        )
+    return replace(v, kernel=kernel)
 
 
 def _check_size(image: Tensor | None, size: tuple[int, int], name: str) -> None:

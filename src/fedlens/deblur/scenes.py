@@ -199,6 +199,7 @@ class Scene(Source):
             blur="motion" if observe == "partial" else "mixed",
             noise=level,
             pad=pad,
+            varying=any(v.grid is not None for v in own.views),
             coverage=_coverage(own.views) if observe == "complete" and placed else None,
             notes=tuple(notes),
         )
@@ -206,19 +207,23 @@ class Scene(Source):
 
 
 def _place(v: OwnView, size: tuple[int, int], pad: int, boundary: str) -> Observation:
-    if v.place is None and v.confidence is None and boundary != "unknown":
+    whole = v.place is None and v.confidence is None and v.grid is None
+    if whole and boundary != "unknown":
         return Observation(
             taper(v.pixels, v.kernel) if boundary == "taper" else v.pixels, v.kernel, *size
         )
     top, left = v.place or (0, 0)
+    # a complete view that is fitted in the image all the same has no rim to hide its edges in
+    tapered = boundary == "taper" and v.place is None and v.confidence is None
     return Observation(
-        v.pixels,
+        taper(v.pixels, v.kernel) if tapered else v.pixels,
         v.kernel,
         size[0] + 2 * pad,
         size[1] + 2 * pad,
         top + pad,
         left + pad,
         v.confidence,
+        v.grid,
     )
 
 

@@ -22,7 +22,7 @@ from fedlens.core.task import Task
 from fedlens.deblur.alone import BestView, best_view
 from fedlens.deblur.feddeblur import restored
 from fedlens.deblur.observation import Observation, SceneFacts, SharpScenes, without_rim
-from fedlens.deblur.spectrum import circular_blur
+from fedlens.deblur.spectrum import circular_blur, forward
 from fedlens.metrics.image import psnr, ssim
 
 
@@ -98,9 +98,7 @@ class Deblurring(Task):
             )
             pictures.append(Picture(title, [fields_of_view(views, pad, result[name])]))
         side = max(max(v.kernel.shape) for v in views)
-        kernels = [
-            enlarge_kernel(framed(v.kernel.float() / v.kernel.max().float(), side)) for v in views
-        ]
+        kernels = [kernel_picture(v, side) for v in views]
         pictures.append(
             Picture(
                 "Blur kernels. They are not sent, but without secure aggregation a curious server"
@@ -181,11 +179,19 @@ def explained(
     found = {}
     for what, x in images.items():
         photo = without_rim(view.embed(view.pixels), pad)
-        gap = circular_blur(x, view.kernel) - photo
+        gap = _seen_through(view, x, pad) - photo
         gap = gap[:, inner:-inner, inner:-inner]
         if gap.numel():
             found[what] = {"misfit": round(float(gap.square().mean().sqrt()), 2)}
     return found
+
+
+def _seen_through(view: Observation, x: Tensor, pad: int) -> Tensor:
+    """x through the view's blur; near the edge, where x ends, it means nothing."""
+    if view.grid is None:
+        return circular_blur(x, view.kernel)
+    rim = torch.nn.functional.pad(x.double(), [pad] * 4)
+    return without_rim(view.embed(view.blurred(forward(rim))), pad)
 
 
 def _mean_scores(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -224,6 +230,14 @@ def fields_of_view(views: Sequence[Observation], pad: int, scene: Tensor) -> Ten
     for frame, hue in frames:
         out = torch.where(frame, hue, out)
     return out
+
+
+def kernel_picture(view: Observation, side: int) -> Tensor:
+    """Its kernel, or its grid of kernels as they lie, each as bright as can be."""
+    if view.grid is None:
+        return enlarge_kernel(framed(view.kernel.float() / view.kernel.max().float(), side))
+    rows = [torch.cat([framed((k / k.max()).float(), side) for k in row], 2) for row in view.grid]
+    return enlarge_kernel(torch.cat(rows, 1))
 
 
 def framed(kernel: Tensor, side: int) -> Tensor:
