@@ -12,6 +12,7 @@ _WHERE = {
     "LightVSR": "vsr",
     "RLFN": "rlfn",
     "RVRT": "rvrt",
+    "RecurrentRLFN": "recurrent_rlfn",
     "SimpleBaseline": "vitpose",
     "SpyNet": "spynet",
     "VRT": "vrt",

@@ -13,7 +13,11 @@ from torch import nn
 
 from fedlens.core.imports import load_plugin, load_reference, plugins
 
-SHORT_NAMES = {"light": "LightVSR", "bidirectional": "BidirectionalVSR"}
+SHORT_NAMES = {
+    "light": "LightVSR",
+    "bidirectional": "BidirectionalVSR",
+    "recurrent": "RecurrentRLFN",
+}
 
 
 def network_builder(model: Any, scale: int, options: Mapping[str, Any]) -> Callable[[], nn.Module]:

@@ -141,6 +141,7 @@ def spans(n: int, tile: int, overlap: int) -> Iterator[tuple[int, int, int, int]
 def configurations(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Configuration]]:
     """The networks that these weights can belong to, by name."""
     from fedlens.models.iart import IART
+    from fedlens.models.recurrent_rlfn import RecurrentRLFN
     from fedlens.models.rlfn import RLFN
     from fedlens.models.rvrt import RVRT
     from fedlens.models.vrt import VRT
@@ -151,6 +152,7 @@ def configurations(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Configu
         "rvrt": RVRT.configuration,
         "iart": IART.configuration,
         "rlfn": RLFN.configuration,
+        "recurrent": RecurrentRLFN.configuration,
         "light": LightVSR.configuration,
         "bidirectional": BidirectionalVSR.configuration,
     }

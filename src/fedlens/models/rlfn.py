@@ -94,6 +94,10 @@ class RLFN(nn.Module):
         return out
 
     def enlarge(self, frames: Tensor) -> Tensor:
+        return self.picture(self.features(frames))
+
+    def features(self, frames: Tensor) -> Tensor:
+        """(N, width, h, w) of frames (N, 3, h, w)."""
         h, w = frames.shape[-2:]
         if min(h, w) < SMALLEST:
             more = (0, max(0, SMALLEST - w), 0, max(0, SMALLEST - h))
@@ -102,12 +106,18 @@ class RLFN(nn.Module):
         deep = shallow
         for k in range(self.blocks):
             deep = self.get_submodule(f"block_{k + 1}")(deep)
-        large: Tensor = self.upsampler(self.conv_2(deep) + shallow) / _LEVELS
-        return large[..., : h * self.scale, : w * self.scale]
+        found: Tensor = self.conv_2(deep) + shallow
+        return found
+
+    def picture(self, features: Tensor) -> Tensor:
+        large: Tensor = self.upsampler(features) / _LEVELS
+        return large
 
     @staticmethod
     def configuration(weights: Mapping[str, Tensor]) -> Configuration | None:
         if not {"conv_1.weight", "block_1.c1_r.weight", "upsampler.0.weight"} <= weights.keys():
+            return None
+        if "join.weight" in weights:  # RecurrentRLFN: more than this
             return None
         middle, width = weights["block_1.c1_r.weight"].shape[:2]
         blocks = len({n.split(".")[0] for n in weights if n.startswith("block_")})

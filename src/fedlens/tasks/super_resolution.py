@@ -2,8 +2,8 @@
 
 The loss is Charbonnier, mean sqrt(d^2 + 1e-9) (the un-squared epsilon of the public code). Any
 network that maps (B, T, 3, h, w) to (B, T, 3, scale h, scale w) can be trained: "light",
-"bidirectional", the name of one that `fedlens.models` exports, "module:Class" of one's own, or from
-Python a class or function that builds it.
+"bidirectional", "recurrent", the name of one that `fedlens.models` exports, "module:Class" of one's
+own, or from Python a class or function that builds it.
 
 Clips larger than a tile are enlarged piece by piece: `tiles.py`.
 """
@@ -22,6 +22,7 @@ from fedlens.core.federation import Federation
 from fedlens.core.limits import Count, Natural, Positive
 from fedlens.core.picture import Picture, magnify
 from fedlens.core.task import Adapt, LearningTask, check_options
+from fedlens.core.weights import adopt_weights, read_weights
 from fedlens.data.video.degrade import enlarge, resized
 from fedlens.metrics.frames import Channel, frame_psnr, frame_ssim, temporal_gap
 from fedlens.models.by_name import network_builder
@@ -54,7 +55,8 @@ class SuperResolution(LearningTask):
         window: frames of a piece; 16 for tests and what memory allows for films, if not given.
         overlap: frames of context before and after a piece.
         init: weights to start from, such as an official checkpoint.
-        pretrained: the same under another name; only one of the two can be given.
+        pretrained: the same under another name; only one of the two can be given. The network
+            "recurrent" also starts from the file of its trunk, RLFN.
     """
 
     shared = ("scale",)
@@ -107,6 +109,16 @@ class SuperResolution(LearningTask):
 
     def model(self) -> nn.Module:
         return self.build()
+
+    def load_init(self, model: nn.Module) -> None:
+        """All of a file, or of its trunk's file all that the trunk has."""
+        translate = getattr(model, "translate", None)
+        if not self.init or translate is None:
+            return super().load_init(model)
+        weights = read_weights(self.init)
+        if translate(weights) is None:
+            return super().load_init(model)
+        adopt_weights(model, weights, self.init, ())
 
     def forward(self, model: nn.Module, batch: Batch, adapt: Adapt | None = None) -> Output:
         if adapt is not None:
