@@ -95,5 +95,5 @@ def test_it_starts_from_its_trunks_file(tmp_path: Path) -> None:
         SuperResolution("recurrent", pretrained=str(whole)).load_init(task.model())
     other = tmp_path / "other.safetensors"
     save_file(RLFN(4, 8, 1).state_dict(), other)
-    with pytest.raises(Misfit, match="block_2.c1_r.weight is missing"):
+    with pytest.raises(Misfit, match=r"block_2\.c1_r\.weight is missing"):
         SuperResolution("recurrent", pretrained=str(other)).load_init(task.model())

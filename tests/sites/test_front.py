@@ -109,6 +109,11 @@ class Door:
             await asyncio.sleep(0.02)
         outside.close()
         link.close()
+        # a task that outlives its loop is complained about in whatever test runs next
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     def __enter__(self) -> Door:
         self.thread.start()
