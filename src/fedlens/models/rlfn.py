@@ -94,10 +94,11 @@ class RLFN(nn.Module):
         return out
 
     def enlarge(self, frames: Tensor) -> Tensor:
-        return self.picture(self.features(frames))
+        h, w = frames.shape[-2:]
+        return self.picture(self.features(frames))[..., : h * self.scale, : w * self.scale]
 
     def features(self, frames: Tensor) -> Tensor:
-        """(N, width, h, w) of frames (N, 3, h, w)."""
+        """(N, width, h, w) of frames (N, 3, h, w); of tiny ones as large as they are padded to."""
         h, w = frames.shape[-2:]
         if min(h, w) < SMALLEST:
             more = (0, max(0, SMALLEST - w), 0, max(0, SMALLEST - h))
